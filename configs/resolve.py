@@ -74,7 +74,7 @@ def with_preprocessing(
         UserError: the known values contradict the given ones.
     """
     trained = {field.upper(): tuple(value) if isinstance(value, list) else value for field, value in known.items()}
-    now = {field.upper(): value for field, value in config.data}
+    now = config.data.model_dump(by_alias=True)
     taken = {key: value for key, value in trained.items() if key not in given}
     warnings = {
         key: f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
@@ -180,7 +180,7 @@ def _accumulation_steps(options: Config, num_ranks: int) -> int:
     total = options.data.global_batch_size
     if total is None:
         return options.train.accum_iter
-    batch_size = options.data.batch_size
+    batch_size = options.data.batch_size or 1  # 'auto' becomes a divisor of a rank's share
     steps, rest = divmod(total, batch_size * num_ranks)
     if rest:
         raise UserError(

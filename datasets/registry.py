@@ -14,6 +14,7 @@ from datasets.sources.checks import find_invalid_labels, find_no_labels, find_si
 from datasets.sources.class_names import check_names, number_by, number_of_classes
 from datasets.sources.digest import check_same_data
 from datasets.sources.files.class_folders import caltech
+from datasets.sources.files.imagenet_sets import IMAGENET_SETS, imagenet_set
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
 from datasets.sources.files.split_folders import find_split_folders, folder, has_class_folders
 from datasets.sources.files.unlabelled import refuse_archive, unlabelled
@@ -53,7 +54,7 @@ DATASETS: dict[str, Source] = {
     "tar": _tar,
     "digits": _source(digits),
     "fake": _source(fake),
-}
+} | dict.fromkeys(IMAGENET_SETS, _source(imagenet_set))
 UNSPLIT = ("folder", "csv", "tar")  # may come without splits
 
 

@@ -54,15 +54,12 @@ def _published_file(name: str) -> dict[str, Any]:
 
 
 def _check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
-    """Raises UserError for a key of MODEL.KWARGS that the class of the model does not have, or that has its own key.
-
-    Some classes pass unknown arguments to a configuration, which refuses them when the model is built.
-    """
+    """Raises UserError for a key of MODEL.KWARGS that the class of the model does not have, or that has its own key."""
     with torch.device("meta"):
         model_class = type(timm.create_model(name))
     constructors = [inspect.signature(owner).parameters for owner in model_class.__mro__[:-1]]
     known = set[str]().union(*constructors)
-    if all("kwargs" in parameters for parameters in constructors):
+    if all("kwargs" in parameters for parameters in constructors):  # for a configuration, which refuses wrong ones
         known |= kwargs.keys()
     for key in kwargs.keys() - (known - OWN_KEYS.keys()):
         hint = f"; its key is {OWN_KEYS[key]}" if key in OWN_KEYS else did_you_mean(key, known)

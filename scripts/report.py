@@ -3,9 +3,11 @@
     python scripts/report.py output/vit_digits-20260101-12-00     # writes report.html in that folder
     python scripts/report.py output/*                             # writes output/compare.html, and prints a table
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
+    python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as that of a sweep
 
-Give folders of runs that trained or evaluated (-eval); other folders give a line, and files are ignored. A page is one
-HTML file that needs no network.
+Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation, and
+confusion-N.csv the confusion matrix of all folds of group N. Give folders of runs that trained or evaluated (-eval);
+other folders give a line, and files are ignored. A page is one HTML file that needs no network.
 """
 
 import argparse
@@ -17,16 +19,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.flags import Parser
+from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import format_value
 from engine.report import REPORT
 from engine.report.contents import RunContents, read_contents
+from engine.report.formats import option
+from engine.report.groups import Group, groups_of
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, evaluated_images, ranked, results
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
-from utils.tables import aligned_table
+from utils.tables import aligned_table, safe_cell, table_text
 
 _FIRST = ("top1", "mean_ap", "macro_f1")
 _LATER = tuple(name for name in METRICS if name not in _FIRST)  # their columns are the last ones
@@ -34,12 +39,13 @@ COLUMNS = (
     "name", "top1", "epoch", "epochs", "train_seconds", "images_per_second", "peak_memory_bytes", "status", "options",
     "mean_ap", "split", "macro_f1", "images", "images_digest", *_LATER, "best_metric",
 )  # fmt: skip
+GROUPS = "groups.csv"  # beside the page of several runs
 _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
 
 def main(argv: list[str]) -> int:
     flags = _parser().parse_args(argv)
-    folders = [path for path in flags.folders if not path.is_file()]  # output/* has compare.html
+    folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
     page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
@@ -48,13 +54,15 @@ def main(argv: list[str]) -> int:
         _write(page, run_page(runs[0]))
     else:
         runs, problems = _read_runs(folders)
-        _write(page, comparison_page(runs, problems, page.parent))
+        groups = groups_of(runs)
+        _write(page, comparison_page(runs, groups, problems, page.parent))
+        _write_groups(page.parent, groups)
         for problem in problems:
             print(escape_control_characters(problem), file=sys.stderr)
     if flags.csv:
         _print_csv(runs)
     elif len(folders) > 1:
-        print(_tables(runs), end="\n\n")
+        print(_tables(runs, groups), end="\n\n")
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
 
@@ -70,6 +78,23 @@ def _parser() -> argparse.ArgumentParser:
     output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
     parser.add_argument("-output", "--output", type=Path, metavar="FILE", help=output)
     return parser
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """The folder of a run, or those of the runs in another folder; no files: output/* has compare.html."""
+    inside = [] if (path / RUN_OPTIONS).exists() else sorted(path.glob(f"*/{RUN_OPTIONS}"))
+    return [file.parent for file in inside] or ([] if path.is_file() else [path])
+
+
+def _write_groups(folder: Path, groups: Sequence[Group]) -> None:
+    """Writes a row per group, with a column per option that differs; and the confusion matrix of all folds of each."""
+    if groups:
+        _write(folder / GROUPS, table_text(list(groups[0].cells), (list(group.cells.values()) for group in groups)))
+    for number, group in enumerate(groups, 1):
+        if group.confusion:
+            names = [safe_cell(name) for name in group.confusion[0]]
+            rows = ([name, *counts] for name, counts in zip(names, group.confusion[1], strict=True))
+            _write(folder / f"confusion-{number}.csv", table_text(("true \\ predicted", *names), rows))
 
 
 def _write(page: Path, content: str) -> None:
@@ -98,13 +123,21 @@ def _options(runs: Sequence[RunContents]) -> list[list[str]]:
     return [[f"{key}={format_value(values[index])}" for key, values in compared.items()] for index in range(len(runs))]
 
 
-def _tables(runs: Sequence[RunContents]) -> str:
+def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     """The tables of the page, '-' where a run has no value; below them, the first options that differ."""
     parts = []
     for table in results(runs):
         rows = [[runs[index].name, *(text or "-" for text, _ in cells)] for index, cells in table.rows]
         lines = [f"{table.caption}:", aligned_table(["run", *table.header], rows, _MAX_COLUMN_CHARS), *table.notes]
         parts.append("\n".join(lines))
+    if groups:
+        cells = [["-" if cell is None else option(cell) for cell in group.cells.values()] for group in groups]
+        notes = [note for group in groups for note in group.notes]
+        lines = [
+            "Runs that differ only in seed or fold:",
+            aligned_table(list(groups[0].cells), cells, _MAX_COLUMN_CHARS),
+        ]
+        parts.append("\n".join([*lines, *notes]))
     rows = []
     for run, options in zip(runs, _options(runs), strict=True):
         more = len(options) - _MAX_OPTIONS
@@ -114,17 +147,19 @@ def _tables(runs: Sequence[RunContents]) -> str:
 
 
 def _print_csv(runs: Sequence[RunContents]) -> None:
-    """A row per run: its metrics, the epoch of the best evaluation, and the split that was measured."""
-    writer = csv.writer(sys.stdout)
-    writer.writerow(COLUMNS)
-    for run, options in zip(runs, _options(runs), strict=True):
+    """A row per run: its metrics, the epoch of the best evaluation, the split that was measured, and the options."""
+    writer, compared = csv.writer(sys.stdout), compared_options(runs)
+    writer.writerow([*COLUMNS, *compared])
+    for index, (run, options) in enumerate(zip(runs, _options(runs), strict=True)):
         epoch = run.best[0] if run.best else None
         epochs = None if run.is_evaluation else run.options["TRAIN.NUM_EPOCHS"]
         measured = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
         state = run.short_status, ", ".join(options)
         (top1, mean_ap, macro_f1), images = map(run.figures.get, _FIRST), evaluated_images(run) or (None, None)
         row = [run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split, macro_f1, *images]
-        writer.writerow([*row, *map(run.figures.get, _LATER), run.metric.name])
+        writer.writerow(
+            [*row, *map(run.figures.get, _LATER), run.metric.name, *(values[index] for values in compared.values())]
+        )
 
 
 if __name__ == "__main__":

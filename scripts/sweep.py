@@ -3,13 +3,12 @@
     python scripts/sweep.py -cfg configs/vit_digits.yaml -set DATA.FOLD=0..4 -set SEED=0..2 -opts DATA.FOLDS=5
     python scripts/sweep.py -cfg configs/vit_digits.yaml -set TRAIN.BASE_LR=1e-3,2e-3 -set SEED=0..2 -gpus 4
 
-The runs are in `output/NAME-sweep`, in folders that are named by their options. Finished runs are skipped, others are
-resumed. A run that fails stops no other one; it is named at the end, and the exit status is 1. Ctrl-C stops all runs,
-which save. At the end the runs are compared as `scripts/report.py` does.
+The runs are in `output/NAME-sweep-CHECKSUM`, in folders that are named by their options. Finished runs are skipped,
+others are resumed. A run that fails stops no other one; it is named at the end, and the exit status is 1. Ctrl-C stops
+all runs, which save. At the end the runs are compared as `scripts/report.py` does.
 """
 
 import itertools
-import json
 import math
 import os
 import re
@@ -17,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +25,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.compare import shared_options
+from configs.reading.compare import non_default_options
 from configs.reading.flags import Parser, add_flag
 from configs.reading.yaml_io import shorten
 from configs.schema.section import MAX_NAME_CHARS
+from engine.checkpoint.run_folder import check_writable
 from scripts import report
 from scripts.flags import positive, script_parser, split_flags
-from utils.atomic_file import atomic_write
 from utils.cpu_cores import own_share
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
@@ -41,17 +41,17 @@ from utils.processes.launch import end_with_parent
 from utils.status import STATUS
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
-OPTIONS = "sweep.json"  # in the folder of the sweep: the options with which each run was started, by its name
 MAX_RUNS = 1000
+_UNCHECKED = ("SAVE", "DATA.NUM_WORKERS")  # may change while a sweep is running
 _SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
-
-Runs = dict[str, list[str]]  # the command line of a new run by its name
 
 
 def main(argv: list[str]) -> int:
     flags, others = split_flags(_parser(), argv)
     environments = _environments(flags.gpus, flags.jobs)
     root, runs = read_grid(flags.set, others)
+    check_writable(root)
+    root.mkdir(parents=True, exist_ok=True)
     waiting = {name: argv for name, argv in runs.items() if _find_run(root, name)[1] not in ("finished", "stopped")}
     print(f"{len(runs)} runs in {root}, {len(runs) - len(waiting)} done, {len(environments)} at a time", flush=True)
     failures = _train(root, waiting, environments)
@@ -85,13 +85,12 @@ def _environments(gpus: int | None, jobs: int | None) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": devices[index % len(devices)]} for index in range(jobs or len(devices))]
 
 
-def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, Runs]:
-    """The folder of the sweep, which is made, and its runs, all of whose options are checked.
+def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, list[str]]]:
+    """The folder of the sweep, and the command line of each run by its name; all options are checked.
 
-    Raises:
-        UserError: values that are refused, also those of a single run; a run was started with other options.
+    The name of the folder has a checksum of the options that are not swept: other options are another sweep.
     """
-    grid: dict[str, Sequence[str]] = {}
+    grid: dict[str, Sequence[Any]] = {}
     for text in sets:
         key, equals, values = text.partition("=")
         if not equals or key in grid:
@@ -99,44 +98,29 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, Runs]:
         grid[key] = read_values(values)
     if not 0 < (number := math.prod(map(len, grid.values()))) <= MAX_RUNS:
         raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
-    runs, options, root = Runs(), dict[str, dict[str, Any]](), Path()
+    runs, root = dict[str, list[str]](), Path()
     for combination in itertools.product(*grid.values()):
         pairs = list(zip(grid, combination, strict=True))
-        name = ",".join(f"{key.rpartition('.')[2]}={Path(value).name}" for key, value in pairs)
+        name = ",".join(f"{key.rpartition('.')[2]}={Path(str(value)).name}" for key, value in pairs)
         if name in runs or len(name) > MAX_NAME_CHARS:
             raise UserError(f"-set: the name {name} is taken or too long; give each value once, and fewer keys")
         given = ["-opts", *(f"{key}={value}" for key, value in pairs)]
         command = parse_command_line([*others, *given])
         if command.name != "train" or command.config.model.resume:
             raise UserError("a sweep trains, and resumes its runs itself; remove -resume, -eval, -predict and the like")
-        root = root if runs else Path(command.config.save) / f"{command.run_name}-sweep"
+        if not runs:
+            options = non_default_options(command.config)
+            kept = sorted((key, value) for key, value in options.items() if key not in (*grid, *_UNCHECKED))
+            root = Path(command.config.save) / f"{command.run_name}-sweep-{zlib.crc32(repr(kept).encode()):08x}"
         runs[name] = [*others, f"-output={root}", f"-name={name}", *given]
-        options[name] = shared_options(command.config)
-    _record_options(root, options)
     return root, runs
 
 
-def read_values(text: str) -> Sequence[str]:
-    """'0..4' -> '0' to '4'; '1e-3,[1,2]' -> '1e-3' and '[1,2]'."""
+def read_values(text: str) -> Sequence[Any]:
+    """'0..4' -> 0 to 4; '1e-3,[1,2]' -> '1e-3' and '[1,2]'."""
     if bounds := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})", text):
-        start, end = map(int, bounds.groups())
-        return list(map(str, range(start, min(end, start + MAX_RUNS) + 1)))
+        return range(int(bounds[1]), int(bounds[2]) + 1)
     return re.split(r",(?![^\[{]*[\]}])", text)
-
-
-def _record_options(root: Path, runs: dict[str, dict[str, Any]]) -> None:
-    """Writes the options of the runs; raises UserError if one of them was started with others."""
-    known = read_json(root / OPTIONS)
-    for name in known.keys() & runs.keys():
-        if changed := [key for key, now in runs[name].items() if known[name].get(key, now) != now]:
-            then, now = (shorten(options[changed[0]]) for options in (known[name], runs[name]))
-            problem = f"{name} was started with {changed[0]} {then}, now it is {now}"
-            raise UserError(f"{root}: {problem}; give the options of that sweep, or another -name for a new one")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        atomic_write(root / OPTIONS, json.dumps(known | runs, indent=1) + "\n")
-    except OSError as error:
-        raise UserError(f"SAVE: {root} is not writable: {error.strerror}; choose another -output") from None
 
 
 def _find_run(root: Path, name: str) -> tuple[Path | None, str | None]:
@@ -147,7 +131,7 @@ def _find_run(root: Path, name: str) -> tuple[Path | None, str | None]:
     return found[-1] if found else (None, None)
 
 
-def _train(root: Path, runs: Runs, environments: list[dict[str, str]]) -> list[str]:
+def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, str]]) -> list[str]:
     """Trains the runs; returns a line for each one that failed. On a signal, all runs save and end."""
     waiting, free, failures = list(runs), environments[::-1], list[str]()
     running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}

@@ -12,6 +12,7 @@ from conftest import OPTIONAL_MODULES, ROOT
 REQUIRED_MODULES = {
     "torch", "torchvision", "timm", "yaml", "tqdm", "numpy", "PIL", "safetensors", "pydantic", "pydantic_core",
     "jinja2", "markupsafe", "nvidia",  # torch needs them
+    "huggingface_hub",  # timm needs it
 }  # fmt: skip
 LAYERS = {
     "utils": {"utils"},

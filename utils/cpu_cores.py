@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+_GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
 
 class CoreShare(NamedTuple):
     """The cores of one rank, and where the number comes from, for the log."""
@@ -49,18 +51,20 @@ def core_share(cores: Set[int], of_ranks: Sequence[Set[int]], quota: float) -> C
     return CoreShare(int(share), f"{len(cores)} core(s)" + (f" for {ranks} ranks" if share < len(cores) else ""))
 
 
-def cpu_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:
-    """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none.
+def control_groups(groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
+    """The folders of this process's control group and of its parents.
 
     In a container, `groups` may have the path of the host, while `mount` has only the container's own group. Version 1
     of control groups, which Linux distributions no longer use, is not read.
     """
-    quotas = [math.inf]
-    for line in groups.read_text().splitlines() if groups.exists() else []:
-        if line.startswith("0::"):
-            group = mount / line.removeprefix("0::").lstrip("/")
-            quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(mount)]
-    return min(quotas)
+    lines = groups.read_text().splitlines() if groups.exists() else []
+    found = [mount / line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")]
+    return [folder for group in found for folder in (group, *group.parents) if folder.is_relative_to(mount)]
+
+
+def cpu_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float:
+    """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none."""
+    return min(map(_quota, control_groups(groups, mount)), default=math.inf)
 
 
 def _quota(group: Path) -> float:

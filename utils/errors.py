@@ -75,10 +75,19 @@ def combine_findings(headline: str, findings: Sequence[Finding]) -> UserError:
 
 
 def to_single_line(text: str) -> str:
-    """Replaces each run of white space by one space, and the middle of a long text by ' ... '."""
-    line = " ".join(text.split())
-    half = _MAX_LINE_CHARS // 2
-    return line if len(line) <= _MAX_LINE_CHARS else f"{line[:half]} ... {line[-half:]}"
+    """Replaces each run of white space by one space, and the middle of a long text by '...'."""
+    return shortened(" ".join(text.split()), _MAX_LINE_CHARS)
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """The beginning and the end of a longer text: the names of the files of a folder differ at the end."""
+    half = (max_chars - 3) // 2
+    return text if len(text) <= max_chars else f"{text[:half]}...{text[-half:]}"
+
+
+def on_one_line(text: object) -> str:
+    """The text with escapes for line breaks, control characters, invisible ones and invalid UTF-8."""
+    return escape_control_characters(str(text)).replace("\n", r"\n")
 
 
 def hide_passwords(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import fcntl
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _temporary_folders: set[Path] = set()
 
@@ -31,6 +32,15 @@ def remove_temporary_folders() -> None:
     """Removes them; for use before `os._exit`, which runs no exit handlers."""
     for folder in list(_temporary_folders):
         remove_temporary_folder(folder)
+
+
+def try_lock(file: IO[Any]) -> bool:
+    """Locks an open file until it is closed; False if another process has locked it. True without support for locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def absolute_file(path: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm.utils import disp_len
 
-from utils.errors import escape_control_characters
+from utils.errors import on_one_line, shortened
 
 _FORMULA = ("=", "+", "-", "@")
 
@@ -36,7 +36,7 @@ def safe_cell(text: str) -> str:
     A text that begins with a character of `_FORMULA` gets an apostrophe in front, which spreadsheets do not show
     (OWASP, CSV injection). Control characters, line breaks and invalid UTF-8 are escaped.
     """
-    text = _on_one_line(text)
+    text = on_one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -54,23 +54,13 @@ def table_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def aligned_table(header: Sequence[str], rows: Iterable[Sequence[str]], max_width: int) -> str:
     """Columns for a terminal, of at most `max_width` characters each; control characters are escaped."""
-    lines = [[_shortened(_on_one_line(cell), max_width) for cell in row] for row in (header, *rows)]
+    lines = [[shortened(on_one_line(cell), max_width) for cell in row] for row in (header, *rows)]
     widths = [max(map(disp_len, column)) for column in zip(*lines, strict=True)]
     padded = (
         "  ".join(cell + " " * (width - disp_len(cell)) for cell, width in zip(line, widths, strict=True))
         for line in lines
     )
     return "\n".join(line.rstrip() for line in padded)
-
-
-def _on_one_line(text: str) -> str:
-    return escape_control_characters(text).replace("\n", r"\n")
-
-
-def _shortened(text: str, max_width: int) -> str:
-    """The beginning and the end of a text: the names of the files of a folder differ at the end."""
-    half = (max_width - 3) // 2
-    return text if len(text) <= max_width else f"{text[:half]}...{text[-half:]}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

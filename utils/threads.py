@@ -5,6 +5,7 @@ work that must be complete, such as a checkpoint. Use `DaemonPool` for work that
 server, which may take TIMEOUT_SECONDS.
 """
 
+import math
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -70,7 +71,7 @@ class Watchdog:
     def __init__(self, limit_seconds: float, on_timeout: Callable[[], None]) -> None:
         self.limit_seconds, self._on_timeout = limit_seconds, on_timeout
         self.seconds = 0.0
-        self.has_expired = self._is_paused = False
+        self.has_expired = False
         self._stopped = Event()
 
     def start(self) -> None:
@@ -81,20 +82,15 @@ class Watchdog:
 
     def reset(self) -> None:
         """Counts from 0 again, also after a pause."""
-        self.seconds, self._is_paused = 0.0, False
+        self.seconds = 0.0
 
     def pause(self) -> None:
         """Counts no time until `reset`."""
-        self.seconds, self._is_paused = 0.0, True
-
-    def tick(self, seconds: float) -> None:
-        """Adds `seconds`, unless the watchdog is paused."""
-        if not self._is_paused:
-            self.seconds += seconds
+        self.seconds = -math.inf
 
     def _run(self) -> None:
         while not self._stopped.wait(TICK_SECONDS):
-            self.tick(TICK_SECONDS)
+            self.seconds += TICK_SECONDS
             if self.seconds > self.limit_seconds:
                 self.has_expired = True
                 self._on_timeout()

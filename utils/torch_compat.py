@@ -32,10 +32,8 @@ PythonUnpickler: Any = pickle._Unpickler
 DisableTorchFunction = torch._C.DisableTorchFunction
 
 
-def set_process_group_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
-    """Sets the timeout of the default process group or another. `dist.set_timeout` is public; torch 2.10 lacks it."""
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_timeout(timeout, group)
+# (timeout, process group, by default the whole run's). `dist.set_timeout` is public; torch 2.10 lacks it.
+set_process_group_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
 def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None = None) -> timedelta | None:
@@ -87,16 +85,9 @@ def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
     return cast(torch.Tensor, scaler._growth_tracker)
 
 
-def update_scale(
-    scale: torch.Tensor,
-    tracker: torch.Tensor,
-    found_inf: torch.Tensor,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-) -> None:
-    """`GradScaler.update` in one op: shrinks `scale` if `found_inf` is above 0; grows it after enough other steps."""
-    torch._amp_update_scale_(scale, tracker, found_inf, growth_factor, backoff_factor, growth_interval)
+# `GradScaler.update` in one op: (scale, growth tracker, found_inf, growth factor, backoff factor, growth interval).
+# Shrinks `scale` if `found_inf` is above 0; grows it after enough other steps.
+update_scale = torch._amp_update_scale_
 
 
 def fused_lerp_(
@@ -179,9 +170,8 @@ def backward_in_function_mode(scalars: list[torch.Tensor]) -> None:
     )
 
 
-def next_sequence_number() -> int:
-    """The number that autograd gives to the next node of the graph in this thread."""
-    return torch.autograd._get_sequence_nr()
+# The number that autograd gives to the next node of the graph in this thread.
+next_sequence_number = torch.autograd._get_sequence_nr
 
 
 def current_sequence_number() -> int | None:

@@ -86,13 +86,17 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
-    """The options of a run that resumes: it keeps the warm-up of the average, unless the user gives it.
+    """The options of a run that resumes: it keeps the batch size that 'auto' found, and the warm-up of the average.
 
-    given: the options of the user, by section. then: the options of the checkpoint, a text of `to_yaml`.
+    given: the options of the user, by section; they may give the warm-up. then: those of the checkpoint, a text of
+    `to_yaml`.
     """
+    before = with_defaults(parse_value(then))
+    if not config.data.batch_size:
+        config = config.with_data(batch_size=before["DATA.BATCH_SIZE"])
     if "TRAIN.MODEL_EMA_WARMUP" in dict(flatten(given)):
         return config
-    warmup = with_defaults(parse_value(then))["TRAIN.MODEL_EMA_WARMUP"]
+    warmup = before["TRAIN.MODEL_EMA_WARMUP"]
     return config.model_copy(update={"train": config.train.model_copy(update={"model_ema_warmup": warmup})})
 
 

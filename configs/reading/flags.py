@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
 from configs.reading.key_help import HelpAction
 from configs.reading.prediction import Split
+from configs.reading.yaml_io import parse_value
 from utils.errors import UserError
 
 _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
@@ -30,7 +32,7 @@ class Flag:
 
     name: str
     keys: tuple[str, ...]
-    type: type
+    type: Callable[[str], Any]
     help: str
     value: Any = True  # of a switch that is on
     off: Any = False
@@ -50,7 +52,8 @@ FLAGS = {
     "data": (
         Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), int, "images per device and forward pass"),
+        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), parse_value, "images per device, or auto"),
+        Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the memory of the GPU)"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", ("DATA.IMAGE_SIZE",), int, "height and width of the input, pixels"),
         Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),
@@ -133,7 +136,7 @@ def entry_parser(prog: str) -> Parser:
             if flag.type is bool:
                 add_flag(group, flag.name, type=_switch, nargs="?", const=True, metavar="yes|no", help=flag.help)
             else:
-                metavar = {int: "N", float: "X", str: "X"}[flag.type]
+                metavar = "X" if flag.type in (float, str) else "N"
                 add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
@@ -146,6 +149,8 @@ def entry_parser(prog: str) -> Parser:
     add_flag(
         group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file"
     )
+    explain_help = "-predict: write a heat map of each image: the pixels that decide its class"
+    add_flag(group, "explain", action="store_true", default=None, help=explain_help)
     format_help = "-predict: excel: the CSV file begins with a byte order mark, for spreadsheets (default: csv)"
     add_flag(group, "format", choices=("csv", "excel"), help=format_help)
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'

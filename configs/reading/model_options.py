@@ -15,7 +15,7 @@ from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_
 
 _RECIPES = Path(__file__).parents[1]
 _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
-_OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME")
+_OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME", "LORA")
 
 
 def set_model(layers: OptionLayers, name: str) -> None:
@@ -52,7 +52,7 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
 
 
 def architecture(model: dict[str, Any]) -> dict[str, Any]:
-    """The section MODEL without the keys that belong to a run: the number of classes, and paths of weights."""
+    """The section MODEL without the keys that belong to a run: classes, paths of weights, adapters."""
     return {key: value for key, value in model.items() if key not in _OF_THE_RUN}
 
 

@@ -18,6 +18,7 @@ class Prediction:
     top_k: number of ranked classes per image.
     folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
     threshold: the lowest probability of a label; images without one are labelled "unknown". None: no labels.
+    explain: write a heat map of each image.
     embeds: write features in place of labels (-embed).
     """
 
@@ -27,6 +28,7 @@ class Prediction:
     json: bool
     excel: bool = False
     threshold: float | None = None
+    explain: bool = False
     embeds: bool = False
 
 
@@ -38,7 +40,7 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """
     command = "predict" if arguments.embed is None else "embed"
     value = getattr(arguments, command)
-    for name in ("top_k", "json", "format", "threshold", "split"):
+    for name in ("top_k", "json", "format", "threshold", "explain", "split"):
         commands = ("eval", "predict", "embed") if name == "split" else ("predict",)
         if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")
@@ -59,5 +61,5 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     folder = Path(arguments.output) if arguments.output else None
-    excel, embeds = arguments.format == "excel", command == "embed"
-    return Prediction(path, top_k, folder, bool(arguments.json), excel, threshold, embeds)
+    is_excel, explain, embeds = arguments.format == "excel", bool(arguments.explain), command == "embed"
+    return Prediction(path, top_k, folder, bool(arguments.json), is_excel, threshold, explain, embeds)

@@ -1,6 +1,6 @@
 """The options of a run."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -76,6 +76,10 @@ class Config(Section):
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
 
+    def with_data(self, **changes: Any) -> "Config":
+        """A copy with other values of some DATA keys."""
+        return self.model_copy(update={"data": self.data.model_copy(update=changes)})
+
     def _check_multi_label(self) -> None:
         if self.loss.name != "bce":
             raise ValueError(
@@ -102,6 +106,8 @@ class Config(Section):
             )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
+        if (self.eval.enabled or self.model.tuned == "probe") and not self.data.eval_batch_size:
+            raise ValueError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
         if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
             raise ValueError(
                 "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's "

@@ -1,15 +1,24 @@
 """The section DATA."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 WITHOUT_FILES = ("digits", "fake")  # data sets that do not use DATA_PATH
+
+AUTO = "auto"
+# An integer for type checkers; 0 stands for 'auto' until `find_batch_size` has replaced it.
+BatchSize = Annotated[
+    int,
+    Field(ge=1),
+    WrapValidator(lambda size, check: 0 if size == AUTO else check(size)),
+    PlainSerializer(lambda size: size or AUTO),
+]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(.?)", re.DOTALL)
 
@@ -33,7 +42,14 @@ def secret_in_url(path: str) -> str | None:
 
 
 class Data(Section):
-    batch_size: int = Field(256, ge=1, description="images per device and forward pass in training")
+    batch_size: BatchSize = Field(
+        256,
+        description="images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / "
+        "devices that fits into the memory, found before the run; a resumed run keeps it",
+    )
+    memory_gb: float | None = Field(
+        None, gt=0, description="BATCH_SIZE auto: limit of a process's peak memory, GB; null: the memory of the GPU"
+    )
     global_batch_size: int | None = Field(
         None,
         ge=1,
@@ -41,7 +57,9 @@ class Data(Section):
         description="images per optimizer step over all devices: the accumulation steps follow from it, and an epoch "
         "has whole steps only; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
     )
-    batch_size_eval: int | None = Field(None, ge=1, description="images per device in evaluation; null: BATCH_SIZE")
+    batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = Field(
+        None, ge=1, description="images per device in evaluation; null: BATCH_SIZE"
+    )
     data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
     image_root: Path | None = Field(
         None, description="folder of the relative paths in lists and CSV files; null: the folder of the list"
@@ -124,6 +142,8 @@ class Data(Section):
     def _check(self) -> "Data":
         if problem := secret_in_url(self.data_path):
             raise ValueError(f"DATA_PATH: {problem}")
+        if not self.batch_size and not self.global_batch_size:
+            raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
         if self.multi_label and self.dataset != "csv":
             raise ValueError(
                 f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"

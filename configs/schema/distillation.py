@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from configs.schema.section import OptionalPath, Probability, Section
 
-WEIGHTS_EXTENSIONS = (".pdparams", ".safetensors", ".pth", ".pt", ".npz", ".shards")
+WEIGHTS_EXTENSIONS = (".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz", ".shards")
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 
 

@@ -1,6 +1,5 @@
 """The folder of a run: created, recognized, and locked by one run at a time; its options files."""
 
-import fcntl
 import os
 import shutil
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from configs.reading.option_layers import RUN_OPTIONS
 from utils.atomic_file import atomic_write
 from utils.errors import Unavailable, UserError
+from utils.files import try_lock
 from utils.waits import wait_for
 
 _LOCK = ".lock"
@@ -76,7 +76,7 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         UserError: another run has locked it.
     """
     with open(folder / _LOCK, "a+") as file:
-        if not wait_for(partial(_try_lock, file.fileno()), _LOCK_SECONDS):
+        if not wait_for(partial(try_lock, file), _LOCK_SECONDS):
             file.seek(0)
             holder = file.read().strip()[:200] or "another process"
             raise Unavailable(
@@ -86,13 +86,3 @@ def lock_run_folder(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
         yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system does not support locks
-        pass
-    return True

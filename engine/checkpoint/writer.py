@@ -11,6 +11,7 @@ import torch
 from engine.checkpoint.paths import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
 from engine.checkpoint.reader import FORMAT
 from utils.atomic_file import atomic_save, tensor_bytes
+from utils.cpu_cores import control_groups
 from utils.torch_compat import tree_map_only
 
 
@@ -86,15 +87,7 @@ def available_bytes() -> float:
         on_host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return 0
-    return min(on_host, *(_free_bytes_in(Path("/sys/fs/cgroup") / group) for group in ("", _control_group())))
-
-
-def _control_group() -> str:
-    """The path of the process's control group (version 2), relative to the root group."""
-    try:
-        return Path("/proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
-    except OSError:
-        return ""
+    return min(on_host, *map(_free_bytes_in, control_groups()))
 
 
 def _free_bytes_in(group: Path) -> float:

@@ -1,19 +1,23 @@
 """The parts that an evaluation, a prediction and their dry run share: weights, data and model, checked and logged."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
+from configs.schema.model import IMAGENET_CLASSES
 from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
+from datasets.sources.class_names import number_by
 from datasets.sources.digest import digest_of
 from datasets.sources.files.image_checks import check_images
+from datasets.sources.files.imagenet_sets import IMAGENET_SETS, class_mask, wordnet_ids
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
@@ -73,8 +77,12 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
-    title, meta_model = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32)
-    return OpenedEvaluation(config, samples, built.compute, built.evaluator, split, title, meta_model)
+    title, meta_model, evaluator = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32), built.evaluator
+    if config.data.dataset in IMAGENET_SETS and not (command.prediction and command.prediction.path):
+        mask = class_mask(config.data.dataset, samples.class_names)
+        logger.note(f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked")
+        evaluator = replace(evaluator, class_mask=torch.from_numpy(mask).to(context.device))
+    return OpenedEvaluation(config, samples, built.compute, evaluator, split, title, meta_model)
 
 
 def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, str, list[str | Fact]]:
@@ -143,12 +151,19 @@ def _read(
         return read_unlabelled(prediction.path, options.data, context)
     names = trained_on.class_names if trained_on else None
     classes, predicts = options.model.num_classes, prediction is not None
+    if options.data.dataset in IMAGENET_SETS:
+        names = names or wordnet_ids(classes or IMAGENET_CLASSES)
+        class_mask(options.data.dataset, names)
     known = trained_on.split if trained_on else None
     if trained_on and known and not known.held_out and not is_training_data(options.data, trained_on):
         known = None
     splitter = Splitter(options.data, known)
     read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
-    return read(options.data, classes, context, split)[0]
+    (samples,) = read(options.data, classes, context, split)
+    if not names and samples.has_class_names and {*samples.class_names} <= {*(ids := wordnet_ids(classes))}:
+        number_by(ids, samples, options.data.data_path, needs_all=False)
+        samples.notes.append("the labels are those of ImageNet's classes, by WordNet id")
+    return samples
 
 
 def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:

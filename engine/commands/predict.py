@@ -6,16 +6,20 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from configs.reading.command_line import Command
+from configs.reading.prediction import Prediction
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
+from engine.commands.shared_folder import check_shared
 from engine.evaluation.evaluate import TOP_K
+from engine.evaluation.explain import EXPLANATIONS, write_maps
 from engine.evaluation.part_file import PartFile, digest_inputs
 from engine.evaluation.predictions import CSV_FILE, Predictions
 from engine.evaluation.results import name_of_target
@@ -54,13 +58,16 @@ def predict(command: Command, context: ProcessContext) -> int:
         return _embed(opened, folder, options.path is None, logger)
     if context.is_main:
         folder.mkdir(parents=True, exist_ok=True)
+    if options.explain:
+        check_shared(folder, context)  # each rank writes the maps of its images
     num_readable = 0
     with lock_run_folder(folder) if context.is_main else nullcontext():
-        part = _open_part(folder, opened, options.top_k, context, logger) if context.is_main else None
+        part = _open_part(folder, opened, options, context, logger) if context.is_main else None
         first = broadcast_object(part.num_samples if part else 0, context)
         batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, first=first)
         started, top_k = time.perf_counter(), max(options.top_k, TOP_K)
-        for results in opened.evaluator.classify(opened.model, batches, top_k, _BATCHES_PER_WRITE):
+        explain = partial(write_maps, folder, samples, opened.model, opened.evaluator) if options.explain else None
+        for results in opened.evaluator.classify(opened.model, batches, top_k, _BATCHES_PER_WRITE, explain):
             if part and results:
                 part.append(results)
         seconds, number = time.perf_counter() - started, len(samples) - first
@@ -71,6 +78,7 @@ def predict(command: Command, context: ProcessContext) -> int:
             files = [predictions.write_csv(folder, options.excel)]
             if options.json:
                 files.append(predictions.write_json(folder))
+            files += [folder / EXPLANATIONS] * options.explain
             speed, num_bad = f"({number / seconds:.1f} images/s)", len(samples) - num_readable
             logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {len(samples)} have an error")
             if options.path is None and num_readable:
@@ -113,11 +121,11 @@ def _write_table(path: Path, samples: Samples, errors: dict[int, str], names: Se
 
 
 def _open_part(
-    folder: Path, opened: OpenedEvaluation, top_k: int, context: ProcessContext, logger: RunLogger
+    folder: Path, opened: OpenedEvaluation, asked: Prediction, context: ProcessContext, logger: RunLogger
 ) -> PartFile:
     """The results of an earlier run with the same options, images and weights, or else an empty file."""
     samples, weights = opened.samples, opened.model.state_dict().values()
-    digest = digest_inputs(opened.config, samples, weights, top_k, context.device.type)
+    digest = digest_inputs(opened.config, samples, weights, asked.top_k, asked.explain, context.device.type)
     path = folder / f"{CSV_FILE}.part"
     existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest)
     if existed:

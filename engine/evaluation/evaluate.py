@@ -31,6 +31,7 @@ from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import Metrics
 from utils.status import RUN_LOG
 
+AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 TOP_K = 5
 _SECONDS_BETWEEN_LINES = 60.0
 
@@ -46,6 +47,7 @@ class Evaluator:
         flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
         multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
         best_metric: of `EVAL.BEST_METRIC`.
+        class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     """
 
     transform: nn.Module
@@ -55,6 +57,7 @@ class Evaluator:
     flips: bool = False
     multi_label: bool = False
     best_metric: str | None = None
+    class_mask: torch.Tensor | None = None
 
     def evaluate(
         self, model: nn.Module, batches: Loader, after_batch: Callable[[], None] = lambda: None
@@ -66,7 +69,7 @@ class Evaluator:
         Raises:
             UserError: no sample is readable.
         """
-        (results,) = self.classify(model, batches, TOP_K, len(batches), after_batch)
+        (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
         metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)
         if not metrics or not metrics.samples:
             raise UserError(
@@ -75,7 +78,7 @@ class Evaluator:
         return metrics, results
 
     def classify(
-        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: Callable[[], None] = lambda: None
+        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
         """The results of each `every` batches of all ranks, on the main process; a collective call."""
         rank_classes = partial(score_classes if self.multi_label else _rank_classes, top_k=top_k)
@@ -88,7 +91,7 @@ class Evaluator:
         batches: Loader,
         summarize: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]],
         every: int,
-        after_batch: Callable[[], None],
+        after_batch: AfterBatch | None,
     ) -> Iterator[Computed | None]:
         """What `summarize` makes of outputs and targets, (B, ...) each, for each `every` batches, as `classify`."""
         parts: list[dict[str, torch.Tensor]] = []
@@ -102,12 +105,13 @@ class Evaluator:
                 loaded = zip(self._with_progress(batches, sampler.end), sampler, strict=True)
                 for number, (batch, keys) in enumerate(loaded, 1):
                     with self.precision.autocast(), run_eagerly():
-                        outputs = self._forward(model, self.transform(batch.images))
+                        outputs = self.forward(model, self.transform(batch.images))
                     parts.append(summarize(outputs, batch.targets))
                     if batch.bad:
                         reasons = (error.reason for error in batch.bad)
                         errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
-                    after_batch()
+                    if after_batch:
+                        after_batch(batch, keys)
                     if number % every == 0 or number == len(batches):
                         yield self._gather(parts, errors, sampler.end(number) - sampler.end(number - len(parts)))
                         parts, errors = [], {}
@@ -126,10 +130,11 @@ class Evaluator:
                 figures = f"{format_speed(speed)}, left {format_duration((total - done) / speed)}"
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {total} images done, {figures}")
 
-    def _forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """The logits, or other outputs of `model`, float32 (B, C)."""
+    def forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""
         logits = model(images).float()
-        return (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
+        logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
+        return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)
 
     def _gather(
         self, parts: list[dict[str, torch.Tensor]], errors: dict[int, str], num_samples: int
@@ -149,6 +154,9 @@ class Evaluator:
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:
     """The fields of `SampleResults` for a batch: logits (B, C), targets int64 (B,) -> tensors (B, ...)."""
+    if targets.ndim == 2:  # multi-hot int8 (B, C): each label is right, so the most probable one is the target
+        best = logits.masked_fill(targets != 1, -torch.inf).argmax(-1)
+        targets = best.masked_fill(targets[:, 0] == PADDING, PADDING)
     log_probabilities = logits.log_softmax(-1)
     labels = logits.topk(min(top_k, logits.shape[-1]), dim=-1).indices
     return {

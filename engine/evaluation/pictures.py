@@ -67,7 +67,7 @@ def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Modu
             return "attention maps: out of GPU memory; -eval draws them"
         if isinstance(attention, str):
             return attention
-        _save(_overlay(_to_picture(crop), attention[0]), folder / f"{index}-attention.jpg")
+        write_map(folder / f"{index}-attention.jpg", crop, attention[0])
     return None
 
 
@@ -94,11 +94,19 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
             handle.remove()
     if not rollout.fits:
         return "attention maps need a ViT: the layers of this model attend over different sets of patches"
-    pools = num_prefix == 0 or getattr(model, "global_pool", "token") != "token"
-    output = rollout.product[:, num_prefix:].mean(1) if pools else rollout.product[:, 0]
-    maps = output[:, num_prefix:]
-    low, high = maps.amin(1, keepdim=True), maps.amax(1, keepdim=True)
-    return ((maps - low) / (high - low).clamp(min=1e-12)).unflatten(1, grid).cpu()
+    output = rollout.product[:, 0] if reads_class_token(model) else rollout.product[:, num_prefix:].mean(1)
+    return to_unit_range(output[:, num_prefix:].unflatten(1, grid))
+
+
+def to_unit_range(maps: torch.Tensor) -> torch.Tensor:
+    """Maps (B, rows, columns), each scaled to 0..1, on the CPU."""
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    return ((maps - low) / (high - low).clamp(min=1e-30)).cpu()
+
+
+def reads_class_token(model: nn.Module) -> bool:
+    """Tells whether the output of a ViT is its class token, not the mean of the patches."""
+    return getattr(model, "num_prefix_tokens", 1) > 0 and getattr(model, "global_pool", "token") == "token"
 
 
 class _Rollout:
@@ -121,21 +129,22 @@ class _Rollout:
                 self.product = (maps.float().mean(1) + self.identity) / 2 @ self.product
 
 
-def _to_picture(crop: torch.Tensor) -> Image.Image:
-    """uint8 (C, S, S) -> RGB of `_SIDE` pixels; small images are enlarged pixel by pixel."""
+def _to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
+    """uint8 (C, S, S) -> RGB of `side` pixels; small images are enlarged pixel by pixel."""
     pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-    resampling = Image.Resampling.NEAREST if len(pixels) < _SIDE else Image.Resampling.LANCZOS
-    return Image.fromarray(pixels).resize((_SIDE, _SIDE), resampling)
+    resampling = Image.Resampling.NEAREST if len(pixels) < side else Image.Resampling.LANCZOS
+    return Image.fromarray(pixels).resize((side, side), resampling)
 
 
-def _overlay(picture: Image.Image, attention: torch.Tensor) -> Image.Image:
-    """The gray picture, colored by the attention (rows, columns)."""
-    heat = F.interpolate(attention[None, None], size=picture.size[::-1], mode="bilinear")[0, 0].numpy()
+def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _SIDE) -> None:
+    """Writes the gray crop, uint8 (C, S, S), colored by the map (rows, columns) in 0..1: a picture of `side` pixels."""
+    values = F.interpolate(heat[None, None], size=(side, side), mode="bilinear")[0, 0].numpy()
     points = np.linspace(0, 1, len(_COLORS))
-    colors = np.stack([np.interp(heat, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
-    return Image.blend(picture.convert("L").convert("RGB"), Image.fromarray(colors.astype(np.uint8)), 0.6)
+    colors = np.stack([np.interp(values, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
+    gray = _to_picture(crop, side).convert("L").convert("RGB")
+    _save(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
 
 
 def _save(picture: Image.Image, path: Path) -> None:
     with open_atomically(path, "wb") as file:
-        picture.save(file, "JPEG", quality=_JPEG_QUALITY)
+        picture.save(file, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)

@@ -7,7 +7,7 @@ Legend: N images, K ranked classes.
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from configs.reading.prediction import Prediction
 from datasets.sources.samples import Samples
+from engine.evaluation.explain import explanation_file
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.results import SampleResults, name_of_target
 from utils.atomic_file import open_atomically
@@ -31,16 +32,20 @@ _Image = tuple[str, list[tuple[str, float]], dict[str, str], str | None]
 class Predictions:
     """The predictions of N images.
 
-    class_names: of all labels of the model. options: samples without a path have labels, the column `target`. With a
-    threshold, the column `label` has the most probable class, or if `multi_label` all classes, from that probability
-    on, else "unknown".
+    class_names: of all labels of the model. options: samples without a path have labels, the column `target`; maps are
+    the column `explanation`. With a threshold, the column `label` has the most probable class, or if `multi_label` all
+    classes, from that probability on, else "unknown".
     """
 
     def __init__(
         self, part: PartFile, samples: Samples, class_names: Sequence[str], options: Prediction, multi_label: bool
     ) -> None:
         self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, options.path is None
-        self._threshold, self._max_labels = options.threshold, None if multi_label else 1
+        self._explained, self._threshold, self._max_labels = (
+            options.explain,
+            options.threshold,
+            None if multi_label else 1,
+        )
         self._num_ranks = min(options.top_k, len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
@@ -63,8 +68,10 @@ class Predictions:
                 texts = {} if self._threshold is None else {"label": "" if error else self._label(classes)}
                 if self._labelled:
                     texts["target"] = name_of_target(self._samples.targets[index], names)
-                path = self._samples.name(index).removeprefix("./")
-                yield path, [] if error else classes[:num_ranks], texts, error
+                path = self._samples.name(index)
+                if self._explained:
+                    texts["explanation"] = "" if error else explanation_file(index, path)
+                yield path.removeprefix("./"), [] if error else classes[:num_ranks], texts, error
                 index += 1
 
     def _label(self, classes: list[tuple[str, float]]) -> str:
@@ -75,7 +82,8 @@ class Predictions:
         """The header, and the cells of each image."""
         ranks = range(1, num_ranks + 1)
         columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-        yield ["path", *columns, *["label"] * (self._threshold is not None), *["target"] * self._labelled, "error"]
+        is_used = self._threshold is not None, self._labelled, self._explained
+        yield ["path", *columns, *compress(("label", "target", "explanation"), is_used), "error"]
         for path, ranked, texts, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
             cells += [""] * (len(columns) - len(cells))

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +118,9 @@ def extract(
         if first < len(samples):
             batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images, first)
             keep = lambda outputs, targets: {"features": outputs}  # noqa: E731
-            for computed in evaluator.compute(model, batches, keep, _BATCHES_PER_WRITE, after_batch):
+            evaluator = replace(evaluator, class_mask=None)  # features are no classes
+            every, after = _BATCHES_PER_WRITE, lambda *_: after_batch()
+            for computed in evaluator.compute(model, batches, keep, every, after):
                 if file and computed:
                     file.append(computed[0]["features"], computed[1])
     return file

@@ -243,7 +243,7 @@ def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[...,
         folder=folder / name,
         summary=read_json(folder / name / SUMMARY),
         classes=classes,
-        confusion=read(f"{name}/{CONFUSION}", _read_matrix, None) if has_matrix else None,
+        confusion=read(f"{name}/{CONFUSION}", read_matrix, None) if has_matrix else None,
         pairs=read(f"{name}/{PAIRS}", _read_texts, []),
         bins=read(f"{name}/{CALIBRATION}", _read_bins, []),
         coverage=points(read(f"{name}/{COVERAGE}", read_rows, []), "coverage", "accuracy"),
@@ -262,12 +262,10 @@ def _read_texts(path: Path) -> Rows:
     return rows
 
 
-def _read_matrix(path: Path) -> tuple[list[str], list[list[int]]] | None:
-    """The first row and the first column have the names; None if there are too many classes."""
+def read_matrix(path: Path) -> tuple[list[str], list[list[int]]]:
+    """The first row and the first column have the names. Raises OSError, ValueError or csv.Error."""
     with open(path, newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    if len(rows) > MAX_MATRIX_CLASSES:
-        return None
     counts = [list(map(int, row[1:])) for row in rows]
     if any(len(row) != len(rows) or min(row) < 0 for row in counts) or len(header) != len(rows) + 1:
         raise ValueError("it is no square matrix of counts")

@@ -5,7 +5,6 @@ from typing import Any
 
 from configs.reading.yaml_io import format_value
 from utils.columns import format_duration
-from utils.errors import escape_control_characters
 
 MAX_NAME_CHARS = 60
 
@@ -39,14 +38,3 @@ def option(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(option, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else format_value(value)
-
-
-def visible(text: object) -> str:
-    """The text on one line, with escapes for control characters, invisible ones and invalid UTF-8."""
-    return escape_control_characters(str(text)).replace("\n", r"\n")
-
-
-def shortened(text: str, max_chars: int) -> str:
-    """The text with at most this many characters, without the middle of a longer one."""
-    half = max_chars // 2
-    return text if len(text) <= max_chars else f"{text[:half]}…{text[-half + 1 :]}"

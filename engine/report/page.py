@@ -17,11 +17,13 @@ from engine.report import REPORT
 from engine.report.charts import Chart, Series, element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
-from engine.report.formats import MAX_NAME_CHARS, number, option, percent, shortened, visible
+from engine.report.formats import MAX_NAME_CHARS, number, option, percent
+from engine.report.groups import Group
 from engine.report.mistakes import galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
 from utils.atomic_file import atomic_write
+from utils.errors import on_one_line, shortened
 from utils.status import UNFINISHED
 from utils.tables import to_float
 
@@ -74,7 +76,7 @@ def _evaluated(evaluation: Evaluation) -> str:
     return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
 
 
-def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder: Path) -> str:
+def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], problems: Sequence[str], folder: Path) -> str:
     """The page that compares runs, which are ranked.
 
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
@@ -86,6 +88,7 @@ def comparison_page(runs: Sequence[RunContents], problems: Sequence[str], folder
     values = {
         "runs": entries,
         "tables": results(runs),
+        "groups": groups,
         "problems": problems,
         "options": compared_options(runs),
         "charts": curves_of_runs(runs),
@@ -117,7 +120,7 @@ def _render(template: str, values: dict[str, Any]) -> str:
 def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"name": _name, "visible": visible, "option": option, "to_float": to_float}
+    environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
     environment.filters |= {"number": number, "percent": percent, "class_table": class_table, "evaluated": _evaluated}
     environment.globals |= {"element_id": element_id, "series_class": series_class}
     return environment
@@ -137,7 +140,7 @@ def _hash(text: str) -> str:
 
 def _name(text: object, max_chars: int = MAX_NAME_CHARS) -> Markup:
     """A name from outside: on one line, isolated from the direction of the text around it, its full text on hover."""
-    full = visible(text)
+    full = on_one_line(text)
     short = shortened(full, max_chars)
     if short == full:
         return Markup("<bdi>{}</bdi>").format(full)

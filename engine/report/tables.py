@@ -135,15 +135,15 @@ def evaluated_images(run: RunContents) -> tuple[int, str] | None:
 
 
 def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
-    """A line for each split whose images are not the same in all runs."""
-    sets: dict[str, dict[tuple[int, str], str]] = {}
+    """A line for each split, or fold, whose images are not the same in all runs."""
+    sets: dict[tuple[str, Any], dict[tuple[int, str], str]] = {}
     for run in runs:
         if images := evaluated_images(run):
-            sets.setdefault(run.split, {}).setdefault(images, run.name)
+            sets.setdefault((run.split, run.options["DATA.FOLD"]), {}).setdefault(images, run.name)
     return [
         f"The {split or 'evaluated'} images differ, so that the figures cannot be compared: "
         + ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
-        for split, found in sets.items()
+        for (split, _), found in sets.items()
         if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1
     ]
 

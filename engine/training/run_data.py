@@ -71,6 +71,12 @@ def read_run_data(
     facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
     check_same_options(config, context)
+    if not data.batch_size:
+        from engine.training.batch_size import find_batch_size  # imported late: evaluations do not need the training
+
+        config, note = find_batch_size(config, context)
+        config = resolve(config, facts, context.world_size)
+        train.notes.append(note)
     if data.balanced_sampling:
         sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
         places = len(train) / data.repeated_augmentation / len(sizes)

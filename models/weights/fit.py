@@ -22,7 +22,7 @@ from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 KEPT_BY_NUMBER = "the weights have no class names: the rows of the head keep their numbers"
-_RELATIVE_TABLES = ("relative_position_bias_table", "attention_biases")
+_POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 
 
@@ -89,17 +89,15 @@ def _resize_positions(model: nn.Module, state: State, own: State) -> list[str]:
     resized = []
     for name, target in own.items():
         source = state.get(name)
-        if source is None or source.shape == target.shape:
+        if source is None or source.shape == target.shape or not name.endswith(_POSITIONS):
             continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
             if name == "pos_embed":
                 grid = timm_model.patch_embed.grid_size
                 prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
                 found = resample_abs_pos_embed(source, list(grid), num_prefix_tokens=prefix_tokens)
-            elif name.endswith(_RELATIVE_TABLES):
-                found = resize_table({name: source}, model)[name]
             else:
-                continue
+                found = resize_table({name: source}, model)[name]
             if found.shape == target.shape:
                 state[name] = found
                 resized.append(f"{name} from {_shape(source)} to {_shape(target)}")
@@ -116,13 +114,16 @@ def _fit_heads(model: nn.Module, state: State, own: State, rows: Sequence[int] |
             _keep_rows(_output_layers(head, model.get_submodule(head)), state, own, torch.tensor(rows))
         weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
         counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
+        is_wider = any(state[name].ndim == 2 == own[name].ndim and name not in weights for name in in_file)
         if counts:
             notes.append(f"{head}: {counts[0][0]} classes in the file, {counts[0][1]} in the model: new head")
         elif names and not in_file:
             notes.append(f"{head}: not in the file: new head")
+        elif is_wider:
+            notes.append(f"{head}: other features in the file: new head")
         elif names and is_other:
             notes.append(f"{head}: none of the classes in the file: new head")
-        if counts or not in_file or is_other:
+        if counts or not in_file or is_wider or is_other:
             state.update({name: own[name] for name in names})
     return notes
 

@@ -17,6 +17,7 @@ figures. -cfg, -batch_size, -rounds and -steps replace its settings, for example
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ import torch
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import entry_parser
 from configs.schema import Config
+from engine.training.batch_size import largest_size
 from scripts.benchmarks import paddle_net
 from scripts.benchmarks.common import ENTRY, MODES, parse_names, print_result
 from scripts.benchmarks.documents import DOCUMENTS, SPEED_COLUMNS
@@ -46,8 +48,7 @@ SCRIPT = "benchmarks/benchmark_amp.py"
 GPU_MODES = "fp32,tf32,O1-fp16,O1-bf16,O2-fp16,O2-bf16,O3-fp16"
 CPU_MODES = "fp32,O1-bf16,O2-bf16,O3-bf16"  # on a CPU float16 is 10 to 100 times slower
 DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32"]  # 2.6 GB in float32
-_MIN_GROWTH = 0.02  # of the peak memory with twice the images: the peak of a process on a CPU varies
-_FEWER = 0.95  # of the images of a batch that did not fit
+_NEXT, _MAX_GROWTH = 1.05, 1000  # candidates of the largest batch size: steps, and the last one / the first one
 
 
 def main(argv: list[str]) -> int:
@@ -178,19 +179,23 @@ def largest_batch(
 
     Args:
         run: trains with a batch size; raises UserError if it needs more memory.
-        base, figures: a batch size that fits, and its figures. Its peak memory grows linearly.
+        base, figures: a batch size that fits, and its figures.
     """
-    peak, half = figures["peak_memory_bytes"], base // 2
-    growth = max(peak - run(half)["peak_memory_bytes"], _MIN_GROWTH * peak) / (base - half)
-    size = int(base + (limit_bytes - peak) / growth) // 8 * 8
-    while size > base:
+    measured, sizes = {base: figures}, [base // 2, base]
+
+    def peak_bytes(size: int) -> float:
         try:
-            return {"largest_batch_size": size, "largest_images_per_second": run(size)[SPEED]}
+            measured[size] = measured.get(size) or run(size)
         except UserError as error:
             if not re.search("memory|SIGKILL", str(error)):
                 raise
-        size = int(size * _FEWER) // 8 * 8
-    return {"largest_batch_size": base, "largest_images_per_second": figures[SPEED]}
+            return math.inf
+        return measured[size]["peak_memory_bytes"]
+
+    while sizes[-1] < _MAX_GROWTH * base:
+        sizes.append(max(sizes[-1] + 8, int(_NEXT * sizes[-1])) // 8 * 8)
+    size = largest_size(sizes, peak_bytes, limit_bytes)
+    return {"largest_batch_size": size, "largest_images_per_second": measured[size][SPEED]}
 
 
 def train(command: list[str], seed: int, output: Path) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Compares training through the entry script with a bare loop of the same model and with timm's train.py.
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
+    python scripts/benchmarks/benchmark_train.py -programs ready -loops 0,2,9 -spins 300000,0,1000,10000
 
 By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -amp and without dropout, because timm's
 train.py has no dropout by default. The programs:
@@ -16,13 +17,18 @@ The programs take turns; the order is reversed in every second round. A turn sta
 ends it. The first `-warmup` steps are not timed. Then the loading workers are paused until the program has used their
 prefetched batches. The next `-steps` steps are timed by the clock of this script, between the arrivals of two log
 lines. A ratio is the median of the ratios within the rounds. `-json` is rewritten after every turn.
+
+`-loops` runs busy loops beside the turns, as other programs would. `-spins` are values of libgomp's GOMP_SPINCOUNT: how
+long OpenMP's threads spin on a CPU before they sleep. 300000 is libgomp's default; 0 is OMP_WAIT_POLICY=passive.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
-from itertools import count
+from contextlib import ExitStack
+from itertools import count, product
 from pathlib import Path
+from subprocess import Popen
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -30,13 +36,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.loading.loader import PREFETCH_FACTOR
+from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.common import ENTRY, parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
 from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, run_turn
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_comparable, timm_flags
-from scripts.benchmarks.training_parts import bare_loop, build_state, ready_batches
-from scripts.benchmarks.turns import figures_table, memory, ratio_table, speed, speed_ratios, take_turns
-from scripts.flags import add_flag, flag_parser, split_flags
+from scripts.benchmarks.training_parts import bare_loop
+from scripts.benchmarks.turns import Figures, figures_table, memory, ratio_table, speed, speed_ratios, take_turns
+from scripts.flags import add_flag, flag_parser, numbers, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
@@ -66,13 +73,8 @@ def main(argv: list[str]) -> int:
                 make_images(images, IMAGENET)
             link_images(images, folder / "data", entries=max_steps(flags, config) * config.data.batch_size)
         programs = {name: build_program(name, rest, config, flags, folder) for name in names}
-
-        def measure(name: str, _: int) -> dict[str, float]:
-            ranks = max(1, visible_gpus()) if name == "ranks" else 1
-            return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, ranks * config.data.batch_size)
-
-        figures = take_turns(names, flags.rounds, measure, flags.json)
-    ratios = speed_ratios(figures, RATIOS)
+        figures = measure_turns(programs, flags, config.data.batch_size)
+    ratios = speed_ratios(figures, ratio_pairs(names, flags))
     texts = [
         f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",
         figures_table(figures, {"images/s": speed, "peak memory (GB)": memory}),
@@ -87,9 +89,44 @@ def _parser() -> argparse.ArgumentParser:
     add_timm_flag(parser)
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "programs", metavar="A,B", help=f"of {', '.join(PROGRAMS)} (default: all that can run here)")
+    loops = "numbers of busy loops beside each program (default: 0)"
+    add_flag(parser, "loops", type=numbers, default=[0], metavar="A,B", help=loops)
+    spins = "values of GOMP_SPINCOUNT; ratios to the first one (default: the entry scripts')"
+    add_flag(parser, "spins", type=numbers, default=[None], metavar="A,B", help=spins)
     add_turn_flags(parser, rounds=6, warmup=8, steps=12)
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # run the bare loop in this process
     return parser
+
+
+def measure_turns(programs: dict[str, Program], flags: argparse.Namespace, batch_size: int) -> Figures:
+    """The figures of each program beside each number of loops, with each number of spins."""
+    turns = {label(*turn): turn for turn in product(programs, flags.loops, flags.spins)}
+
+    def measure(turn: str, _: int) -> dict[str, float]:
+        name, loops, spins = turns[turn]
+        program, ranks = programs[name], max(1, visible_gpus()) if name == "ranks" else 1
+        if spins is not None:
+            program = program._replace(command=["env", f"GOMP_SPINCOUNT={spins}", *program.command])
+        with ExitStack() as busy:
+            for _ in range(loops):
+                loop = busy.enter_context(Popen([sys.executable, "-Sc", "while True: pass"]))
+                busy.callback(loop.kill)
+            return run_turn(program, flags.warmup, flags.steps, flags.limit, ranks * batch_size)
+
+    return take_turns(list(turns), flags.rounds, measure, flags.json)
+
+
+def ratio_pairs(names: list[str], flags: argparse.Namespace) -> list[tuple[str, str]]:
+    """Two programs beside the same loops, and one program with other spins."""
+    (first, *others), beside = flags.spins, list(product(flags.loops, flags.spins))
+    programs = [(label(one, *same), label(other, *same)) for one, other in RATIOS for same in beside]
+    turns = product(names, flags.loops)
+    return programs + [(label(*turn, spins), label(*turn, first)) for turn in turns for spins in others]
+
+
+def label(name: str, loops: int, spins: int | None) -> str:
+    beside = [f"{loops} busy loops"] if loops else []
+    return ", ".join([name, *beside, *([] if spins is None else [f"{spins} spins"])])
 
 
 def checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:

@@ -42,7 +42,7 @@ def make_images(folder: Path, size: Size) -> None:
         picture.save(parent / f"{number:08d}.jpg", quality=QUALITY)
 
 
-def link_images(images: Path, folder: Path, entries: int) -> list[Path]:
+def link_images(images: Path, folder: Path, entries: int, copies: bool = False) -> list[Path]:
     """Makes a data set of `entries` training images from class folders of JPEGs, as links that repeat the images.
 
     With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
@@ -50,6 +50,7 @@ def link_images(images: Path, folder: Path, entries: int) -> list[Path]:
     Args:
         images: has a folder per class, directly or in `train`.
         folder: gets `train` and `val`.
+        copies: writes different files in place of links: a CPU's cache does not hold them, and no two are equal.
 
     Returns:
         The different images.
@@ -70,7 +71,11 @@ def link_images(images: Path, folder: Path, entries: int) -> list[Path]:
     for split, count in (("train", entries), ("val", len(first))):
         for number, (name, image) in enumerate(islice(cycle(first + others), count)):
             (folder / split / name).mkdir(parents=True, exist_ok=True)
-            (folder / split / name / f"{number:08d}.jpg").symlink_to(image)
+            entry = folder / split / name / f"{number:08d}.jpg"
+            if copies:
+                entry.write_bytes(image.read_bytes() + f"{split} {number}".encode())
+            else:
+                entry.symlink_to(image)
     return [image for _, image in first + others]
 
 

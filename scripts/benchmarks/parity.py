@@ -33,10 +33,10 @@ from PIL import Image
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.sources.arrays.in_memory import digits
+from engine.training.trial import build_state
 from scripts.benchmarks.common import ENTRY, print_result
 from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_recipe, timm_flags
-from scripts.benchmarks.training_parts import build_state
 from scripts.benchmarks.turns import take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus

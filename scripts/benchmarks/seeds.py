@@ -15,6 +15,13 @@ from utils.tables import read_rows
 NOISE = "A difference of less than two standard errors is within the noise of seeds."
 
 
+def run_program(command: Sequence[str]) -> None:
+    """Runs a training. Raises UserError with the reason if it failed."""
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode:
+        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
+
+
 def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
     """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file of its run.
 
@@ -24,9 +31,7 @@ def final_top1(command: Sequence[str], output: Path, table: str, column: str) ->
     Raises:
         UserError: the program failed, or the file has no such value.
     """
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if process.returncode:
-        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
+    run_program(command)
     paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)
     rows = read_rows(paths[-1]) if paths else []
     if not rows or not rows[-1].get(column):

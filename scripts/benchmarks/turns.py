@@ -53,9 +53,9 @@ def take_turns(
     return figures
 
 
-def speed_ratios(figures: Figures, pairs: Iterable[tuple[str, str]]) -> dict[str, list[float]]:
-    """'one / other' -> the ratio of images/s in each round that both completed, for the pairs that were measured."""
-    speeds = {name: one[SPEED] for name, one in figures.items() if SPEED in one}
+def speed_ratios(figures: Figures, pairs: Iterable[tuple[str, str]], figure: str = SPEED) -> dict[str, list[float]]:
+    """'one / other' -> the ratio of a figure in each round that both completed, for the pairs that were measured."""
+    speeds = {name: one[figure] for name, one in figures.items() if figure in one}
     return {
         f"{one} / {other}": [mine / its for mine, its in zip(speeds[one], speeds[other], strict=False)]
         for one, other in pairs
@@ -81,8 +81,8 @@ def figures_table(
     return markdown_table(["", *columns], rows)
 
 
-def ratio_table(ratios: dict[str, list[float]]) -> str:
-    return markdown_table(["ratio", "of images/s"], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
+def ratio_table(ratios: dict[str, list[float]], of: str = "of images/s") -> str:
+    return markdown_table(["ratio", of], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
 
 
 def speed(one: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """Records the finished shards, so that an interrupted script continues, and refuses other data."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from scripts.packing.tar import WrittenShard
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
+from utils.files import try_lock
 
 PROGRESS = "_progress.jsonl"
 
@@ -40,12 +40,8 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
     if others and PROGRESS not in others:
         raise UserError(f"{folder}: contains other files ({others[0]}); give another folder with -output")
     with open(folder / PROGRESS, "ab+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{folder}: another process writes to it; wait, or give another -output") from error
-        except OSError:  # the file system does not support locks
-            pass
+        if not try_lock(file):
+            raise Unavailable(f"{folder}: another process writes to it; wait, or give another -output")
         for path in folder.glob(".*.tmp"):  # of a writer that was killed
             path.unlink()
         file.seek(0)

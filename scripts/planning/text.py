@@ -10,6 +10,7 @@ from scripts.planning.devices import parse_cluster
 from scripts.planning.estimate import Estimate, estimate, strategies
 from scripts.planning.workload import GPU, measure_workload
 from utils.columns import format_duration
+from utils.errors import UserError
 from utils.tables import aligned_table
 
 ASSUMED_MFU, ASSUMED_ERROR = 0.33, (-0.25, 0.35)  # published ViTs have an MFU of 25% to 45%
@@ -26,6 +27,8 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
     Raises:
         UserError: the model, the optimizer, the batch size or the device has no plan.
     """
+    if not config.data.batch_size:
+        raise UserError("-batch_size=auto: is found by the run; give a size here, the plan has the largest one")
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
     mfu, error, source = ASSUMED_MFU, ASSUMED_ERROR, f"an MFU of {ASSUMED_MFU:.0%} is assumed; use -calibrate RUN"
     if flags.calibrate:

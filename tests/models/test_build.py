@@ -8,7 +8,8 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
-from models.build import build_model, set_training
+from models.build import build_model
+from models.tuning.frozen import set_training
 from models.vit import build_vit
 from utils.errors import UserError
 
@@ -135,7 +136,7 @@ def test_frozen_backbone_trains_the_head_only():
     model, _ = build_model(config.model, config.data, CPU)
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trainable == {"head.weight", "head.bias"}
-    set_training(model, backbone_is_frozen=True)
+    set_training(model, "head")
     assert model.head.training and not model.blocks[0].training
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(model.forward_features(images), model.forward_features(images))
@@ -147,7 +148,7 @@ def test_frozen_batch_norm_keeps_its_statistics():
     ).config
     model, _ = build_model(config.model, config.data, CPU)
     before = model.bn1.running_mean.clone()
-    set_training(model, backbone_is_frozen=True)
+    set_training(model, "head")
     model(torch.randn(2, 3, 32, 32))
     assert torch.equal(before, model.bn1.running_mean)
 

@@ -149,6 +149,6 @@ def test_first_steps_beside_timms(tmp_path, monkeypatch):
     figures, texts = first_step.first_steps(tmp_path / "images", tmp_path, ["-batch_size=4", "-num_workers=1"], flags)
     assert len(programs) == 4 and len(data) == 40  # no two files are equal
     assert all("-num_workers=1" in one.command or "--workers 1" in " ".join(one.command) for one in programs)
-    assert figures["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.50 of wall" in texts[-1]
+    assert figures["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.500 (1.500" in texts[-1]
     flags.timm_train = None
     assert first_step.first_steps(tmp_path / "images", tmp_path, [], flags) == ({}, [])

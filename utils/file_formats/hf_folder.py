@@ -17,16 +17,18 @@ CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 ANSWER_SECONDS = 8.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 
 
-def model_folder(source: str, flag: str = "-pretrained=FOLDER") -> Path:
+def model_folder(source: str, flag: str, *others: tuple[str, ...]) -> Path:
     """The folder of `hf-hub:ORG/NAME[@REVISION]`, with config.json, or of `local-dir:FOLDER`; else `source` itself.
 
-    Raises:
-        Unavailable: the Hub does not send config.json; names the flag that reads a folder.
+    flag: reads a folder that was downloaded by hand. others: further files to download, as for `download`.
     """
     if not source.startswith(HUB):
         return Path(source.removeprefix(LOCAL))
-    fix = f"download it and {WEIGHTS[0]} by hand, and give {flag}"
-    return download(source.removeprefix(HUB), (CONFIG,), fix).parent
+    repository, fix = source.removeprefix(HUB), f"download it and {WEIGHTS[0]} by hand, and give {flag}"
+    folder = download(repository, (CONFIG,), fix).parent
+    for names in others:  # of the same commit
+        download(f"{repository.partition('@')[0]}@{folder.name}", names, fix)
+    return folder
 
 
 def weight_file(source: str) -> str:
@@ -35,13 +37,10 @@ def weight_file(source: str) -> str:
     Raises:
         UserError: as `read_config` and `download`; the folder has no weights.
     """
-    folder = model_folder(source)
+    folder = model_folder(source, "-pretrained=FOLDER", WEIGHTS)
     if not os.path.isfile(folder / CONFIG):
         return source
     read_config(folder)
-    if source.startswith(HUB):  # of the same commit
-        repository = f"{source.removeprefix(HUB).partition('@')[0]}@{folder.name}"
-        return str(download(repository, WEIGHTS, "download it by hand, and give -pretrained=FILE"))
     for file in (folder / name for name in WEIGHTS):
         if os.path.isfile(file):
             return str(file)
@@ -71,6 +70,7 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
         Unavailable: the Hub does not answer in time, or has no such file; names its address, and `fix`.
     """
     import huggingface_hub as hub  # 0.3 s
+    from huggingface_hub.constants import ENDPOINT
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt is a warning
     name, _, tag = repository.partition("@")
@@ -79,7 +79,7 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
     def find() -> str:
         return next((file for file in names if hub.file_exists(name, file, revision=revision)), names[0])
 
-    with explained(f"{hub.constants.ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
+    with explained(f"{ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
         for file in names:
             cached = hub.try_to_load_from_cache(name, file, revision=revision)
             if isinstance(cached, str):

@@ -74,21 +74,14 @@ def read_plain_pickle(stream: BinaryIO) -> Any:
 
 def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
     def count_and_load(unpickler: Any) -> None:
-        unpickler.num_operations += 1
+        load(unpickler)
+        top = unpickler.stack[-1:]
+        is_large = bool(top) and type(top[0]) is int and abs(top[0]) >= sys.hash_info.modulus
+        unpickler.num_operations += _LARGE_INTEGER_OPERATIONS if is_large else 1
         if unpickler.num_operations > _MAX_OPERATIONS:
             raise ValueError(f"more than {_MAX_OPERATIONS:,} operations")
-        load(unpickler)
 
     return count_and_load
-
-
-def _limited(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    def load_integer(unpickler: Any) -> None:
-        load(unpickler)
-        if abs(unpickler.stack[-1]) >= sys.hash_info.modulus:
-            unpickler.num_operations += _LARGE_INTEGER_OPERATIONS
-
-    return load_integer
 
 
 class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
@@ -110,10 +103,6 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
 
     loaders: ClassVar[dict[int, Callable[[Any], None]]] = {
         **{code: PythonUnpickler.dispatch[code] for code in _CODES},
-        **{
-            code: _limited(PythonUnpickler.dispatch[code])
-            for code in (*pickle.INT, *pickle.LONG, *pickle.LONG1, *pickle.LONG4)
-        },
         pickle.BUILD[0]: load_build,
         pickle.TUPLE[0]: PythonUnpickler.load_list,
         pickle.EMPTY_TUPLE[0]: PythonUnpickler.load_empty_list,

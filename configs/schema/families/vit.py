@@ -58,7 +58,6 @@ class ViT(PlainTransformer):
 OWN_KEYS = {
     "num_classes": "MODEL.NUM_CLASSES", "img_size": "DATA.IMAGE_SIZE", "in_chans": "DATA.IMAGE_CHANNELS",
     "drop_rate": "MODEL.DROPOUT", "drop_path_rate": "MODEL.DROPPATH", "attn_drop_rate": "MODEL.ATTENTION_DROPOUT",
-    "device": "-device", "dtype": "AMP.DTYPE",
 }  # fmt: skip
 
 

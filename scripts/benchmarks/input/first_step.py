@@ -1,7 +1,6 @@
 """The time from the command to the first log line with a loss: main_single_gpu.py and timm's train.py, in turns."""
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from configs.reading.command_line import parse_command_line
 from scripts.benchmarks.images import link_images
 from scripts.benchmarks.programs import TIMM, Program, entry_program, first_step
 from scripts.benchmarks.timm_command import check_comparable, timm_flags
-from scripts.benchmarks.turns import Figures, figures_table, median_and_range, take_turns
+from scripts.benchmarks.turns import Figures, figures_table, median_and_range, ratio_table, speed_ratios, take_turns
 
 _MODEL = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
 _ENTRIES = 3000  # images of the folder that the programs scan
@@ -24,11 +23,7 @@ def first_steps(images: Path, folder: Path, argv: list[str], flags: argparse.Nam
     argv = [*_MODEL, *argv]
     config = parse_command_line(argv).config
     check_comparable(config)
-    link_images(images, folder / "start", _ENTRIES)
-    for link in (folder / "start").rglob("*.jpg"):  # files of their own: equal files are compared byte by byte
-        content = link.read_bytes()
-        link.unlink()
-        link.write_bytes(content + str(link).encode())
+    link_images(images, folder / "start", _ENTRIES, copies=True)
     words = timm_flags(config, folder / "start", folder / "timm", interval=1, val_split="val")
     programs = {
         _OURS: entry_program(argv, 1, folder / "ours", ["-dataset=folder", f"-data_path={folder / 'start'}"]),
@@ -41,12 +36,6 @@ def first_steps(images: Path, folder: Path, argv: list[str], flags: argparse.Nam
     }
     texts = [figures_table(figures, columns)]
     if not any("failed" in one for one in figures.values()):
-        wall, cpu = (_ratio(figures, key) for key in ("wall_seconds", "cpu_seconds"))
-        texts.append(f"{_OURS} / {_TIMM}, first step: {wall:.2f} of wall seconds, {cpu:.2f} of CPU seconds")
+        wall, cpu = (speed_ratios(figures, [(_OURS, _TIMM)], key) for key in ("wall_seconds", "cpu_seconds"))
+        texts += [ratio_table(wall, "of wall seconds"), ratio_table(cpu, "of CPU seconds")]
     return figures, texts
-
-
-def _ratio(figures: Figures, key: str) -> float:
-    """The median of the ratios within the rounds."""
-    rounds = zip(figures[_OURS][key], figures[_TIMM][key], strict=True)
-    return statistics.median(ours / timms for ours, timms in rounds)

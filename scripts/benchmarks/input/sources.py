@@ -30,12 +30,8 @@ RATIOS = [*((name, FOLDER) for name in ("packed", LOCAL, COLD, WARM, UNCACHED)),
 @contextlib.contextmanager
 def source_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Iterator[Streams]:
     """Prepares the sources. `images` are class folders of JPEGs, `folder` is for temporary files."""
-    link_images(images, folder / "linked", ENTRIES)
-    for link in (folder / "linked").rglob("*.jpg"):  # as many bytes as in the shards; 256 files stay in a CPU cache
-        image = link.resolve()
-        link.unlink()
-        shutil.copyfile(image, link)
-    data = ["-dataset=folder", f"-data_path={folder / 'linked'}"]
+    link_images(images, folder / "files", ENTRIES, copies=True)
+    data = ["-dataset=folder", f"-data_path={folder / 'files'}"]
     with contextlib.redirect_stdout(sys.stderr):
         pack_dataset.main([*data, f"-output={folder / 'packed'}"])
         make_shards.main([*data, f"-output={folder / 'shards'}", f"-shard_mb={SHARD_MB}"])
@@ -59,7 +55,7 @@ def _streams(folder: Path, url: str, config: Config, context: ProcessContext) ->
         return our_batches(with_data(config, **data), context)
 
     return {
-        FOLDER: lambda: ours("folder", folder / "linked"),
+        FOLDER: lambda: ours("folder", folder / "files"),
         "packed": lambda: ours("packed", folder / "packed"),
         LOCAL: lambda: ours("tar", shards),
         COLD: lambda: ours("tar", url, "cold", empties=True),

@@ -23,7 +23,9 @@ from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.trained_on import TrainedOn
 from engine.commands.evaluated_model import name_classes
 from engine.commands.run import run
+from engine.evaluation import explain
 from engine.evaluation.part_file import PartFile
+from engine.evaluation.pictures import write_map
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
 from utils.distributed import ProcessContext
@@ -227,6 +229,30 @@ def test_a_stopped_prediction_continues_with_the_same_inputs_only(images, traine
     assert "continues after 49 of 49 images" in capsys.readouterr().out
 
 
+def maps_in(folder: Path) -> dict[str, bytes]:
+    return {f"explanations/{path.name}": path.read_bytes() for path in (folder / "explanations").iterdir()}
+
+
+def test_explanations_are_complete_after_an_interruption(images, trained, tmp_path, cpu, monkeypatch):
+    """49 images are 25 batches; the run stops in the 20th, of which no result is kept."""
+    shutil.copytree(images, folder := tmp_path / "photos")
+    (folder / "dog" / "13.png").write_bytes(b"hello")
+    argv = [str(folder), "-explain", "-json", f"-resume={trained}", "-batch_size_eval=2", "-num_workers=0"]
+    rows = predict(tmp_path / "whole", cpu, *argv)
+    maps = maps_in(tmp_path / "whole")
+    assert {row["explanation"] for row in rows if not row["error"]} == maps.keys() and len(maps) == 48
+    assert [row["explanation"] for row in rows if row["error"]] == [""]
+    content = json.loads((tmp_path / "whole" / "predictions.json").read_text())
+    assert [image["explanation"] for image in content] == [row["explanation"] for row in rows]
+    with Image.open(tmp_path / "whole" / rows[0]["explanation"]) as picture:
+        assert picture.format == "PNG" and picture.size == (160, 160) and picture.mode == "RGB"
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(explain, "write_map", lambda path, *_: 1 / 0 if "/39-" in str(path) else write_map(path, *_))
+        predict(tmp_path / "out", cpu, *argv)
+    assert len(maps_in(tmp_path / "out")) == 39
+    assert predict(tmp_path / "out", cpu, *argv) == rows and maps_in(tmp_path / "out") == maps
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("killed", "continued"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_a_killed_prediction_continues_on_any_number_of_ranks(images, trained, tmp_path, cpu, killed, continued):
@@ -255,11 +281,12 @@ def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
     """48 images and a bad one are 7 batches, which two processes cannot share equally."""
     shutil.copytree(images, folder := tmp_path / "photos")
     (folder / "dog" / "13.png").write_bytes(b"hello")
-    weights = [f"-resume={trained}", "-batch_size_eval=7", "-num_workers=0", "-json"]
+    weights = [f"-resume={trained}", "-batch_size_eval=7", "-num_workers=0", "-json", "-explain"]
     predict(tmp_path / "one", cpu, str(folder), *weights)
     run_script("main_multi_gpu.py", "-ngpus=2", "-predict", str(folder), f"-output={tmp_path / 'two'}", *weights)
     for name in ("predictions.csv", "predictions.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    assert maps_in(tmp_path / "one") == maps_in(tmp_path / "two")
 
 
 def test_names_of_classes_are_never_guessed():

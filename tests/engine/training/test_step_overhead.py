@@ -13,8 +13,8 @@ from configs.schema import Config, Data, Model
 from datasets.batch import Batch
 from engine.precision.loss_scaler import LossScaler
 from engine.training.losses import teacher as losses_teacher
+from engine.training.trial import build_state, ready_batches
 from models.build import build_model
-from scripts.benchmarks.training_parts import build_state, ready_batches
 
 VIT = [
     "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",

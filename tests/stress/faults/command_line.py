@@ -18,17 +18,25 @@ def command_line_faults() -> list[Fault]:
         keys = "MODEL.PATCH_SIZE=", "MODEL.EMBED_DIM=", "MODEL.DEPTH=", "MODEL.NUM_HEADS="  # of the scene's ViT
         return lambda scene: [w for w in scene.digits("MODEL.TYPE=timm", *options) if not w.startswith(keys)]
 
+    def tuned(name: str, tune: str) -> Provoke:
+        return timm(f"MODEL.NAME={name}", f"MODEL.TUNE={tune}", "DATA.IMAGE_SIZE=224")
+
     def argument(name: str) -> Provoke:
         return timm("MODEL.NAME=test_vit", f"MODEL.KWARGS={{{name}: 4}}")
 
+    adapters = "MODEL.TUNE=lora", "MODEL.LORA.RANK=8"
     without_layers = timm("MODEL.NAME=poolformerv2_s12", "DATA.IMAGE_SIZE=64", "TRAIN.LAYER_DECAY=0.7")
+    steps, little = "DATA.GLOBAL_BATCH_SIZE=64", ("-batch_size=auto", "-memory_gb=0.01")
     table: dict[str, tuple[Provoke, str]] = {
         "misspelt flag": (given("-batchsize=4"), r"unknown flag -batchsize; did you mean -batch_size\?"),
         "pre-training of MAE": (given("-mae_pretrain"), r"-mae_pretrain: MAE's pre-training is not available"),
         "an empty variable": (given("-pretrained="), r"-pretrained is empty; give a value, or remove the flag"),
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
-        "text for a number": (given("-batch_size=x"), r"-batch_size.*invalid int value: 'x'"),
+        "text for a number": (given("-batch_size=x"), r"-batch_size: DATA.BATCH_SIZE is 'x': .*integer"),
         "batch size 0": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
+        "auto without a global batch": (given("-batch_size=auto"), r"BATCH_SIZE auto .*DATA.GLOBAL_BATCH_SIZE"),
+        "auto on a CPU": (given("-batch_size=auto", options=(steps,)), r"-batch_size=auto: a CPU .*-memory_gb"),
+        "memory for no image": (given(*little, options=(steps,)), r"-batch_size=auto: not one image .*-memory_gb"),
         "no value": (lambda scene: ["-cfg"], r"-cfg: expected one argument"),
         "-ngpus=0": (given("-ngpus=0"), r"-ngpus 0: must be at least 1"),
         "-ngpus=2 for the single-device script": (given("-ngpus=2"), r"-ngpus 2: this script uses one process"),
@@ -69,6 +77,12 @@ def command_line_faults() -> list[Fault]:
         "patience, no evaluation": (option("TRAIN.PATIENCE=1", "VALIDATE_FREQ=2"), r"PATIENCE 1 .*FREQ 2"),
         "AdamWDL without layer decay": (option("TRAIN.OPTIMIZER.NAME=AdamWDL"), r"AdamWDL needs LAYER_DECAY"),
         "no epochs left": (given("-last_epoch=2"), r"LAST_EPOCH 2 of NUM_EPOCHS 2: no epoch is left"),
+        "more blocks than there are": (option("MODEL.TUNE=last:99"), r"MODEL.TUNE last:99: .* has \d+ blocks"),
+        "last blocks of no known order": (tuned("pit_ti_224", "last:1"), r"last:1: pit_ti_224 has no group_matcher"),
+        "adapters without linear layers": (tuned("resnet18", "lora"), r"TUNE lora: resnet18 has no linear layers"),
+        "a rank above the width": (option(adapters[0], "MODEL.LORA.RANK=9999"), r"LORA.RANK 9999: .* only \d+ wide"),
+        "adapters for no layer": (option(*adapters, "MODEL.LORA.TARGETS=[qvk]"), r"TARGETS: qvk .* did you mean"),
+        "nothing to tune": (option("MODEL.TUNE=last:0"), r"MODEL.TUNE.* last:N"),
         "not enough memory": (option("DATA.IMAGE_SIZE=400000"), r"memory .*-batch_size 64"),
     }
     single = r"a launcher started several processes, this script uses one"

@@ -86,10 +86,27 @@ def data_set_faults() -> list[Fault]:
         "a folder that is not packed": (lambda scene: scene.images(dataset="packed"), r"train.index/ends.npy: cannot"),
         "a packed index cut short": (_packed("val.index/ends.npy", truncated), r"val.index: is damaged \(a checksum"),
         "a packed index with a bit flipped": (_packed("train.index/crcs.npy", flipped), r"train.index: is damaged"),
+        "ImageNet-R in other folders": (_imagenet_set("imagenet-r", 1000), r"'cat', 'dog': not a class of imagenet-r"),
+        "ReaL labels of other images": (
+            _imagenet_set("imagenet-real", 1000),
+            r"real.json: ReaL labels of other images",
+        ),
+        "ReaL labels for 10 classes": (_imagenet_set("imagenet-real", 10), r"classes of the model are not ImageNet's"),
         "packed images cut short": (_packed("train.blob", truncated), r"train.index: describes a blob of"),
         "a packed image with a bit flipped": (_packed("train.blob", flipped), r"train.blob: image \d .*checksum"),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
+
+
+def _imagenet_set(dataset: str, num_classes: int) -> Provoke:
+    """Evaluates the class folders of the scene as a test set of ImageNet."""
+
+    def provoke(scene: Scene) -> list[str]:
+        scene.write("data/val/real.json", "[[1], [2]]")
+        flags = "-eval", f"-pretrained={scene.edited_weights()}", f"-data_path={scene.data / 'val'}"
+        return scene.images(f"MODEL.NUM_CLASSES={num_classes}", dataset=dataset, flags=flags)
+
+    return provoke
 
 
 def _without(name: str) -> Provoke:

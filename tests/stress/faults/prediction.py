@@ -28,6 +28,10 @@ def prediction_faults() -> list[Fault]:
         "no readable image": (of("a.jpg", b"hello"), r"none of the 1 images can be read; .*predictions.csv has the"),
         "a list without readable images": (of("list.txt", b"a.jpg\nb.jpg 1\n"), r"none of the 2 images can be read"),
         "a split and a path": (of("a.jpg", image, "-split=val"), r"remove the path, or -split"),
+        "maps of an evaluation": (
+            lambda scene: ["-eval", "-explain", f"-resume={scene.trained}"],
+            r"-explain is a flag",
+        ),
         "unknown split": (lambda scene: ["-predict", "-split=all", f"-resume={scene.trained}"], r"-split all: digit"),
     }
     return [Fault(f"predict: {name}", provoke, line) for name, (provoke, line) in table.items()]

@@ -28,7 +28,7 @@ def weights_faults() -> list[Fault]:
         return scene.digits(flags=("-eval", f"-pretrained={weights}"))
 
     def on_hub(scene: Scene) -> list[str]:
-        return scene.digits(flags=("-pretrained=hf-hub:org/vit",))
+        return scene.digits(flags=("-model=hf-hub:org/vit",))
 
     def saved_by_timm(config: bytes, **files: bytes) -> Provoke:
         def provoke(scene: Scene) -> list[str]:
@@ -62,7 +62,7 @@ def weights_faults() -> list[Fault]:
     }
     faults = [Fault(f"weights: {name}", provoke, line) for name, (provoke, line) in table.items()]
     hub = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "none"}
-    line = r"^http://127.0.0.1:9/org/vit/resolve/main/config.json: cannot be downloaded .*-pretrained=FOLDER"
+    line = r"^http://127.0.0.1:9/org/vit/resolve/main/config.json: cannot be downloaded .*-model=local-dir:FOLDER"
     return [*faults, Fault("weights: an unreachable Hub", on_hub, line, environment=hub, can_fork=False)]
 
 

@@ -47,6 +47,25 @@ def test_layer_decay_is_that_of_timm(name):
     assert len(actual) == len(list(model.parameters()))
 
 
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_the_head_has_its_own_learning_rate(layer_decay):
+    """Beside LAYER_DECAY, which leaves the head and the norm before it at the full rate."""
+    model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=2)
+    options = {"LAYER_DECAY": layer_decay, "HEAD_LR_SCALE": 10.0}
+    optimizer = build_optimizer(model, Train.model_validate(options))
+    set_lr(optimizer, 0.1)
+    lr = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    found = {name: lr[parameter] for name, parameter in model.named_parameters()}
+    assert {found[f"{head}.{kind}"] for head in ("head", "head_dist") for kind in ("weight", "bias")} == {1.0}
+    decay = layer_decay or 1
+    assert found["blocks.1.attn.qkv.weight"] == 0.1 * decay and found["cls_token"] == 0.1 * decay**3
+    plain = build_optimizer(model, Train.model_validate(options | {"HEAD_LR_SCALE": 1.0}))
+    decays = [
+        {p: group["weight_decay"] for group in one.param_groups for p in group["params"]} for one in (optimizer, plain)
+    ]
+    assert decays[0] == decays[1]
+
+
 def test_layer_decay_needs_layers():
     with pytest.raises(UserError, match=r"TRAIN\.LAYER_DECAY"):
         build_optimizer(nn.Linear(2, 2), Train.model_validate({"LAYER_DECAY": 0.5}))

@@ -1,0 +1,80 @@
+"""Other test sets of models of ImageNet: A, R, V2, and the validation images with ReaL labels (Beyer et al., 2020)."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import timm
+from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
+
+from configs.schema import Data
+from configs.schema.model import IMAGENET_CLASSES
+from datasets.sources.class_names import list_names
+from datasets.sources.files.class_folders import find_folder, read_class_folders, read_images
+from datasets.sources.files.image_files import ImageFiles, Listing
+from utils.errors import UserError
+
+IMAGENET_SETS = ("imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-real")
+
+
+def imagenet_set(data: Data, split: str) -> ImageFiles:
+    """The set DATA.DATASET of `IMAGENET_SETS`, which is the split 'val'."""
+    if split != "val":
+        raise UserError(f"{data.data_path}: {data.dataset} has no split {split}; it is for -eval and -predict")
+    return ImageFiles(_with_real_labels(data) if data.dataset == "imagenet-real" else _class_folders(data))
+
+
+def wordnet_ids(num_classes: int | None) -> list[str]:
+    """timm's classes of a model of ImageNet-1k, 12k, 21k or 22k, by its number of classes; else empty."""
+    subset = infer_imagenet_subset({"num_classes": num_classes})
+    return list(ImageNetInfo(subset).label_names()) if subset else []
+
+
+def class_mask(dataset: str, class_names: Sequence[str]) -> np.ndarray:
+    """Tells which classes of a model a set has, bool (classes,); raises UserError if it has none of them."""
+    mask = np.isin(class_names, _ids_in(dataset))
+    if not mask.any():
+        fix = "give weights of ImageNet, with 1000 classes, or more of timm's subsets"
+        raise UserError(f"-dataset={dataset}: the classes of the model are not ImageNet's; {fix}")
+    return mask
+
+
+def _ids_in(dataset: str) -> list[str]:
+    if dataset in ("imagenet-a", "imagenet-r"):
+        return (files(timm.data) / f"_info/{dataset.replace('-', '_')}_synsets.txt").read_text().split()
+    return wordnet_ids(IMAGENET_CLASSES)
+
+
+def _class_folders(data: Data) -> Listing:
+    """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
+    listing, known = read_class_folders(Path(data.data_path)), _ids_in(data.dataset)
+    ids = {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
+    names = [ids.get(name, name) for name in listing.class_names]
+    if unknown := sorted(set(names).difference(known)):
+        fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
+        listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {data.dataset}, whose {fix}")
+    return replace(listing, class_names=names)
+
+
+def _with_real_labels(data: Data) -> Listing:
+    """The images in DATA_PATH/val or DATA_PATH, with the multi-hot targets of DATA_PATH/real.json, or else timm's."""
+    listing, own = read_images(find_folder(data.data_path, "val")), Path(data.data_path) / "real.json"
+    file, names = str(own) if own.exists() else None, [os.path.basename(path) for path in listing.paths]
+    targets = np.zeros((len(names), IMAGENET_CLASSES), dtype=np.int8)
+    try:
+        labels_of = RealLabelsImagenet(names, file).real_labels
+        for row, name in zip(targets, names, strict=True):
+            row[labels_of[name]] = 1
+    except (AssertionError, KeyError):
+        fix = "give all images that the labels are of, ILSVRC2012_val_00000001.JPEG and so on"
+        problem = f"ReaL labels of other images than the {len(names)} of {listing.root}"
+        raise UserError(f"{file or 'timm'}: {problem}; {fix}") from None
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
+    labelled = np.flatnonzero(targets.any(axis=1))
+    listing.notes.append(f"{len(names) - len(labelled)} of {len(names)} images have no ReaL label and do not count")
+    listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
+    return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)

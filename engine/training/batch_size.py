@@ -1,0 +1,117 @@
+"""`-batch_size=auto`: the largest batch size that fits into the memory, found before the run.
+
+Each candidate trains two steps on random images in a process of its own: the peak memory belongs to it alone, a lack of
+memory ends no run, and the run that follows has the state of one with the size given.
+"""
+
+import math
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import cycle
+
+import torch
+
+from configs.schema import Config
+from datasets.loading.worker_server import start_worker_server
+from engine.training.step import train_steps
+from engine.training.trial import build_state, ready_batches
+from utils.device import keep_freed_memory, peak_memory_bytes, use_deterministic_algorithms
+from utils.distributed import ProcessContext, gather_objects
+from utils.errors import UserError
+from utils.memory_shortage import find_shortage
+from utils.signals import kill_children
+
+_USABLE = 0.9  # of the memory: evaluations, checkpoints, fragments and the loader's batches need some
+_MIN_GROWTH = 0.02  # of the peak memory from one size to the next: the peak of a process on a CPU varies
+_MAX_JUMP = 4  # from one size to the next: the growth from the first sizes is inaccurate
+
+
+def find_batch_size(config: Config, context: ProcessContext) -> tuple[Config, str]:
+    """The options with the largest batch size that fits on all ranks, and a line for the log. A collective call.
+
+    Raises:
+        UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
+    """
+    data, device, strategy = config.data, context.device, config.parallel.strategy
+    if context.world_size > 1 and strategy != "ddp":
+        raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
+    limit, before = 1e9 * (data.memory_gb or math.inf), 0
+    if device.type == "cuda":
+        limit = min(limit, torch.cuda.get_device_properties(device).total_memory)
+    elif data.memory_gb:
+        before = peak_memory_bytes(device)
+    else:
+        raise UserError("-batch_size=auto: a CPU has no limit; give -memory_gb, the peak memory of a process")
+    share, peaks = (data.global_batch_size or 1) // context.world_size, dict[int, float]()
+
+    def peak_bytes(size: int) -> float:
+        # With two passes per step, as with several ranks, the gradients stay in memory during the second one.
+        train = config.train.model_copy(update={"accum_iter": 1 if size == share * context.world_size else 2})
+        trial = config.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
+        peaks[size] = before + _measure_in_child(trial.model_copy(update={"train": train}), device)
+        return peaks[size]
+
+    sizes = [size for size in range(1, share + 1) if share % size == 0]
+    largest = min(gather_objects(largest_size(sizes, peak_bytes, _USABLE * limit), context))
+    figures = ", ".join(f"{size}: {peak / 1e9:.2f} GB" for size, peak in peaks.items())
+    if not largest:
+        raise UserError(
+            f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures}); raise "
+            "-memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model"
+        )
+    note = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
+    return config.with_data(batch_size=largest), note
+
+
+def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit_bytes: float) -> int:
+    """The largest of the ascending `sizes` whose peak memory is within the limit; 0 if there is none.
+
+    peak_bytes: the peak memory with a size, about linear in it; infinite if the memory is exhausted. It is called for a
+    few sizes only: the growth between two of them predicts which others fit.
+    """
+    left, size, peak, growth = [*sizes], 0, 0.0, math.inf
+    while left:
+        fitting = [other for other in left if other <= size + (limit_bytes - peak) / growth]
+        if not fitting and growth < math.inf:
+            break
+        candidate = max((other for other in fitting if other <= _MAX_JUMP * size), default=left[0])
+        measured = peak_bytes(candidate)
+        if measured > limit_bytes:
+            left = [other for other in left if other < candidate]
+            continue
+        if size:
+            growth = max(measured - peak, _MIN_GROWTH * measured) / (candidate - size)
+        left, size, peak = [other for other in left if other > candidate], candidate, measured
+    return size
+
+
+def _measure_in_child(config: Config, device: torch.device) -> float:
+    start_worker_server()
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
+    try:
+        return pool.submit(_train_two_steps, config, device).result()
+    except BrokenProcessPool:  # the system has killed it
+        return math.inf
+    finally:
+        kill_children()
+
+
+def _train_two_steps(config: Config, device: torch.device) -> float:
+    """The peak memory that it takes, in bytes; infinite if the memory is exhausted."""
+    context = ProcessContext(0, 0, 1, 1, device)
+    use_deterministic_algorithms(config.deterministic)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()  # as the run does; its heap is larger
+    before = peak_memory_bytes(device)
+    try:
+        state, batches = build_state(config, context), cycle(ready_batches(config, context))
+        train_steps(state, batches, state.new_progress(0), 2, lambda progress: None)
+    except Exception as error:
+        if find_shortage(error):
+            return math.inf
+        raise
+    return peak_memory_bytes(device) - before

@@ -1,0 +1,36 @@
+"""A training on random images, without data set, log file or checkpoints: for trials of memory and for benchmarks."""
+
+import torch
+
+from configs.resolve import resolve
+from configs.schema import Config
+from datasets.batch import Batch
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.training.build import build_train_state
+from engine.training.state import TrainState
+from utils.distributed import ProcessContext
+
+ENDLESS = 10**6  # samples, batches or steps: more than any trial trains
+
+
+def build_state(config: Config, context: ProcessContext) -> TrainState:
+    """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
+    config = resolve(config, None, context.world_size)
+    layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
+    state, _ = build_train_state(config, context, layout)
+    return state
+
+
+def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
+    """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
+    data = config.data
+    shape = (data.batch_size, data.image_channels, data.image_size, data.image_size)
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Batch(
+            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
+            torch.randint(0, config.model.num_logits, shape[:1], generator=generator).to(context.device),
+            data.batch_size,
+        )
+        for _ in range(4)
+    ]

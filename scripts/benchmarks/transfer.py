@@ -1,0 +1,163 @@
+"""Compares the ways to use a pretrained backbone for other classes; prints the Markdown table of docs/transfer.md.
+
+    python scripts/benchmarks/transfer.py -jobs 2
+    python scripts/benchmarks/transfer.py -jobs 2 -cfg configs/folder_small.yaml -images crops/train
+
+A model is trained on the first half of the classes (by default the digits 0 to 4) with the recipe of -cfg. Each method
+then trains on N images of each class of the other half, with its recipe in configs/ and the preprocessing of -cfg; a
+fifth of the images of each class is for validation only. The top-1 is that of the last epoch: no epoch is selected.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from configs.reading.command_line import parse_command_line
+from configs.reading.yaml_io import read_yaml
+from scripts.benchmarks.common import ENTRY, print_result
+from scripts.benchmarks.parity import write_image_folder
+from scripts.benchmarks.seeds import run_program
+from scripts.benchmarks.turns import figures_table, take_turns
+from scripts.flags import add_flag, flag_parser, positive
+from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
+
+SCRIPT = "benchmarks/transfer.py"
+RECIPES = ENTRY.parent / "configs"
+BATCH_SIZE, MIN_IMAGES = 16, 126  # of a class: 100 for training, a fifth for validation
+EPOCHS = {5: 100, 20: 50, 100: 25}  # by training images per class
+Classes = dict[str, list[Path]]  # class -> images; every fifth is for validation
+
+
+class Method(NamedTuple):
+    """recipe: in configs/; None: of -cfg, without weights. top1: its key in result.json."""
+
+    recipe: str | None
+    options: tuple[str, ...] = ()
+    top1: str = "top1"
+
+
+METHODS = {
+    "from scratch": Method(None),
+    "k-NN": Method("probe", top1="knn_top1"),
+    "probe": Method("probe"),
+    "LoRA": Method("lora", ("TRAIN.BASE_LR=2e-3",)),
+    "last:2": Method("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=1e-3")),
+    "full": Method("finetune", ("TRAIN.BASE_LR=1e-3",)),
+}
+COLUMNS: dict[str, Any] = {
+    "trained parameters": lambda one: f"{one['trained'][0]:,}",
+    "seconds": lambda one: f"{statistics.median(one['seconds']):.1f}",
+    "memory, GB": lambda one: f"{max(one['memory']) / 1e9:.2f}",
+    **{
+        f"{count} per class": lambda one, key=f"top1 at {count}": (
+            f"{statistics.mean(one[key]):.1f} ± {statistics.pstdev(one[key]):.1f}"
+        )
+        for count in EPOCHS
+    },
+}
+
+
+def main(argv: list[str]) -> int:
+    flags = _parser().parse_args(argv)
+    data = parse_command_line([f"-cfg={flags.cfg}"]).config.data
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // flags.jobs)))
+    with TemporaryDirectory() as temporary, ThreadPoolExecutor(flags.jobs) as pool:
+        folder = (flags.output or Path(temporary)).absolute()
+        if not flags.images:
+            write_image_folder(data, folder / "digits")
+        classes = find_images(flags.images or folder / "digits")
+        names, half = sorted(classes), len(classes) // 2
+        link({name: classes[name] for name in names[:half]}, None, 0, folder / "first")
+        options = ["-opts", "DATA.DATASET=folder", "MODEL.NUM_CLASSES=null"]
+        before = train([f"-cfg={flags.cfg}", f"-data_path={folder / 'first'}", *options], folder / "pretrained")
+        print(
+            f"backbone, trained on {', '.join(names[:half])}: top-1 {before['top1']:.2f}%", file=sys.stderr, flush=True
+        )
+        runs: dict[Any, Future[dict[str, Any]]] = {}
+        for seed in range(flags.seeds):
+            for count in EPOCHS:
+                images = folder / f"{count}-seed{seed}"
+                link({name: classes[name] for name in names[half:]}, count, seed, images)
+                for recipe, options, _ in METHODS.values():
+                    if (key := (recipe, options, count, seed)) not in runs:  # k-NN is in the result of the probe
+                        words = command(recipe, flags.cfg, before["checkpoint"], count, seed)
+                        words = [f"-data_path={images}", *words, *options]
+                        runs[key] = pool.submit(train, words, folder / f"run{len(runs)}")
+
+        def measure(name: str, seed: int) -> dict[str, float]:
+            recipe, options, top1 = METHODS[name]
+            results = {count: runs[recipe, options, count, seed].result() for count in EPOCHS}
+            last = results[max(EPOCHS)]
+            trained = last["trainable_parameters"] if top1 == "top1" else 0
+            cost = {"trained": trained, "seconds": last["train_seconds"], "memory": last["peak_memory_bytes"]}
+            return cost | {f"top1 at {count}": result[top1] for count, result in results.items()}
+
+        figures = take_turns(list(METHODS), flags.seeds, measure, flags.json)
+    print_result(SCRIPT, argv, BATCH_SIZE, [figures_table(figures, COLUMNS)], flags.json, figures=figures)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = flag_parser(SCRIPT, "Compares the ways to use a pretrained backbone for other classes.")
+    add_flag(parser, "cfg", default=str(RECIPES / "vit_digits.yaml"), metavar="FILE", help="recipe of the backbone")
+    images = f"class folders, each of at least {MIN_IMAGES} images (default: the digits)"
+    add_flag(parser, "images", type=Path, metavar="DIR", help=images)
+    add_flag(parser, "seeds", type=positive, default=4, metavar="N", help="SEED 0 to N-1 (default: 4)")
+    add_flag(parser, "jobs", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
+    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
+    return parser
+
+
+def find_images(folder: Path) -> Classes:
+    """The images by the name of their folder, in a fixed random order."""
+    classes: Classes = {}
+    for path in sorted(path for path in folder.absolute().rglob("*") if path.is_file()):
+        classes.setdefault(path.parent.name, []).append(path)
+    for name, files in classes.items():
+        if len(files) < MIN_IMAGES:
+            raise UserError(f"-images {folder}: {name} has {len(files)} images; give {MIN_IMAGES} or more")
+        random.Random(0).shuffle(files)
+    return classes
+
+
+def link(classes: Classes, count: int | None, seed: int, folder: Path) -> None:
+    """Links the images to `folder/{train,val}/{class}`; of the training images `count`, which the seed selects."""
+    for name, files in classes.items():
+        train = [file for number, file in enumerate(files) if number % 5]
+        train = random.Random(seed).sample(train, count) if count else train
+        for split, chosen in (("train", train), ("val", files[::5])):
+            (folder / split / name).mkdir(parents=True)
+            for number, file in enumerate(chosen):
+                (folder / split / name / f"{number}{file.suffix}").symlink_to(file)
+
+
+def command(recipe: str | None, backbone: str, weights: str, count: int, seed: int) -> list[str]:
+    """Flags of the entry script. backbone: the recipe of the weights; without `recipe` it is trained from scratch."""
+    options = {f"DATA.{key}": value for key, value in read_yaml(Path(backbone))[0]["DATA"].items()}
+    options |= {"DATA.DATASET": "folder", "DATA.BATCH_SIZE": BATCH_SIZE, "DATA.NUM_WORKERS": 0, "SEED": seed}
+    options |= {"TRAIN.NUM_EPOCHS": EPOCHS[count], "MODEL.NUM_CLASSES": None, "VALIDATE_FREQ": 10**6}
+    pretrained = [f"-cfg={RECIPES}/{recipe}.yaml", f"-model={Path(backbone).stem}", f"-pretrained={weights}"]
+    flags = pretrained if recipe else [f"-cfg={backbone}"]
+    return [*flags, "-opts", *(f"{key}={json.dumps(value)}" for key, value in options.items())]
+
+
+def train(flags: Sequence[str], output: Path) -> dict[str, Any]:
+    """The content of result.json. Raises UserError if the run fails."""
+    run_program([sys.executable, str(ENTRY), f"-output={output}", *flags])
+    (file,) = output.glob("*/result.json")
+    return json.loads(file.read_text())
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

@@ -1,0 +1,153 @@
+"""ImageNet-A, -R, -V2 and ReaL labels: the figures of `-eval` against a direct computation with timm and torch."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest import only_run, read_result
+from PIL import Image
+from timm.data import RealLabelsImagenet
+from torch.nn.functional import cross_entropy
+
+from configs.reading.command_line import parse_command_line
+from engine.commands.run import run
+from models.build import build_model
+from utils.errors import UserError
+
+OPTIONS = [
+    "MODEL.NUM_CLASSES=1000", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
+    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0",
+]  # fmt: skip
+IN_A = {6: "n01498041", 11: "n01531178", 13: "n01534433", 15: "n01558993"}  # labels in imagenet_a_indices.txt
+REAL = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in (1, 2)]
+IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
+
+
+@pytest.fixture(scope="module")
+def model(cpu) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = parse_command_line(["-dataset=fake", "-opts", *OPTIONS]).config
+    model, _ = build_model(config.model, config.data, cpu.device, needs_head=True)
+    torch.nn.init.normal_(model.head.weight)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def weights(model, tmp_path_factory) -> Path:
+    torch.save(model.state_dict(), path := tmp_path_factory.mktemp("weights") / "vit.pth")
+    return path
+
+
+def write_images(root: Path, names: list[str]) -> np.ndarray:
+    """One image of noise per name; returns their pixels (N, 8, 8, 3)."""
+    pixels = np.random.default_rng(0).integers(256, size=(len(names), 8, 8, 3), dtype=np.uint8)
+    for name, values in zip(names, pixels, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(root / name)
+    return pixels
+
+
+def flags(dataset: str, root: Path, weights: Path, output: Path, *options: str) -> list[str]:
+    data = [f"-dataset={dataset}", f"-data_path={root}", "-batch_size_eval=3", "-num_workers=0"]
+    return [*data, f"-pretrained={weights}", f"-output={output}", "-opts", *OPTIONS, *options]
+
+
+@torch.inference_mode()
+def logits_of(model: torch.nn.Module, pixels: np.ndarray) -> torch.Tensor:
+    return model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+
+
+def figures(logits: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    ranked = logits.topk(5).indices
+    hits = [100 * (ranked[:, :k] == targets[:, None]).any(1).double().mean().item() for k in (1, 5)]
+    return [*hits, cross_entropy(logits, targets).item()]
+
+
+def evaluate(dataset: str, root: Path, weights: Path, output: Path, cpu, *options: str) -> list[float]:
+    run(parse_command_line(["-eval", *flags(dataset, root, weights, output, *options)]), cpu)
+    result = read_result(only_run(output, "eval"))
+    return [result[key] for key in ("top1", "top5", "loss")]
+
+
+def write_set(root: Path, classes: dict[int, str], model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ten images in a folder of each class, in the order of the folders; returns their logits and labels."""
+    pixels = write_images(root, [f"{name}/{number}.png" for name in classes.values() for number in range(10)])
+    return logits_of(model, pixels), torch.tensor([label for label in classes for _ in range(10)])
+
+
+@pytest.mark.parametrize(("dataset", "classes"), [("imagenet-a", IN_A), ("imagenet-r", IN_R)])
+def test_only_the_classes_of_a_set_compete(dataset, classes, model, weights, tmp_path, cpu):
+    """Also those whose folders are missing."""
+    logits, targets = write_set(tmp_path / "data", classes, model)
+    indices = (files(timm.data) / f"_info/{dataset.replace('-', '_')}_indices.txt").read_text()
+    subset = [int(line) for line in indices.split()]
+    masked = torch.full_like(logits, -torch.inf)
+    masked[:, subset] = logits[:, subset]
+    found = evaluate(dataset, tmp_path / "data", weights, tmp_path / "out", cpu)
+    assert found == pytest.approx(figures(masked, targets), abs=1e-4)
+    assert found[2] < figures(logits, targets)[2]
+
+
+def test_numbers_and_wordnet_ids_are_labels(model, weights, tmp_path, cpu):
+    """V2's folder 10 comes before 2 in the order of names. Folders that are no set compete with all classes, too."""
+    numbers = {label: str(label) for label in (0, 10, 2, 999)}
+    for number, (dataset, classes) in enumerate([("imagenet-v2", numbers), ("imagenet-v2", IN_A), ("folder", IN_A)]):
+        logits, targets = write_set(root := tmp_path / str(number), classes, model)
+        found = evaluate(dataset, root, weights, tmp_path / dataset / str(number), cpu)
+        assert found == pytest.approx(figures(logits, targets), abs=1e-4)
+
+
+def test_any_real_label_is_right(model, weights, tmp_path, cpu):
+    names, rng = [f"ILSVRC2012_val_{number + 1:08d}.JPEG" for number in range(40)], np.random.default_rng(1)
+    write_images(root := tmp_path / "data", [f"val/{name}" for name in names])
+    logits = logits_of(model, np.stack([np.asarray(Image.open(root / "val" / name)) for name in names]))
+    ranked = logits.argsort(descending=True)
+    picked = [ranked[row, rng.integers(0, 9, size=rng.integers(0, 4))].tolist() for row in range(40)]
+    (root / "real.json").write_text(json.dumps(picked))
+    real = RealLabelsImagenet(names, root / "real.json")
+    real.add_result(logits)
+    losses = [row[labels].min().item() for row, labels in zip(-logits.log_softmax(-1), picked, strict=True) if labels]
+    top1, top5, loss = evaluate("imagenet-real", root, weights, tmp_path / "out", cpu)
+    assert (top1, top5) == pytest.approx((real.get_accuracy(1), real.get_accuracy(5))) and 0 < top1 < top5 < 100
+    assert loss == pytest.approx(np.mean(losses), abs=1e-4)
+    assert read_result(only_run(tmp_path / "out", "eval"))["samples"] == len(losses) < 40
+
+
+@pytest.mark.slow
+def test_two_ranks_count_each_sample_once(model, weights, tmp_path, cpu, ranks):
+    """20 images in 7 batches; each image has two ReaL labels."""
+    write_images(tmp_path / "real", [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 21)])
+    (tmp_path / "real" / "real.json").write_text(json.dumps([[number, 999 - number] for number in range(20)]))
+    write_set(tmp_path / "a", dict(list(IN_A.items())[:2]), model)
+    for name in ("a", "real"):
+        argv = f"imagenet-{name}", tmp_path / name, weights
+        ranks(2).run(["-eval", *flags(*argv, tmp_path / f"two-{name}")])
+        of_two = read_result(only_run(tmp_path / f"two-{name}", "eval"))
+        assert [of_two[key] for key in ("top1", "top5", "loss")] == evaluate(*argv, tmp_path / f"one-{name}", cpu)
+        assert of_two["samples"] == 20
+
+
+@pytest.mark.parametrize(
+    ("dataset", "content", "options", "line"),
+    [
+        ("imagenet-r", {"cat/0.png": None}, [], "data: 'cat': not a class of imagenet-r"),
+        ("imagenet-a", {f"{IN_R[1]}/0.png": None}, [], f"'{IN_R[1]}': not a class of imagenet-a"),
+        ("imagenet-v2", {"1000/0.png": None}, [], "data: '1000': not a class of imagenet-v2"),
+        ("imagenet-v2", {"7/0.png": None}, ["MODEL.NUM_CLASSES=10"], "-dataset=imagenet-v2: the classes of the model"),
+        ("imagenet-real", {f"val/{REAL[0]}": None}, [], "timm: ReaL labels of other images than the 1 of"),
+        ("imagenet-real", {**dict.fromkeys(REAL), "real.json": [[1]]}, [], "real.json: ReaL labels of other images"),
+        ("imagenet-real", {"a.png": None, "real.json": [[1]]}, [], "real.json: ReaL labels of other images"),
+        ("imagenet-real", {REAL[0]: None, "real.json": [[1000]]}, [], "real.json: is not a list of lists of labels"),
+    ],
+)
+def test_wrong_sets_are_one_line(dataset, content, options, line, weights, tmp_path, cpu):
+    write_images(root := tmp_path / "data", [name for name in content if name != "real.json"])
+    if "real.json" in content:
+        (root / "real.json").write_text(json.dumps(content["real.json"]))
+    with pytest.raises(UserError, match=line) as error:
+        evaluate(dataset, root, weights, tmp_path / "out", cpu, *options)
+    assert "\n" not in str(error.value)

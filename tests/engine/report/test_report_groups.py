@@ -1,0 +1,106 @@
+"""Runs that differ only in seed or fold: means, deviations, and one confusion matrix of all folds."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from page_reader import Reader
+from run_folders import add_evaluation, make_run, write_facts, write_json
+
+from engine.run.facts import TrainingData
+from scripts.report import main
+
+NAMES = ("cat", "=dog", "fox")
+
+
+def make_folds(root, rate, scores):
+    """Runs of 2 seeds and 3 folds; each fold has 12 validation images of its own, 9 of which are right."""
+    for index, score in enumerate(scores):
+        seed, fold = divmod(index, 3)
+        keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"SEED={seed}", f"TRAIN.BASE_LR={rate}"]
+        folder = make_run(root / f"{rate}-{seed}-{fold}", 2, keys)
+        write_json(folder / "result.json", {"top1": score, "test": {"top1": score / 2}})
+        write_facts(folder, [TrainingData(24, 12, 0, 3, 3, f"fold {fold}")])
+        add_evaluation(folder, NAMES)
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    scores = {0.01: [50, 61, 72, 53, 64, 75.5], 0.02: [40, 40, 40, 40, 40, 43]}
+    for rate, values in scores.items():
+        make_folds(tmp_path, rate, values)
+    return tmp_path, scores
+
+
+def test_groups_have_mean_deviation_and_number(sweep, capsys):
+    root, scores = sweep
+    assert main([str(root)]) == 0
+    rows = rows_of(root / "groups.csv")
+    assert [row["TRAIN.BASE_LR"] for row in rows] == ["0.01", "0.02"]  # the best run first
+    for row, values in zip(rows, scores.values(), strict=True):
+        assert (row["runs"], row["metric"]) == ("6", "top1")
+        expected = np.mean(values), np.std(values, ddof=1), np.mean(values) / 2, np.std(values, ddof=1) / 2
+        found = [float(row[name]) for name in ("mean", "std", "test_mean", "test_std")]
+        assert np.allclose(found, expected, rtol=1e-12)
+        assert (row["macro_f1_mean"], row["macro_f1_std"]) == ("", "")
+    printed, page = capsys.readouterr().out, Reader((root / "compare.html").read_text())
+    assert "0.01           top1    6     62.5833  " in printed and "0.01 top1 6 62.5833 " in page.text
+    assert "images differ" not in printed  # each fold has images of its own
+
+
+def test_the_matrix_of_all_folds_counts_each_image_once_per_seed(sweep):
+    root, _ = sweep
+    assert main([str(root)]) == 0
+    with open(root / "confusion-2.csv", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["true \\ predicted", "cat", "'=dog", "fox"] and [row[0] for row in rows] == header[1:]
+    counts = np.array([row[1:] for row in rows], int)
+    assert counts.sum() == 2 * 36 and np.array_equal(counts, 6 * np.array([[3, 1, 0], [0, 3, 1], [1, 0, 3]]))
+    assert "Row 2: all images" in (root / "compare.html").read_text()
+
+
+@pytest.mark.parametrize("fault", ["unfinished", "twice", "classes", "damaged", "more images"])
+def test_there_is_no_matrix_of_a_part_of_the_images(sweep, capsys, fault):
+    root, _ = sweep
+    folder = root / "0.01-1-2"
+    matrix = folder / "evaluation/confusion.csv"
+    if fault == "unfinished":
+        write_json(folder / "status.json", {"state": "failed", "message": "full disk"})
+    if fault == "twice":
+        (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("FOLD: 2", "FOLD: 1"))
+    if fault == "classes":
+        matrix.write_text(matrix.read_text().replace("fox", "emu"))
+    if fault == "damaged":
+        matrix.write_text("a,b\n\0")
+    if fault == "more images":
+        write_facts(folder, [TrainingData(25, 12, 0, 3, 3, "")])
+    assert main([str(root)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("No confusion matrix of all folds: ") == 1 and not (root / "confusion-1.csv").exists()
+    assert (root / "confusion-2.csv").exists()
+    assert ("0.01-1-2 is left out: failed: full disk" in printed) == (fault == "unfinished")
+    assert rows_of(root / "groups.csv")[0]["runs"] == ("5" if fault == "unfinished" else "6")
+
+
+def test_each_option_that_differs_is_a_column_and_single_runs_are_no_group(sweep, capsys):
+    root, scores = sweep
+    assert main([str(root), "-csv"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    found = {(row["TRAIN.BASE_LR"], row["SEED"], row["DATA.FOLD"]): float(row["top1"]) for row in rows}
+    expected = {
+        (str(rate), str(i // 3), str(i % 3)): v for rate, values in scores.items() for i, v in enumerate(values)
+    }
+    assert found == expected
+    single = [make_run(root / "single" / str(rate), 1, [f"TRAIN.BASE_LR={rate}"]) for rate in (1, 2)]
+    assert main(list(map(str, single))) == 0
+    assert not (root / "single/groups.csv").exists() and "only in seed" not in capsys.readouterr().out
+    again = make_run(root / "again", 1, ["TRAIN.BASE_LR=1", "SEED=5"])
+    assert main([str(single[0]), str(again), "-output", str(root / "single/compare.html")]) == 0
+    (row,) = rows_of(root / "single/groups.csv")
+    assert json.loads(row["mean"]) == 10 and json.loads(row["std"]) == 0

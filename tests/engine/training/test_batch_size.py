@@ -1,0 +1,141 @@
+"""-batch_size=auto: the largest size that fits, and a run that equals one with the size given."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import assert_same_state, digits_flags, only_run, read_result, rows, states, train
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.reading.yaml_io import parse_value
+from engine.training import batch_size
+from engine.training.batch_size import find_batch_size, largest_size
+from utils.errors import UserError
+
+AUTO = ["DATA.BATCH_SIZE=auto", "DATA.GLOBAL_BATCH_SIZE=96"]
+
+
+@given(
+    sizes=st.sets(st.integers(1, 5000), min_size=1, max_size=60).map(sorted),
+    fixed=st.floats(0.5, 5),
+    per_image=st.floats(0.05, 1),
+    limit=st.floats(1, 500),
+)
+def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, fixed, per_image, limit):
+    measured = {}
+
+    def peak(size: int) -> float:
+        measured[size] = fixed + per_image * size
+        return measured[size]
+
+    found, fitting = largest_size(sizes, peak, limit), [size for size in sizes if fixed + per_image * size <= limit]
+    at_least = [size for size in fitting if fixed + per_image * size <= 0.97 * limit]
+    assert found in [0, *fitting] and found >= max(at_least, default=0)
+    too_large = [size for size in measured if size > found]
+    assert len(too_large) <= 2 and len(measured) <= 10 + len(sizes) // 20
+
+
+def test_a_size_that_does_not_fit_is_followed_by_the_next_smaller_one():
+    peaks = {1: 1.0, 2: 2.0, 4: 3.0, 8: math.inf, 16: math.inf}
+    assert largest_size([*peaks], peaks.__getitem__, 100.0) == 4
+    assert largest_size([1, 7], {1: 1.0, 7: 50.0}.__getitem__, 100.0) == 7
+    assert largest_size([1, 7], {1: 101.0}.__getitem__, 100.0) == 0
+
+
+@pytest.fixture
+def fits_16(monkeypatch):
+    """Each image takes 1 MB: 16 fit. Returns the trials."""
+    trials = []
+
+    def measure(config, device):
+        trials.append(config)
+        return 1e6 * config.data.batch_size
+
+    monkeypatch.setattr(batch_size, "_measure_in_child", measure)
+    monkeypatch.setattr(batch_size, "peak_memory_bytes", lambda device: 0)
+    return trials
+
+
+def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, cpu, fits_16):
+    flags = [*digits_flags(tmp_path / "auto"), *AUTO, "DATA.BATCH_SIZE_EVAL=auto"]
+    auto = train([*flags, "DATA.MEMORY_GB=0.018", "TRAIN.NUM_EPOCHS=1"], cpu)
+    fixed = [*digits_flags(tmp_path / "fixed"), AUTO[1], "DATA.BATCH_SIZE=16", "DATA.BATCH_SIZE_EVAL=16"]
+    given_size = train([*fixed, "TRAIN.NUM_EPOCHS=1"], cpu)
+    assert_same_state(states(auto), states(given_size))
+    assert rows(auto) == rows(given_size)
+    options = parse_value((auto / "config.yaml").read_text())
+    assert (options["DATA"]["BATCH_SIZE"], options["TRAIN"]["ACCUM_ITER"]) == (16, 6)
+    trials = len(fits_16)
+    assert trials and {trial.train.accum_iter for trial in fits_16} == {2}
+    train(["-resume=auto", *flags, "TRAIN.NUM_EPOCHS=2"], cpu)  # needs no -memory_gb
+    train([f"-resume={given_size}", *fixed, "TRAIN.NUM_EPOCHS=2"], cpu)
+    assert len(fits_16) == trials and only_run(tmp_path / "auto") == auto
+    assert_same_state(states(auto), states(given_size))
+
+
+def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
+    monkeypatch.setattr(batch_size, "gather_objects", lambda found, context: [found, 4])
+    config = parse_command_line(["-opts", *AUTO, "DATA.MEMORY_GB=0.018"]).config
+    found, note = find_batch_size(config, replace(cpu, world_size=2))
+    assert found.data.batch_size == 4 and "16: 0.02 GB" in note
+    assert max(trial.data.batch_size for trial in fits_16) == 16
+
+
+@pytest.mark.slow
+def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
+    flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=64"]
+    with pytest.raises(UserError, match="not one image fits") as error:
+        train([*flags, "DATA.MEMORY_GB=0.1"], cpu)
+    least = float(str(error.value).partition("peaks: 1: ")[2].partition(" ")[0])
+    limit = (least + 0.3) / 0.9
+    run = train([*flags, f"DATA.MEMORY_GB={limit}"], cpu)
+    assert 1 < parse_value((run / "config.yaml").read_text())["DATA"]["BATCH_SIZE"] < 64
+    assert read_result(run)["peak_memory_bytes"] < 1e9 * limit
+
+
+def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
+    def build(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(batch_size, "build_state", build)
+    config = parse_command_line(["-batch_size=1", "-opts", "DATA.IMAGE_SIZE=16"]).config
+    assert batch_size._train_two_steps(config, cpu.device) == math.inf
+
+
+def test_auto_stays_in_yaml(tmp_path):
+    first = parse_command_line(["-batch_size=auto", "-opts", AUTO[1]]).config
+    (tmp_path / "config.yaml").write_text(to_yaml(first))
+    assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config == first.model_copy(
+        update={"save": first.save}
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["-batch_size=auto"], "DATA.GLOBAL_BATCH_SIZE"),
+        (["-batch_size=auto", "-eval", "-pretrained=a.pth", "-opts", AUTO[1]], "-batch_size_eval"),
+        (["-batch_size=auto", "-opts", AUTO[1], "MODEL.TUNE=probe"], "-batch_size_eval"),
+        (["-batch_size=all"], "-batch_size"),
+        (["-batch_size=auto", "-memory_gb=0"], "MEMORY_GB"),
+    ],
+)
+def test_wrong_options_are_refused(argv, said):
+    with pytest.raises(UserError, match=said):
+        parse_command_line(argv)
+
+
+def test_what_cannot_be_searched_is_refused(cpu, fits_16):
+    def find(*options: str, ranks: int = 1) -> None:
+        find_batch_size(parse_command_line(["-opts", *AUTO, *options]).config, replace(cpu, world_size=ranks))
+
+    for options, ranks, said in (
+        ([], 1, "-memory_gb"),
+        (["DATA.MEMORY_GB=0.0001"], 1, "not one image"),
+        (["DATA.MEMORY_GB=1", "PARALLEL.STRATEGY=fsdp"], 2, "fsdp"),
+    ):
+        with pytest.raises(UserError, match=said):
+            find(*options, ranks=ranks)

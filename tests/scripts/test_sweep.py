@@ -1,0 +1,130 @@
+"""`scripts/sweep.py`: the grid, the devices, runs that fail, are interrupted and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from scripts import sweep
+from utils.errors import UserError
+
+DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
+          "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
+          "MODEL.NUM_HEADS=2"]  # fmt: skip
+# A program in place of the entry script: it notes its arguments and devices, and writes the status of a run.
+FAKE = """
+import json, os, sys, time
+from pathlib import Path
+flags = dict(flag.split("=", 1) for flag in sys.argv[1:] if "=" in flag)
+folder = Path(flags.get("-resume") or f"{flags['-output']}/{flags['-name']}-20260101-12-00")
+folder.mkdir(exist_ok=True)
+is_first = not (folder / "argv.json").exists()
+began = time.time()
+time.sleep(0.5)
+facts = [sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]
+(folder / "argv.json").write_text(json.dumps(facts))
+fails = "SEED=1" in folder.name and is_first
+(folder / "status.json").write_text(json.dumps({"state": "failed" if fails else "finished", "checkpoint": "last.pth"}))
+print("error: the first time" if fails else "fine")
+sys.exit(2 if fails else 0)
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Replaces the entry script and the report; returns the folders that are compared."""
+    (tmp_path / "fake.py").write_text(FAKE)
+    compared = []
+    monkeypatch.setattr(sweep, "ENTRY", tmp_path / "fake.py")
+    monkeypatch.setattr(sweep.report, "main", compared.extend)
+    return compared
+
+
+def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
+    sets = ["DATA.FOLD=0..2", "TRAIN.BASE_LR=1e-3,2e-3"]
+    root, runs = sweep.read_grid(sets, DIGITS)
+    assert list(runs)[:3] == ["FOLD=0,BASE_LR=1e-3", "FOLD=0,BASE_LR=2e-3", "FOLD=1,BASE_LR=1e-3"] and len(runs) == 6
+    assert runs["FOLD=1,BASE_LR=2e-3"][-2:] == ["DATA.FOLD=1", "TRAIN.BASE_LR=2e-3"]
+    assert root.parent == Path("output") and sweep.read_grid(sets, ["-num_workers=1", *DIGITS])[0] == root
+    assert sweep.read_grid(["DATA.FOLD=0..1", "TRAIN.BASE_LR=1e-3"], DIGITS)[0] == root  # the grid may grow
+    assert sweep.read_grid(sets, ["-epochs=7", *DIGITS])[0] != root  # other options are another sweep
+    assert sweep.read_values("1,[2, 3],{A: 1, B: 2}") == ["1", "[2, 3]", "{A: 1, B: 2}"]
+
+
+@pytest.mark.parametrize(("sets", "flags", "line"), [
+    (["DATA.FOLD=0..3"], [], "FOLD is 3: with FOLDS 3"),
+    (["SEED"], [], "SEED.*: expected KEY=VALUES"),
+    (["SEED=0..2", "SEED=4"], [], "each key once"),
+    (["SEED=3..2"], [], "0 combinations"),
+    (["SEED=0..999999999", "DATA.FOLD=0..2"], [], "3,000,000,000 combinations"),
+    (["SEEDS=0"], [], "unknown key SEEDS"),
+    (["DATA.FOLD=1,1"], [], "the name FOLD=1 is taken"),
+    (["DATA.FOLD=0"], ["-resume=auto"], "remove -resume"),
+    (["DATA.FOLD=0"], ["-eval", "-pretrained=x.pth"], "remove -resume, -eval"),
+])  # fmt: skip
+def test_wrong_grids_are_refused_before_the_first_run(sets, flags, line):
+    with pytest.raises(UserError, match=line):
+        sweep.read_grid(sets, [*flags, *DIGITS])
+
+
+def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+
+    def devices(*counts):
+        return [environment["CUDA_VISIBLE_DEVICES"] for environment in sweep._environments(*counts)]
+
+    assert (devices(None, None), devices(2, None), devices(2, 3)) == (["2", "5", "7"], ["2", "5"], ["2", "5", "2"])
+    with pytest.raises(UserError, match=r"-gpus 4: only 3 GPU"):
+        devices(4, None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert devices(2, None) == ["0", "1"]
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: 0)
+    assert len(sweep._environments(None, None)) == 1 and len(sweep._environments(None, 2)) == 2
+
+
+def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp_path, fake, monkeypatch, capfd):
+    monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in (0, 1)])
+    argv = [f"-output={tmp_path}", "-set", "SEED=0..3", "-set=DATA.FOLD=1", *DIGITS]
+    assert sweep.main(argv) == 1
+    printed = capfd.readouterr()
+    assert printed.err == "failed: SEED=1,FOLD=1: status 2: error: the first time\n"
+    facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
+    assert [len(facts), {device for _, device, *_ in facts}] == [4, {"0", "1"}]
+    spans = sorted((began, ended) for _, _, began, ended in facts)
+    assert spans[1][0] < spans[0][1] < spans[2][1] and spans[3][0] > spans[0][1]  # two at a time
+    assert sweep.main(argv) == 0
+    again = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
+    folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
+    assert again[1][0] == [f"-resume={folder}"] and again[:1] + again[2:] == facts[:1] + facts[2:]  # no other one ran
+    assert fake == [fake[0]] * 2 and "3 done" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
+    few = ["DATA.FOLD=0", "SAVE_FREQ=1", "VALIDATE_FREQ=60"]
+    argv = [f"-output={tmp_path}", "-set=SEED=0,1", "-jobs=2", "-epochs=60", *DIGITS, *few]
+    command = [sys.executable, str(ROOT / "scripts/sweep.py"), *argv]
+
+    def states():
+        return [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/SEED=*/status.json"))]
+
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while len(found := states()) < 2 or not all(status["checkpoint"] for status in found):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130, process.communicate()
+    assert "interrupted" in {status["state"] for status in states()}  # a fast one may have finished
+    for status in states():
+        with pytest.raises(ProcessLookupError):
+            os.kill(status["pid"], 0)
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ": resumed" in result.stdout and "Runs that differ only in seed or fold" in result.stdout
+    assert [status["state"] for status in states()] == ["finished"] * 2

@@ -1,0 +1,81 @@
+"""transfer.py: which images and options each run of the table gets. No test here asserts a time."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.reading.command_line import parse_command_line
+from scripts.benchmarks import transfer
+from scripts.benchmarks.transfer import EPOCHS, METHODS, command, find_images, link
+from utils.errors import UserError
+
+RECIPE = str(transfer.RECIPES / "vit_digits.yaml")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for name, number in itertools.product("abcd", range(130)):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / f"{number}.png").write_text(name)
+    return root
+
+
+def test_seeds_select_training_images_and_share_the_others(folder, tmp_path):
+    images = find_images(folder)
+    for place, seed in (("0", 0), ("1", 1), ("again", 0)):
+        link({name: images[name] for name in "cd"}, 20, seed, tmp_path / place)
+    found = {
+        (place, split): {path.resolve() for path in (tmp_path / place / split).glob("*/*")}
+        for place in ("0", "1", "again")
+        for split in ("train", "val")
+    }
+    assert {len(found[place, "train"]) for place in ("0", "1")} == {40} and len(found["0", "val"]) == 52
+    assert found["0", "train"] == found["again", "train"] != found["1", "train"]
+    assert found["0", "val"] == found["1", "val"] and not found["0", "val"] & (
+        found["0", "train"] | found["1", "train"]
+    )
+    assert {path.parent.name for path in found["0", "train"]} == {"c", "d"}
+
+
+def test_too_few_images_are_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").touch()
+    with pytest.raises(UserError, match="a has 1 images; give 126 or more"):
+        find_images(tmp_path)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_trains_the_backbone_with_its_preprocessing(name):
+    flags = [*command(METHODS[name].recipe, RECIPE, "best.pth", 5, 3), *METHODS[name].options]
+    config, backbone = parse_command_line(flags).config, parse_command_line([f"-cfg={RECIPE}"]).config
+    assert (config.seed, config.train.num_epochs, config.model.num_classes) == (3, EPOCHS[5], None)
+    assert config.data.imagenet_mean == backbone.data.imagenet_mean and config.data.affine_degrees == 10
+    assert (config.model.type, config.model.embed_dim, config.model.depth) == ("vit", 96, 4)
+    expected = {"from scratch": "full", "k-NN": "probe", "LoRA": "lora"}.get(name, name)
+    assert (config.model.tuned, config.model.pretrained) == (expected, None if name == "from scratch" else "best.pth")
+
+
+def test_the_table_has_a_row_per_method(folder, tmp_path, monkeypatch, capsys):
+    """A probe and k-NN share one run."""
+    started = []
+
+    def run(words):
+        assert words[0] == sys.executable
+        config = parse_command_line(words[2:]).config
+        started.append(config)
+        output = Path(config.save) / "run"
+        output.mkdir(parents=True)
+        result = {"top1": 50.0 + config.seed, "knn_top1": 40.0, "checkpoint": "best.pth", "trainable_parameters": 7}
+        (output / "result.json").write_text(json.dumps(result | {"train_seconds": 2.0, "peak_memory_bytes": 1e9}))
+
+    monkeypatch.setattr(transfer, "run_program", run)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert transfer.main([f"-images={folder}", f"-output={tmp_path}", "-seeds=2"]) == 0
+    assert len(started) == 1 + (len(METHODS) - 1) * len(EPOCHS) * 2
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2:]] == [f"| {name}" for name in METHODS]
+    assert rows[2][4] == "50.5 ± 0.5" and rows[3][1] == "0" and rows[3][4] == "40.0 ± 0.0"
