@@ -18,6 +18,7 @@ from engine.precision.op_lists import apply_op_lists
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.sharded import is_sharded
+from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 
@@ -201,7 +202,7 @@ class Precision:
             parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
         if self.dtype == torch.float16 and self.device.type == "cpu":
             parts.append("on a CPU 10 to 100 times slower than -amp_dtype=bfloat16")
-        if self.dtype == torch.bfloat16 and self.device.type == "cpu" and not _onednn_multiplies_bfloat16():
+        if self.dtype == torch.bfloat16 and self.device.type == "cpu" and not multiplies_bfloat16_with_onednn():
             parts.append("this CPU has no AVX-512 or other support of bfloat16: up to 90 times slower than -amp=no")
         on_gpu = self.device.type == "cuda"
         if on_gpu and self.dtype != torch.float32 and torch.cuda.get_device_capability(self.device) < (7, 0):
@@ -209,11 +210,6 @@ class Precision:
         if on_gpu and self.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             parts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
         return "; ".join(parts)
-
-
-def _onednn_multiplies_bfloat16() -> bool:
-    """Without oneDNN, torch multiplies bfloat16 matrices on one core: 93 times slower than float32 on AVX2."""
-    return not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def precision_name(options: Amp, device: torch.device) -> str:
