@@ -20,7 +20,7 @@ from engine.commands.open_run import open_new_folder, start_log
 from engine.commands.shared_folder import check_shared
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.explain import EXPLANATIONS, write_maps
-from engine.evaluation.part_file import PartFile, digest_inputs
+from engine.evaluation.part_file import BATCHES_PER_WRITE, PartFile, digest_inputs
 from engine.evaluation.predictions import CSV_FILE, Predictions
 from engine.evaluation.results import name_of_target
 from engine.features.store import extract
@@ -34,7 +34,6 @@ from utils.tables import safe_cell
 
 ARRAY_FILE, TABLE_FILE = "embeddings.npy", "embeddings.csv"  # of -embed
 _SHOWN_ROWS = 10
-_BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 
 
 def predict(command: Command, context: ProcessContext) -> int:
@@ -67,7 +66,7 @@ def predict(command: Command, context: ProcessContext) -> int:
         batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, first=first)
         started, top_k = time.perf_counter(), max(options.top_k, TOP_K)
         explain = partial(write_maps, folder, samples, opened.model, opened.evaluator) if options.explain else None
-        for results in opened.evaluator.classify(opened.model, batches, top_k, _BATCHES_PER_WRITE, explain):
+        for results in opened.evaluator.classify(opened.model, batches, top_k, BATCHES_PER_WRITE, explain):
             if part and results:
                 part.append(results)
         seconds, number = time.perf_counter() - started, len(samples) - first

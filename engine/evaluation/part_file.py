@@ -17,6 +17,7 @@ from datasets.sources.digest import digest_of
 from datasets.sources.samples import Samples
 from engine.evaluation.results import SampleResults
 
+BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 _WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +17,13 @@ from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.part_file import digest_inputs
+from engine.evaluation.part_file import BATCHES_PER_WRITE, digest_inputs
 from models.features import FeatureModel
 from utils.atomic_file import atomic_write
 from utils.distributed import broadcast_object
 from utils.errors import UserError
 from utils.files import read_json
 from utils.status import RUN_LOG
-
-_BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 
 
 class FeatureFile:
@@ -104,14 +102,12 @@ def extract(
     an image and its mirror image. Calls `after_batch` after each batch. place: digest -> path of the file.
     """
     context, file = evaluator.context, None
-    lock: AbstractContextManager[None] = nullcontext()
-    if context.is_main:
-        digest = digest_inputs(config, samples, model.backbone(), context.device.type)
-        path = place(digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_run_folder(path.parent)
-    with lock:
+    with ExitStack() as locks:
         if context.is_main:
+            digest = digest_inputs(config, samples, model.backbone(), context.device.type)
+            path = place(digest)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            locks.enter_context(lock_run_folder(path.parent))
             file = FeatureFile(path, digest, len(samples))
             logging.getLogger(RUN_LOG).info(f"----- Features: {file.num_done} of {len(samples)} are in {path}")
         first = broadcast_object(file.num_done if file else 0, context)
@@ -119,8 +115,7 @@ def extract(
             batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images, first)
             keep = lambda outputs, targets: {"features": outputs}  # noqa: E731
             evaluator = replace(evaluator, class_mask=None)  # features are no classes
-            every, after = _BATCHES_PER_WRITE, lambda *_: after_batch()
-            for computed in evaluator.compute(model, batches, keep, every, after):
+            for computed in evaluator.compute(model, batches, keep, BATCHES_PER_WRITE, lambda *_: after_batch()):
                 if file and computed:
                     file.append(computed[0]["features"], computed[1])
     return file

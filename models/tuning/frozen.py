@@ -72,12 +72,14 @@ def set_training(model: nn.Module, tuned: str) -> None:
         for norm in (module for module in model.modules() if tuned == "lora" and isinstance(module, BatchNorm)):
             norm.eval()
     else:
-        _set_modes(model)
+        _set_modes(model, after=True)
 
 
-def _set_modes(module: nn.Module) -> None:
-    trained = {parameter.requires_grad for parameter in module.parameters()}
+def _set_modes(module: nn.Module, after: bool) -> bool:
+    """Returns the mode. A module without parameters, such as a dropout, has the mode of the module `after` it."""
+    trained = {parameter.requires_grad for parameter in module.parameters()} or {after}
     module.train(trained == {True})
     if len(trained) == 2:
-        for child in module.children():
-            _set_modes(child)
+        for child in reversed([*module.children()]):
+            after = _set_modes(child, after)
+    return module.training

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from configs.schema.model import Lora
 from models.blocks import blocks_of
@@ -36,18 +37,19 @@ class _Adapted(nn.Module):
     parametrization does not see the tokens, so one mask holds for all tokens of a pass.
     """
 
-    lora_A: nn.Parameter
-    lora_B: nn.Parameter
+    lora_A: torch.Tensor
+    lora_B: torch.Tensor
     lora_alpha: float
     lora_dropout: float
 
     @property
     def weight(self) -> torch.Tensor:
-        a: torch.Tensor = self.lora_A
+        weight, a = self._parameters["weight"], self.lora_A
+        assert weight is not None
+        if isinstance(weight, DTensor):  # FSDP reads the frozen weight by this name; no pass computes with a part
+            return weight
         if self.training and self.lora_dropout:
             a = a * F.dropout(torch.ones_like(a[:1]), self.lora_dropout)
-        weight = self._parameters["weight"]
-        assert weight is not None
         return effective_weight(weight, a, self.lora_B, self.lora_alpha)
 
 
