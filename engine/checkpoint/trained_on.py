@@ -94,10 +94,6 @@ def _is_preprocessing(values: dict[str, Any]) -> bool:
     return isinstance(values["mean"], list) and isinstance(values["std"], list)
 
 
-def _is_positive(value: Any) -> bool:
-    return type(value) is int and value > 0
-
-
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
     """The metadata of an exported file, as JSON; `read_trained_on` reads it from a .safetensors file.
 
@@ -134,8 +130,7 @@ def read_trained_on(weights: str) -> TrainedOn | None:
             return None
         names, data, model = description["class_names"], dict(options["DATA"]), dict(options["MODEL"])
         description["class_names"] = names and list(map(to_nfc, names))  # as in the data
-        number = model.get("NUM_CLASSES")
-        number = number if _is_positive(number) else None
+        number = number if type(number := model.get("NUM_CLASSES")) is int and number > 0 else None
         return TrainedOn(**description, data=data, model=model, num_classes=number, split=read_split(content, data))
     except Exception:  # a file of another program has any content
         return None

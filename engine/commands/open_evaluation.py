@@ -141,7 +141,7 @@ def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: P
         options = options.with_model(num_classes=options.model.num_logits)
         if trained_on and trained_on.data.get("MULTI_LABEL") is True:
             changes |= {"dataset": "csv", "multi_label": True}
-    return options.model_copy(update={"data": options.data.model_copy(update=changes)})
+    return options.with_data(**changes)
 
 
 def _read(

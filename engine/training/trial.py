@@ -10,13 +10,13 @@ from engine.training.build import build_train_state
 from engine.training.state import TrainState
 from utils.distributed import ProcessContext
 
-ENDLESS = 10**6  # samples, batches or steps: more than any trial trains
+_ENDLESS = 10**6  # samples: more than any trial trains
 
 
 def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
     config = resolve(config, None, context.world_size)
-    layout = EpochLayout(ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
+    layout = EpochLayout(_ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
 

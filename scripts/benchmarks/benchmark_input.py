@@ -33,7 +33,7 @@ from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.common import print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
 from scripts.benchmarks.input.first_step import first_steps
-from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches, with_data
+from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches
 from scripts.benchmarks.timm_command import add_timm_flag
 from scripts.benchmarks.turns import figures_table, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -108,8 +108,8 @@ def _check_comparable(config: Config) -> None:
 def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Iterator[Streams]:
     """Our loader, its limit, and timm's, on links to the images."""
     link_images(images, folder / "linked", EPOCH)
-    config = with_data(config, dataset="folder", data_path=str(folder / "linked"))
-    alone = with_data(config, num_workers=0)
+    config = config.with_data(dataset="folder", data_path=str(folder / "linked"))
+    alone = config.with_data(num_workers=0)
     yield {
         TIMM: lambda: timm_batches(config.data, context.device),
         OURS: lambda: our_batches(config, context),

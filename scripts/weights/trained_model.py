@@ -88,7 +88,7 @@ def without_images(command: Command) -> TrainedModel:
     config, trained_on, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
     if trained_on and not _SOURCE & command.given.get("DATA", {}).keys():
         changes = {key.lower(): value for key, value in trained_on.data.items() if key in _SOURCE}
-        config = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+        config = config.with_data(**changes)
     return _trained_model(config, trained_on, notes)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.schema import Config
 from scripts import make_shards, pack_dataset
 from scripts.benchmarks.images import link_images
-from scripts.benchmarks.input.streams import Streams, our_batches, webdataset_batches, with_data
+from scripts.benchmarks.input.streams import Streams, our_batches, webdataset_batches
 from scripts.benchmarks.range_server import serving
 from utils.distributed import ProcessContext
 
@@ -52,7 +52,7 @@ def _streams(folder: Path, url: str, config: Config, context: ProcessContext) ->
         if empties:
             shutil.rmtree(cache_dir, ignore_errors=True)
         data = {"dataset": dataset, "data_path": str(path), "cache_dir": str(cache_dir), "cache_gb": cache_gb}
-        return our_batches(with_data(config, **data), context)
+        return our_batches(config.with_data(**data), context)
 
     return {
         FOLDER: lambda: ours("folder", folder / "files"),

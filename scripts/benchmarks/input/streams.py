@@ -6,7 +6,6 @@ from contextlib import closing
 from functools import partial
 from itertools import chain, cycle, repeat
 from pathlib import Path
-from typing import Any
 
 import timm.data
 import torch
@@ -52,11 +51,6 @@ def measure_turn(
 
         elapsed = timed(read, device)
         return {"images_per_second": images / elapsed}
-
-
-def with_data(config: Config, **changed: Any) -> Config:
-    """The configuration with other options of the data."""
-    return config.model_copy(update={"data": config.data.model_copy(update=changed)})
 
 
 def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
