@@ -14,6 +14,7 @@ from configs.schema.model import Model
 from models.attention import select_attention
 from models.dropout import use_fast_dropout
 from models.family_model import build_family
+from models.features import pool_tokens
 from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm
 from models.tuning.frozen import freeze_backbone, train_last_blocks
@@ -36,6 +37,8 @@ def build_model(
         UserError: the model cannot be built, or the weights do not fit it.
     """
     model = MODELS.get(options.type, build_family)(options, data)
+    if options.features != "pre_logits":
+        pool_tokens(model, options.features, options.num_logits)
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
     if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:

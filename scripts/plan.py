@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, print_escaped
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/plan.py"
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     config = parse_command_line(rest, SCRIPT).config
     from scripts.planning.text import plan_text  # after the checks: importing torch and timm takes seconds
 
-    print(escape_control_characters(plan_text(config, flags)))
+    print_escaped(plan_text(config, flags))
     return 0
 
 

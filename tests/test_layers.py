@@ -25,6 +25,7 @@ LAYERS = {
 ENGINE_LAYERS = [
     {"commands"},
     {"profiling"},
+    {"features"},
     {"training"},
     {"report"},
     {"evaluation"},

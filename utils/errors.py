@@ -5,7 +5,7 @@ import errno
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 _MAX_SHOWN = 20
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
@@ -106,6 +106,10 @@ def escape_control_characters(text: str) -> str:
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def print_escaped(text: str, file: TextIO | None = None) -> None:
+    print(escape_control_characters(text), file=file, flush=True)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from configs.reading.model_options import follow_source, read_family, set_model
 from configs.reading.old_keys import replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction
+from configs.reading.probe_options import for_probe
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
@@ -40,7 +41,7 @@ class Command:
     notes: lines for the log about the model family, and about options that differ from the given ones.
     num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
     script: the entry script. recipe: the file of -cfg.
-    prediction: of -predict. split: of -split, to evaluate or to predict.
+    prediction: of -predict or -embed. split: of -split, to evaluate or to predict.
     """
 
     config: Config
@@ -108,7 +109,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
     old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
-    config = check_options(values, layers)
+    config, probe_notes = for_probe(check_options(values, layers), layers.values)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
     return Command(
@@ -120,7 +121,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*dataset_notes, *old_keys, *preset, *notes),
+        notes=(*dataset_notes, *old_keys, *preset, *notes, *probe_notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -160,8 +161,9 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
             value = flag.value if value else flag.off
         for key in flag.keys if value is not None else ():
             layers.add_key(key, value, f"-{flag.name}")
-    if arguments.predict is not None:
-        layers.add_key("EVAL.ENABLED", True, "-predict")
+    for name in ("predict", "embed"):
+        if getattr(arguments, name) is not None:
+            layers.add_key("EVAL.ENABLED", True, f"-{name}")
     if arguments.amp_dtype:
         layers.add_key("AMP.ENABLED", True, "-amp_dtype")
     for option in arguments.opts:
@@ -201,6 +203,7 @@ def _follow_data_path(layers: OptionLayers) -> list[str]:
 
 def _check_profile(dry_run: bool, config: Config) -> None:
     others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
+    others["MODEL.TUNE probe"] = config.model.tuned == "probe"
     for flag in (flag for flag, given in others.items() if given):
         raise UserError(f"-profile starts a new short run and cannot be combined with {flag}; remove one of them")
 

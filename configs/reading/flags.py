@@ -18,6 +18,7 @@ _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class
   two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
   evaluate   python {prog} -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
   predict    python {prog} -predict photos -resume=output/vit_digits-20260101-12-00
+  features   python {prog} -embed photos -resume=output/vit_digits-20260101-12-00
   resume     python {prog} -resume=output/vit_digits-20260101-12-00
   any key    python {prog} -cfg=... -opts TRAIN.BASE_LR=1e-3 TRAIN.NUM_EPOCHS=100
 
@@ -140,8 +141,11 @@ def entry_parser(prog: str) -> Parser:
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
+    embed_help = "write the features of the images, as -predict names them, to embeddings.npy"
+    add_flag(group, "embed", nargs="?", const=True, metavar="PATH", help=embed_help)
     add_flag(group, "top_k", type=int, metavar="N", help="-predict: number of ranked classes per image (default: 5)")
-    add_flag(group, "split", choices=get_args(Split), help="-eval, and -predict without PATH: the split of the data")
+    split_help = "-eval, -predict and -embed without PATH: the split of the data"
+    add_flag(group, "split", choices=get_args(Split), help=split_help)
     add_flag(
         group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file"
     )

@@ -1,4 +1,4 @@
-"""The values of `-predict` and its flags."""
+"""The values of `-predict` or `-embed`, and of their flags."""
 
 import argparse
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ class Prediction:
     folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
     threshold: the lowest probability of a label; images without one are labelled "unknown". None: no labels.
     explain: write a heat map of each image.
+    embeds: write features in place of labels (-embed).
     """
 
     path: str | None
@@ -28,28 +29,31 @@ class Prediction:
     excel: bool = False
     threshold: float | None = None
     explain: bool = False
+    embeds: bool = False
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
-    """The prediction that the flags ask for; None without `-predict`.
+    """The prediction that the flags ask for; None without `-predict` and `-embed`.
 
     Raises:
         UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
     """
-    if arguments.predict is None:
-        for name in ("top_k", "json", "format", "threshold", "explain", "split"):
-            if getattr(arguments, name) is not None and not (name == "split" and arguments.eval):
-                commands = "-eval and -predict" if name == "split" else "-predict"
-                raise UserError(f"-{name} is a flag of {commands}; add the command, or remove it")
+    command = "predict" if arguments.embed is None else "embed"
+    value = getattr(arguments, command)
+    for name in ("top_k", "json", "format", "threshold", "explain", "split"):
+        commands = ("eval", "predict", "embed") if name == "split" else ("predict",)
+        if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
+            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")
+    if value is None:
         return None
-    for name in (name for name in ("eval", "profile") if getattr(arguments, name)):
-        raise UserError(f"-predict and -{name} are two commands; remove one of them")
-    path = None if arguments.predict is True else arguments.predict
+    for name in (name for name in {"predict", "eval", "profile"} - {command} if getattr(arguments, name)):
+        raise UserError(f"-{command} and -{name} are two commands; remove one of them")
+    path = None if value is True else value
     if path == "":
-        raise UserError("-predict: the path is empty; give an image, a folder or a list, or remove the '='")
+        raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
     if path is not None:
         for name in (name for name in ("split", "dataset", "data_path") if getattr(arguments, name) is not None):
-            raise UserError(f"-predict PATH labels the images of PATH; remove the path, or -{name}")
+            raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
     top_k = 5 if arguments.top_k is None else arguments.top_k
     if top_k < 1:
         raise UserError(f"-top_k {top_k}: must be at least 1")
@@ -57,5 +61,5 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     folder = Path(arguments.output) if arguments.output else None
-    is_excel, explain = arguments.format == "excel", bool(arguments.explain)
-    return Prediction(path, top_k, folder, bool(arguments.json), is_excel, threshold, explain)
+    is_excel, explain, embeds = arguments.format == "excel", bool(arguments.explain), command == "embed"
+    return Prediction(path, top_k, folder, bool(arguments.json), is_excel, threshold, explain, embeds)

@@ -45,6 +45,11 @@ class Model(Section):
     tune: Annotated[str, AfterValidator(_check_tune)] = Field(
         "full", description="what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
     )
+    features: Literal["pre_logits", "token", "avg", "token_avg"] = Field(
+        "pre_logits",
+        description="input of the head, and output of -embed; pre_logits: the model's own; of a ViT also token: the "
+        "class token; avg: the average of the patch tokens; token_avg: both",
+    )
     lora: Lora = Lora()
     freeze_backbone: bool = Field(False, description="PaddleViT's key of TUNE head")
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")

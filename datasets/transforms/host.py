@@ -1,6 +1,6 @@
 """Host transforms: operations on one image, in a loading worker.
 
-To add an operation, write a class with `__call__(image, rng)` and add it to `host_operations`. The operations of a
+To add an operation, write a function of (options, image, rng) and add it to `host_operations`. The operations of a
 sample share one generator, which is a function of (seed, epoch, sample index, repeat).
 
 Flips are computed here: on the host a flip takes a hundredth of the time of decoding; in a batch on a CPU, a tenth.
@@ -10,6 +10,7 @@ Legend: B images per batch, C channels, S pixels on a side.
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,53 +26,32 @@ _SMALL = 32  # pixels on a side, to which images are resized in 30 microseconds
 _ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 
-class RandomResizedCrop:
+def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014). Only the box is decoded if possible."""
-
-    def __init__(self, data: Data) -> None:
-        self.size, self.interpolation = data.image_size, data.interpolation
-        self.scale, self.ratio = data.random_crop_scale, data.random_crop_ratio
-
-    def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
-        box = random_crop_box(*image.size, self.scale, self.ratio, rng)
-        return resize(image.crop(box), self.size, self.size, self.interpolation)
+    box = random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)
+    return resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
 
 
-class CenterCrop:
+def central_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """The center of the image, resized to (C, S, S)."""
-
-    def __init__(self, data: Data) -> None:
-        self.arguments = data.image_size, data.crop_pct, data.interpolation
-
-    def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
-        return center_crop(image.pixels, *self.arguments)
+    return center_crop(image.pixels, data.image_size, data.crop_pct, data.interpolation)
 
 
-class WholeImage:
+def whole_image(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """The whole image as (C, S, S), in other proportions or with a border: DATA.RESIZE squash and pad."""
-
-    def __init__(self, data: Data) -> None:
-        self.size, self.interpolation, self.mean = data.image_size, data.interpolation, data.imagenet_mean
-        self.pads = data.resize == "pad"
-
-    def __call__(self, image: LazyImage, rng: random.Random) -> torch.Tensor:
-        if self.pads:
-            return pad_to_square(image.pixels, self.size, self.mean, self.interpolation)
-        return resize(image.pixels, self.size, self.size, self.interpolation)
+    if data.resize == "pad":
+        return pad_to_square(image.pixels, data.image_size, data.imagenet_mean, data.interpolation)
+    return resize(image.pixels, data.image_size, data.image_size, data.interpolation)
 
 
-class RandomHorizontalFlip:
-    def __init__(self, data: Data) -> None:
-        self.probability = data.hflip_prob
-
-    def __call__(self, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
-        return image.flip(-1) if rng.random() < self.probability else image
+def random_flip(data: Data, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return image.flip(-1) if rng.random() < data.hflip_prob else image
 
 
 def host_operations(data: Data, train: Train) -> list[_ImageOperation]:
     """The operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order."""
     policies = build_policies(data, train)
-    return [RandomHorizontalFlip(data), *([PillowPolicies(policies)] if policies else [])]
+    return [partial(random_flip, data), *([PillowPolicies(policies)] if policies else [])]
 
 
 class HostTransform:
@@ -123,11 +103,11 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     operations, crop = host_operations(data, train), (*data.random_crop_scale, *data.random_crop_ratio)
     augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)
     is_costly = augments or data.image_size > _SMALL
-    first = RandomResizedCrop(data) if data.resize == "crop" else WholeImage(data)
-    return HostTransform(first, operations, drawing, seed, is_costly=is_costly)
+    first = random_resized_crop if data.resize == "crop" else whole_image
+    return HostTransform(partial(first, data), operations, drawing, seed, is_costly=is_costly)
 
 
 def build_eval_host_transform(data: Data) -> HostTransform:
     """The host transform of validation images."""
-    crop = CenterCrop(data) if data.resize == "crop" else WholeImage(data)
-    return HostTransform(crop, is_costly=data.image_size > _SMALL)
+    crop = central_crop if data.resize == "crop" else whole_image
+    return HostTransform(partial(crop, data), is_costly=data.image_size > _SMALL)

@@ -6,12 +6,14 @@ translations in pixels. Images are gray (mode L) or RGB.
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from PIL import Image, ImageEnhance, ImageOps
 
 MAX_MAGNITUDE = 10
 _FILL = 128
+_ENHANCED = ("Color", "Contrast", "Brightness", "Sharpness")
 
 
 def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
@@ -35,6 +37,10 @@ def _affine(image: Image.Image, *matrix: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=fill)
 
 
+def _enhance(kind: Callable[[Image.Image], Any], image: Image.Image, factor: float) -> Image.Image:
+    return kind(image).enhance(factor)
+
+
 # Operation -> (image, argument) -> image
 OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
     "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
@@ -44,10 +50,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
     "Posterize": posterize,
     "Solarize": ImageOps.solarize,
     "SolarizeAdd": _solarize_add,
-    "Color": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-    "Contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
-    "Brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
-    "Sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+    **{name: partial(_enhance, getattr(ImageEnhance, name)) for name in _ENHANCED},
     "ShearX": lambda image, factor: _affine(image, 1, factor, 0, 0, 1, 0),
     "ShearY": lambda image, factor: _affine(image, 1, 0, 0, factor, 1, 0),
     "TranslateX": lambda image, pixels: _affine(image, 1, 0, pixels, 0, 1, 0),
@@ -57,48 +60,27 @@ OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
 _Argument = Callable[[float, random.Random], Any]  # (share of the maximum magnitude, 0 to 1; generator) -> argument
 
 
-def _no_argument(share: float, rng: random.Random) -> None:
-    return None
-
-
 def _signed(value: float, rng: random.Random) -> float:
     return -value if rng.random() > 0.5 else value
 
 
-def _enhance(share: float, rng: random.Random) -> float:
-    return share * 1.8 + 0.1
-
-
 # Operation -> argument as a function of the magnitude, in AutoAugment.
 ARGUMENTS: dict[str, _Argument] = {
-    "AutoContrast": _no_argument,
-    "Equalize": _no_argument,
-    "Invert": _no_argument,
+    **dict.fromkeys(("AutoContrast", "Equalize", "Invert"), lambda share, rng: None),
     "Rotate": lambda share, rng: _signed(share * 30, rng),
     "Posterize": lambda share, _: int(share * 4) + 4,
     "Solarize": lambda share, _: int(share * 256),
     "SolarizeAdd": lambda share, _: int(share * 110),
-    "Color": _enhance,
-    "Contrast": _enhance,
-    "Brightness": _enhance,
-    "Sharpness": _enhance,
+    **dict.fromkeys(_ENHANCED, lambda share, rng: share * 1.8 + 0.1),
     "ShearX": lambda share, rng: _signed(share * 0.3, rng),
     "ShearY": lambda share, rng: _signed(share * 0.3, rng),
     "TranslateX": lambda share, rng: _signed(share * 100, rng),
     "TranslateY": lambda share, rng: _signed(share * 100, rng),
 }
 
-
-def _enhance_increasing(share: float, rng: random.Random) -> float:
-    return max(0.1, 1 + _signed(share * 0.9, rng))
-
-
 # The same in RandAugment, where all effects increase with the magnitude.
 INCREASING_ARGUMENTS: dict[str, _Argument] = ARGUMENTS | {
     "Posterize": lambda share, _: 4 - int(share * 4),
     "Solarize": lambda share, _: 256 - int(share * 256),
-    "Color": _enhance_increasing,
-    "Contrast": _enhance_increasing,
-    "Brightness": _enhance_increasing,
-    "Sharpness": _enhance_increasing,
+    **dict.fromkeys(_ENHANCED, lambda share, rng: max(0.1, 1 + _signed(share * 0.9, rng))),
 }

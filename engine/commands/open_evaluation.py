@@ -71,7 +71,7 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         command = command.with_weights(found.path)
         del found  # the content of the checkpoint
     config, samples, split, data_notes = read_evaluation_data(command, context)
-    built = build_eval_model(config, context)
+    built = build_eval_model(config, context, needs_head=not (command.prediction and command.prediction.embeds))
     for note in (*built.notes, *data_notes):
         logger.note(note)
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))

@@ -1,43 +1,50 @@
-"""The prediction command."""
+"""The prediction command: labels, or features."""
 
-import json
+import csv
+import os
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
-
-import torch
 
 from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
-from datasets.sources.digest import digest_of
+from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.commands.shared_folder import check_shared
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.explain import EXPLANATIONS, write_maps
-from engine.evaluation.part_file import PartFile
+from engine.evaluation.part_file import PartFile, digest_inputs
 from engine.evaluation.predictions import CSV_FILE, Predictions
+from engine.evaluation.results import name_of_target
+from engine.features.store import extract
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
+from models.features import FeatureModel
+from utils.atomic_file import open_atomically
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
+from utils.tables import safe_cell
 
+ARRAY_FILE, TABLE_FILE = "embeddings.npy", "embeddings.csv"  # of -embed
 _SHOWN_ROWS = 10
 _BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
-_WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
 
 
 def predict(command: Command, context: ProcessContext) -> int:
-    """Labels the images of `-predict`, and writes `predictions.csv`; continues a run that was killed.
+    """Labels the images of `-predict`, and writes `predictions.csv`, or writes the features of the images of `-embed`.
+
+    It continues a run that was killed.
 
     Raises:
-        UserError: no image can be read; the file then has the reasons. Another process writes to the folder.
+        UserError: no image can be read; the file then has the reasons. Another process writes to the folder. The model
+            has no features.
     """
     logger, options = start_log(command, context), command.prediction
     assert options
@@ -45,7 +52,10 @@ def predict(command: Command, context: ProcessContext) -> int:
         check_writable(options.folder)
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples
-    folder = options.folder or open_new_folder(replace(command, config=config), context, logger, "predict-")
+    prefix = "embed-" if options.embeds else "predict-"
+    folder = options.folder or open_new_folder(replace(command, config=config), context, logger, prefix)
+    if options.embeds:
+        return _embed(opened, folder, options.path is None, logger)
     if context.is_main:
         folder.mkdir(parents=True, exist_ok=True)
     if options.explain:
@@ -82,19 +92,42 @@ def predict(command: Command, context: ProcessContext) -> int:
     return 0
 
 
+def _embed(opened: OpenedEvaluation, folder: Path, labelled: bool, logger: RunLogger) -> int:
+    """Writes `embeddings.npy`, and a table whose row i is about row i of the array."""
+    config, samples, started = opened.config, opened.samples, time.perf_counter()
+    model = FeatureModel(opened.model, config.model.name)
+    file = extract(config, samples, opened.evaluator, model, lambda digest: folder / f"{ARRAY_FILE}.part")
+    if file:
+        names = names_of_labels(samples, config.model.num_logits) if labelled else None
+        _write_table(folder / TABLE_FILE, samples, file.errors, names)
+        os.replace(file.path, folder / ARRAY_FILE)
+        file.state_path.unlink()
+        seconds, errors = time.perf_counter() - started, f"{len(file.errors)} of {len(samples)} have an error"
+        size = " x ".join(map(str, file.values.shape))
+        logger.info(f"----- Features {size} in {seconds:.1f} s; {errors}: {folder / ARRAY_FILE}, {TABLE_FILE}")
+    if broadcast_object(len(file.errors) if file else 0, opened.evaluator.context) == len(samples):
+        raise UserError(f"none of the {len(samples)} images can be read; {folder / TABLE_FILE} has the reasons")
+    return 0
+
+
+def _write_table(path: Path, samples: Samples, errors: dict[int, str], names: Sequence[str] | None) -> None:
+    with open_atomically(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["path", *["target"] * bool(names), "error"])
+        for index in range(len(samples)):
+            target = [name_of_target(samples.targets[index], names)] if names else []
+            image = samples.name(index).removeprefix("./")
+            writer.writerow(map(safe_cell, (image, *target, errors.get(index, ""))))
+
+
 def _open_part(
     folder: Path, opened: OpenedEvaluation, asked: Prediction, context: ProcessContext, logger: RunLogger
 ) -> PartFile:
     """The results of an earlier run with the same options, images and weights, or else an empty file."""
-    sections, samples = {"data", "model", "amp", "eval", "deterministic"}, opened.samples
-    options = opened.config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
-    digest = sha256(json.dumps([options, asked.top_k, asked.explain, context.device.type, digest_of(samples)]).encode())
-    for index in range(len(samples)):
-        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
-    for tensor in opened.model.state_dict().values():
-        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    samples, weights = opened.samples, opened.model.state_dict().values()
+    digest = digest_inputs(opened.config, samples, weights, asked.top_k, asked.explain, context.device.type)
     path = folder / f"{CSV_FILE}.part"
-    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest.hexdigest())
+    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest)
     if existed:
         start = f"continues after {part.num_samples} of {len(samples)} images" if part.num_samples else "starts again"
         logger.info(f"----- {path}: the prediction {start}, by the digest of weights, images and options")

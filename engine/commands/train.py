@@ -86,10 +86,18 @@ def _open_trainer(
     progress, checkpoint = position.progress, found and str(found.path.absolute())
     saved = {"checkpoint": checkpoint, "epoch": progress.epoch, "step": progress.step} if found else {}
     resume = next_command(command, f"-resume={run.folder.absolute()}", from_anywhere=True)
-    trainer = Trainer(run, begin_status(run.folder, context, resume, **saved), position)
+    trainer = _trainer_type(config)(run, begin_status(run.folder, context, resume, **saved), position)
     if report := trainer.report:
         trainer.status.on_end = lambda: report.update(now=True)
     return trainer, config, splits.test
+
+
+def _trainer_type(config: Config) -> type[Trainer]:
+    if config.model.tuned != "probe":
+        return Trainer
+    from engine.features.probe_trainer import ProbeTrainer  # imported where it is used
+
+    return ProbeTrainer
 
 
 def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int:

@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -32,6 +34,8 @@ from utils.status import RUN_LOG
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 TOP_K = 5
 _SECONDS_BETWEEN_LINES = 60.0
+
+Computed = tuple[dict[str, np.ndarray], dict[int, str]]  # arrays (N, ...), and the reasons of unreadable samples
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,19 @@ class Evaluator:
         self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
         """The results of each `every` batches of all ranks, on the main process; a collective call."""
+        rank_classes = partial(score_classes if self.multi_label else _rank_classes, top_k=top_k)
+        for computed in self.compute(model, batches, rank_classes, every, after_batch):
+            yield SampleResults(**computed[0], errors=computed[1]) if computed else None
+
+    def compute(
+        self,
+        model: nn.Module,
+        batches: Loader,
+        summarize: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]],
+        every: int,
+        after_batch: AfterBatch | None,
+    ) -> Iterator[Computed | None]:
+        """What `summarize` makes of outputs and targets, (B, ...) each, for each `every` batches, as `classify`."""
         parts: list[dict[str, torch.Tensor]] = []
         errors: dict[int, str] = {}
         sampler = batches.sampler
@@ -88,9 +105,8 @@ class Evaluator:
                 loaded = zip(self._with_progress(batches, sampler.end), sampler, strict=True)
                 for number, (batch, keys) in enumerate(loaded, 1):
                     with self.precision.autocast(), run_eagerly():
-                        logits = self.forward(model, self.transform(batch.images))
-                    rank_classes = score_classes if self.multi_label else _rank_classes
-                    parts.append(rank_classes(logits, batch.targets, top_k))
+                        outputs = self.forward(model, self.transform(batch.images))
+                    parts.append(summarize(outputs, batch.targets))
                     if batch.bad:
                         reasons = (error.reason for error in batch.bad)
                         errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
@@ -115,14 +131,14 @@ class Evaluator:
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {total} images done, {figures}")
 
     def forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """The logits float32 (B, C) of normalized images (B, channels, S, S)."""
+        """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""
         logits = model(images).float()
         logits = (logits + model(images.flip(-1)).float()) / 2 if self.flips else logits
         return logits if self.class_mask is None else logits.masked_fill(~self.class_mask, -torch.inf)
 
     def _gather(
         self, parts: list[dict[str, torch.Tensor]], errors: dict[int, str], num_samples: int
-    ) -> SampleResults | None:
+    ) -> Computed | None:
         """The results of the next `num_samples` samples, from the batches of all ranks; on the main process."""
         arrays = {}
         for name in list(parts[0]):
@@ -133,7 +149,7 @@ class Evaluator:
         all_errors = gather_objects(errors, self.context)
         if not arrays:
             return None
-        return SampleResults(**arrays, errors={index: text for part in all_errors for index, text in part.items()})
+        return arrays, {index: text for part in all_errors for index, text in part.items()}
 
 
 def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> dict[str, torch.Tensor]:

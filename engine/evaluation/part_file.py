@@ -4,12 +4,32 @@ Each line is JSON: `SampleResults`, and as `key` a digest of all inputs with the
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
+from configs.schema import Config
+from datasets.sources.digest import digest_of
+from datasets.sources.samples import Samples
 from engine.evaluation.results import SampleResults
+
+_WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
+
+
+def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], *more: Any) -> str:
+    """A digest of all that the results of the samples depend on: options, images in their order, weights, `more`."""
+    sections = {"data", "model", "amp", "eval", "deterministic"}
+    options = config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
+    digest = sha256(json.dumps([options, *more, digest_of(samples)]).encode())
+    for index in range(len(samples)):
+        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
+    for tensor in weights:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class PartFile:

@@ -33,9 +33,11 @@ class EvalModel:
     notes: list[str | Fact]
 
 
-def build_eval_model(config: Config, context: ProcessContext) -> EvalModel:
+def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
+    """Without `needs_head`, the weights need no head, and the model is for its features."""
     allow_kernels(config.model.attention, context.device)
-    model, notes = build_model(config.model, config.data, context.device, needs_head=True)
+    options = config.with_model(tune="full", freeze_backbone=False).model  # nothing is trained
+    model, notes = build_model(options, config.data, context.device, needs_head)
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)

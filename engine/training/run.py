@@ -13,6 +13,7 @@ from datasets.loading.batches import BatchSource, build_eval_loader
 from datasets.loading.loader import Loader
 from datasets.sources.checks import notes_on
 from datasets.sources.digest import digest_of
+from datasets.sources.samples import Samples
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.split_entry import HELD_OUT_FILE, split_to_entry
 from engine.evaluation.evaluate import Evaluator
@@ -51,7 +52,7 @@ class Run:
     """A training run in its folder.
 
     Attributes:
-        batches: for training, on this rank.
+        train: the samples. batches: of them, on this rank.
         bad_images: this rank's list of images that cannot be read.
         class_names: of the data, None if it has none.
         split: of the data, the entry of checkpoints.
@@ -60,6 +61,7 @@ class Run:
     folder: Path
     logger: RunLogger
     state: TrainState
+    train: Samples
     batches: BatchSource
     validation: Validation
     bad_images: BadImageList
@@ -106,7 +108,8 @@ def build_run(
     )
     reporter = _build_reporter(state, folder, logger)
     entry = split_to_entry(splits.split)
-    return Run(folder, logger, state, batches, validation, bad_images, reporter, splits.class_names, entry), position
+    parts = validation, bad_images, reporter, splits.class_names, entry
+    return Run(folder, logger, state, splits.train, batches, *parts), position
 
 
 def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], logger: RunLogger) -> None:

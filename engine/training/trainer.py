@@ -117,7 +117,7 @@ class Trainer:
         self.run.reporter.start_epoch(progress)
         self._start_clock()
         try:
-            train_steps(self.state, batches, progress, stop_step, self.after_step)
+            self._train_steps(batches, stop_step)
         except NonFiniteGradients as error:
             self._abort(error)
         if progress.done_steps < progress.steps:
@@ -142,6 +142,9 @@ class Trainer:
         if self.report:
             self.report.update(evaluated if is_best else None)
         return not ends
+
+    def _train_steps(self, batches: Iterator[Batch], stop_step: int) -> None:
+        train_steps(self.state, batches, self.progress, stop_step, self.after_step)
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""

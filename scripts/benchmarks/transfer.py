@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -39,32 +39,20 @@ EPOCHS = {5: 100, 20: 50, 100: 25}  # by training images per class
 Classes = dict[str, list[Path]]  # class -> images; every fifth is for validation
 
 
-class Method(NamedTuple):
-    """recipe: in configs/; None: of -cfg, without weights. top1: its key in result.json."""
-
-    recipe: str | None
-    options: tuple[str, ...] = ()
-    top1: str = "top1"
-
-
-METHODS = {
-    "from scratch": Method(None),
-    "k-NN": Method("probe", top1="knn_top1"),
-    "probe": Method("probe"),
-    "LoRA": Method("lora", ("TRAIN.BASE_LR=2e-3",)),
-    "last:2": Method("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=1e-3")),
-    "full": Method("finetune", ("TRAIN.BASE_LR=1e-3",)),
+# The recipe in configs/ (None: of -cfg, without weights), its options, and the key of the top-1 in result.json.
+METHODS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
+    "from scratch": (None, (), "top1"),
+    "k-NN": ("probe", (), "knn_top1"),
+    "probe": ("probe", (), "top1"),
+    "LoRA": ("lora", ("TRAIN.BASE_LR=5e-3",), "top1"),
+    "last:2": ("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=1e-2"), "top1"),
+    "full": ("finetune", ("TRAIN.BASE_LR=3e-3",), "top1"),
 }
 COLUMNS: dict[str, Any] = {
     "trained parameters": lambda one: f"{one['trained'][0]:,}",
     "seconds": lambda one: f"{statistics.median(one['seconds']):.1f}",
     "memory, GB": lambda one: f"{max(one['memory']) / 1e9:.2f}",
-    **{
-        f"{count} per class": lambda one, key=f"top1 at {count}": (
-            f"{statistics.mean(one[key]):.1f} ± {statistics.pstdev(one[key]):.1f}"
-        )
-        for count in EPOCHS
-    },
+    **{f"{count} per class": lambda one, count=count: mean_and_spread(one[f"top1 at {count}"]) for count in EPOCHS},
 }
 
 
@@ -73,7 +61,7 @@ def main(argv: list[str]) -> int:
     data = parse_command_line([f"-cfg={flags.cfg}"]).config.data
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // flags.jobs)))
     with TemporaryDirectory() as temporary, ThreadPoolExecutor(flags.jobs) as pool:
-        folder = (flags.output or Path(temporary)).absolute()
+        folder = Path(temporary)
         if not flags.images:
             write_image_folder(data, folder / "digits")
         classes = find_images(flags.images or folder / "digits")
@@ -115,8 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "images", type=Path, metavar="DIR", help=images)
     add_flag(parser, "seeds", type=positive, default=4, metavar="N", help="SEED 0 to N-1 (default: 4)")
     add_flag(parser, "jobs", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
-    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
 
 
 def find_images(folder: Path) -> Classes:

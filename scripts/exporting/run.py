@@ -20,7 +20,7 @@ from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained, without_images
 from utils.atomic_file import fsync_path
 from utils.distributed import single_process
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, print_escaped
 
 
 def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
@@ -44,19 +44,19 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
     for note in (*built.notes, *trained.notes):
-        _print(str(note))
+        print_escaped(str(note))
     model, config = built.fp32, trained.config
     reference = read_reference(flags.check, model, config) if flags.check else None
     reference = make_reference(model, samples, config.data) if samples else reference
     difference = export(model, trained, reference, kind, target)
     if reference:
-        _print(
+        print_escaped(
             f"Compared: {len(reference.images)} {reference.title}: the logits differ by at most {difference:.1e} "
             f"(limit {TOLERANCE:.0e}; they range from {reference.logits.min():.2f} to {reference.logits.max():.2f})"
         )
     else:
-        _print("Not checked: the exported model was not run (-no_check)")
-    _print(f"Exported: {target} ({FORMATS[kind].title})")
+        print_escaped("Not checked: the exported model was not run (-no_check)")
+    print_escaped(f"Exported: {target} ({FORMATS[kind].title})")
     return 0
 
 
@@ -120,7 +120,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _print(text: str) -> None:
-    print(escape_control_characters(text), flush=True)

@@ -17,7 +17,7 @@ from models.weights.names import State
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.atomic_file import atomic_save
 from utils.distributed import single_process
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, print_escaped
 from utils.tables import aligned_table
 
 _MAX_COLUMN_CHARS = 100
@@ -52,11 +52,11 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
         rows.append((str(path), metric.text(own_score), metric.text(trial), "added" if is_added else "left out"))
     print(aligned_table(("weights", metric.title, f"average {metric.title}", ""), rows, _MAX_COLUMN_CHARS))
     if count == 1:
-        _print(f"Nothing was written: no weights improve on {best}; use that")
+        print_escaped(f"Nothing was written: no weights improve on {best}; use that")
         return
     output = output or paths[0].with_name("average.pth")
     evaluation.save(soup, output)
-    _print(f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={output}")
+    print_escaped(f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={output}")
 
 
 def add_to_mean(mean: State, state: State, count: int) -> State:
@@ -109,7 +109,7 @@ def _checkpoints(run: Path) -> list[Path]:
         try:
             checkpoint = load_checkpoint(path)
         except UserError as error:
-            print(escape_control_characters(f"skipped: {error}"), file=sys.stderr)
+            print_escaped(f"skipped: {error}", file=sys.stderr)
             continue
         found.setdefault((checkpoint["epoch"], checkpoint["done_steps"]), path)
     return list(found.values())
@@ -124,7 +124,3 @@ def _check_same_data(trained: TrainedModel, path: Path) -> None:
     preprocessing = trained.description["preprocessing"]
     if (other.preprocessing or preprocessing) != preprocessing:
         raise UserError(f"{path}: was trained with another preprocessing than {trained.weights}; give others")
-
-
-def _print(text: str) -> None:
-    print(escape_control_characters(text))

@@ -9,6 +9,7 @@ MISMATCHES = {
     "SEED=1": "SEED 0, this run has 1",
     "DATA.DATASET=folder": "DATA.DATASET 'csv', this run has 'folder'",
     "DATA.DATA_PATH=other": "DATA.DATA_PATH 'data', this run has 'other'",
+    "DATA={FOLDS: 5, FOLD: 1}": "DATA.FOLD 0, this run has 1",
     "MODEL.DEPTH=3": "MODEL.DEPTH 12, this run has 3",
     "MODEL.PRETRAINED=x.pth": None,
     "MODEL.RESUME=auto": None,
@@ -21,7 +22,8 @@ MISMATCHES = {
 @pytest.mark.parametrize("option", MISMATCHES)
 def test_first_difference(tmp_path, option):
     argv = ["-dataset=csv", "-data_path=data"]
-    (tmp_path / "config.yaml").write_text("DATA: {DATASET: csv, DATA_PATH: data}")
+    folds = ", FOLDS: 5, FOLD: 0" if "FOLD" in option else ""
+    (tmp_path / "config.yaml").write_text(f"DATA: {{DATASET: csv, DATA_PATH: data{folds}}}")
     config = parse_command_line([*argv, "-opts", option]).config
     assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]
 

@@ -50,7 +50,7 @@ def test_too_few_images_are_refused(tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_trains_the_backbone_with_its_preprocessing(name):
-    flags = [*command(METHODS[name].recipe, RECIPE, "best.pth", 5, 3), *METHODS[name].options]
+    flags = [*command(METHODS[name][0], RECIPE, "best.pth", 5, 3), *METHODS[name][1]]
     config, backbone = parse_command_line(flags).config, parse_command_line([f"-cfg={RECIPE}"]).config
     assert (config.seed, config.train.num_epochs, config.model.num_classes) == (3, EPOCHS[5], None)
     assert config.data.imagenet_mean == backbone.data.imagenet_mean and config.data.affine_degrees == 10
@@ -59,7 +59,7 @@ def test_each_method_trains_the_backbone_with_its_preprocessing(name):
     assert (config.model.tuned, config.model.pretrained) == (expected, None if name == "from scratch" else "best.pth")
 
 
-def test_the_table_has_a_row_per_method(folder, tmp_path, monkeypatch, capsys):
+def test_the_table_has_a_row_per_method(folder, monkeypatch, capsys):
     """A probe and k-NN share one run."""
     started = []
 
@@ -74,7 +74,7 @@ def test_the_table_has_a_row_per_method(folder, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(transfer, "run_program", run)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert transfer.main([f"-images={folder}", f"-output={tmp_path}", "-seeds=2"]) == 0
+    assert transfer.main([f"-images={folder}", "-seeds=2"]) == 0
     assert len(started) == 1 + (len(METHODS) - 1) * len(EPOCHS) * 2
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == [f"| {name}" for name in METHODS]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, UserError, escape_control_characters, to_single_line
+from utils.errors import Findings, UserError, print_escaped, to_single_line
 from utils.processes.launch import claim_error_line
 from utils.processes.launcher import rank_of_process
 from utils.signals import Interrupted, raise_on_signals
@@ -38,7 +38,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         # An error of all ranks is printed once: the launcher terminates the ranks that wait.
         time.sleep(min(0.5 * rank_of_process(), 3.0))
         if claim_error_line():
-            print(f"error: {escape_control_characters(message)}", file=sys.stderr, flush=True)
+            print_escaped(f"error: {message}", file=sys.stderr)
         return error.status
     except Interrupted as signal:
         record_run_end("interrupted", signal.status, signal=str(signal))

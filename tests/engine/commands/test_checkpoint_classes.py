@@ -108,23 +108,30 @@ def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
     )
 
 
-def test_the_split_is_that_of_the_training(images, tmp_path, cpu):
-    """The fraction of the training does not apply to another folder; one that is set for the evaluation does."""
-    split = ["DATA.VAL_FRACTION=0.2", "DATA.SPLIT_SEED=3"]
+@pytest.mark.parametrize("rule", [["DATA.VAL_FRACTION=0.2"], ["DATA.FOLDS=5", "DATA.FOLD=4"]])
+def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule):
+    """The split of the training does not apply to another folder; one that is set for the evaluation does."""
+    split, halves = [*rule, "DATA.SPLIT_SEED=3"], ["DATA.FOLDS=2", "DATA.FOLD=0"]
     folder = train(argv_for(images, tmp_path, *SIZE, *GREY, *AS_IT_IS, *split, "TRAIN.NUM_EPOCHS=1"), cpu)
     other = shutil.copytree(images, tmp_path / "other")
     weights = f"MODEL.PRETRAINED={folder / 'best.pth'}"
-    for data, more, count in ((images, (), 16), (other, split, 80), (other, ["DATA.VAL_FRACTION=0.5"], 40)):
+    for data, more, count in (
+        (images, (), 16),
+        (other, split, 80),
+        (other, ["DATA.VAL_FRACTION=0.5"], 40),
+        (other, halves, 40),
+    ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
         config, samples, _, _ = read_evaluation_data(command, cpu)
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
 
 
-def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu):
+@pytest.mark.parametrize("rule", [[], ["DATA.FOLDS=10", "DATA.FOLD=3"]])
+def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     """In its checkpoints and its folder; of an older checkpoint, the split is by position, and the log says so."""
     data = shutil.copytree(images, tmp_path / "data")
-    options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS)
+    options = argv_for(data, tmp_path / "out", *SIZE, *GREY, *AS_IT_IS, *rule)
     folder = train([*options, "TRAIN.NUM_EPOCHS=1"], cpu)
     held_out = json.loads((folder / "held_out.json").read_text())["held_out"]
     assert len(held_out) == 8

@@ -6,6 +6,7 @@ from faults.checkpoints import checkpoint_faults, resume_faults
 from faults.command_line import command_line_faults, recipe_faults
 from faults.data import data_set_faults, list_faults
 from faults.distillation import distillation_faults
+from faults.features import feature_faults
 from faults.images import image_faults
 from faults.prediction import prediction_faults
 from faults.runner import Fault
@@ -20,8 +21,8 @@ from utils.errors import MAY_PASS
 
 _SUBJECTS = (
     command_line_faults, recipe_faults, list_faults, data_set_faults, image_faults, tar_faults, server_faults,
-    cache_faults, weights_faults, distillation_faults, prediction_faults, checkpoint_faults, resume_faults,
-    sharded_faults, output_faults, signal_faults, rank_faults, worker_faults,
+    cache_faults, weights_faults, distillation_faults, prediction_faults, feature_faults, checkpoint_faults,
+    resume_faults, sharded_faults, output_faults, signal_faults, rank_faults, worker_faults,
 )  # fmt: skip
 
 

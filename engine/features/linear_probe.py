@@ -1,0 +1,92 @@
+"""Fits a linear classifier on features: multinomial logistic regression, or the loss of the run, with an L2 penalty.
+
+Legend: N samples, F width of the features, C classes.
+"""
+
+import math
+
+import torch
+
+from engine.training.losses.loss import Loss
+
+ROWS = 1 << 16  # of logits at a time
+_L2_VALUES = tuple(10.0**-exponent for exponent in range(7))  # from strong to weak
+_FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
+
+
+def fit_probe(
+    features: torch.Tensor, targets: torch.Tensor, num_classes: int, loss: Loss
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Weight (C, F), bias (C,), and their L2 penalty, which has the lowest loss on five folds; deterministic.
+
+    The fit is on standardized features; the weights are for the features as they are.
+
+    Args:
+        features: float32 (N, F), N >= 2. targets: int64 (N,), or multi-hot int8 (N, C). loss: see `build_loss`.
+    """
+    mean, std = features.mean(0), features.std(0, correction=0)
+    std = torch.where(std > 0, std, 1)
+    inputs = torch.cat([(features - mean) / std, features.new_ones(len(features), 1)], dim=1)
+    start = inputs.new_zeros(num_classes, inputs.shape[1])
+    l2 = _choose_l2(inputs, targets, loss, start)
+    fitted = fit_linear(inputs, targets, loss, l2, start)
+    weight = fitted[:, :-1] / std
+    return weight, fitted[:, -1] - weight @ mean, l2
+
+
+def fit_linear(
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    loss: Loss,
+    l2: float,
+    start: torch.Tensor,
+    iterations: int = _ITERATIONS,
+) -> torch.Tensor:
+    """Minimizes mean loss + l2 / 2 * |weight|^2 by L-BFGS: weight and bias (C, F + 1), from `start`.
+
+    scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N).
+
+    Args:
+        inputs: (N, F + 1); the last column, of ones, is for the bias, which has no penalty.
+    """
+    fitted = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [fitted], max_iter=iterations, tolerance_grad=1e-7, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = l2 / 2 * fitted[:, :-1].square().sum()
+        value.backward()
+        for rows, labels in zip(inputs.split(ROWS), targets.split(ROWS), strict=True):
+            part = loss(rows @ fitted.T, labels) / len(inputs)
+            part.backward()
+            value = value.detach() + part.detach()
+        return value
+
+    optimizer.step(objective)
+    return fitted.detach()
+
+
+def _choose_l2(inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, start: torch.Tensor) -> float:
+    """From the strongest penalty on, until the loss of the held-out folds rises; a fit starts from the one before."""
+    folds = stratified_folds(targets, min(_FOLDS, len(targets)))
+    fitted, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
+    for l2 in _L2_VALUES:
+        held_out_loss = 0.0
+        for fold, before in enumerate(fitted):
+            kept, held_out = folds != fold, folds == fold
+            fitted[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
+            held_out_loss += float(loss(inputs[held_out] @ fitted[fold].T, targets[held_out]))
+        if held_out_loss >= lowest:
+            break
+        best, lowest = l2, held_out_loss
+    return best
+
+
+def stratified_folds(targets: torch.Tensor, num_folds: int) -> torch.Tensor:
+    """The fold of each sample, (N,): the samples of a class, or of a set of labels, go to the folds in turn."""
+    classes = targets.unique(dim=0, return_inverse=True)[1]
+    folds = torch.empty_like(classes)
+    folds[classes.argsort(stable=True)] = torch.arange(len(targets), device=targets.device) % num_folds
+    return folds

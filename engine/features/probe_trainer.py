@@ -1,0 +1,98 @@
+"""A training whose only step fits the head on the features of the frozen backbone.
+
+Legend: N samples, F width of the features, C classes.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from datasets.batch import Batch
+from datasets.sources.samples import Samples
+from engine.features.knn import knn_top1
+from engine.features.linear_probe import ROWS, fit_probe
+from engine.features.store import extract
+from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.trainer import Trainer
+from models.features import FeatureModel
+from models.timm_model import classifiers
+from utils.distributed import broadcast_object, call_on_main
+from utils.errors import UserError
+from utils.metrics import BatchSums
+
+Features = tuple[torch.Tensor, torch.Tensor]  # of the readable samples, float32 (N, F), and their targets, (N, ...)
+
+
+class ProbeTrainer(Trainer):
+    """Has the epochs, files and results of `Trainer`; needs the options of `for_probe`.
+
+    The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
+    and for other probes with this backbone, these images and this preprocessing.
+    """
+
+    def _batches(self) -> Iterator[Batch]:
+        return iter(())
+
+    def _train_steps(self, batches: Iterator[Batch], stop_step: int) -> None:
+        run, weights = self.run, self.state.precision.weights
+        model = FeatureModel(self.state.eval_model, self.config.model.name)
+        heads = classifiers(weights.saved)
+        if len(heads) > 1 or not isinstance(heads[0], nn.Linear) or heads[0].bias is None:
+            raise UserError(
+                f"MODEL.TUNE probe: the head of {self.config.model.name} is not one linear layer; set it to head"
+            )
+        train = self._features(model, run.train, "train")
+        val = self._features(model, run.validation.files.samples, "val")
+        fitted = call_on_main(lambda: self._fit(train, val), self.context)  # None on other ranks
+        weight, bias, figures = broadcast_object(fitted[:3] if fitted else None, self.context)  # type: ignore[misc]
+        with torch.no_grad():
+            heads[0].weight.copy_(weight)
+            heads[0].bias.copy_(bias)
+        weights.sync_after_load()
+        self._evaluated |= figures
+        if fitted:  # the sums are over all ranks
+            no = torch.zeros((), device=self.context.device)
+            self.progress.sums.add_step(fitted[3], no, no > 0)
+        self.progress.done_steps += 1
+        self.after_step(self.progress)
+
+    def _features(self, model: FeatureModel, samples: Samples, split: str) -> Features:
+        """The features of a split on the main process, none on the others; a collective call."""
+        run, root = self.run, Path(self.config.save) / "features"
+        place = lambda digest: root / f"{split}-{digest[:16]}" / "features.npy"  # noqa: E731
+        evaluator, device = run.validation.evaluator, self.context.device
+        file = extract(self.config, samples, evaluator, model, place, run.bad_images, self._after_eval_batch)
+        if file is None:
+            return torch.empty(0), torch.empty(0)
+        readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
+        values = torch.from_numpy(file.values[readable])
+        if len(values) < 2 or not values.isfinite().all():
+            problem = "fewer than two images can be read" if len(values) < 2 else "NaN or infinite; use bfloat16"
+            raise UserError(f"MODEL.TUNE probe: features of {split}: {problem}")
+        return values.to(device), torch.from_numpy(samples.targets[readable]).to(device)
+
+    def _fit(self, train: Features, val: Features) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], BatchSums]:
+        """Weight (C, F) and bias (C,) on the CPU, figures for result.json, and the sums of the training images."""
+        config, matmul, classes = self.config, torch.backends.cuda.matmul, self.config.model.num_logits
+        class_weights = read_class_weights(config.loss, self.run.train.targets, classes, self.context.device)
+        loss = build_loss(config.loss, config.train.smoothing, class_weights)
+        tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
+        weight, bias, l2 = fit_probe(*train, classes, loss)
+        figures = {"probe_l2": l2}
+        self.run.logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+        if not config.data.multi_label:
+            figures["knn_top1"] = knn_top1(*train, *val, classes)
+            self.run.logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
+        sums = []
+        for rows, labels in zip(*(tensor.split(ROWS) for tensor in train), strict=True):
+            logits = F.linear(rows, weight, bias)
+            sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
+        matmul.allow_tf32 = tf32
+        return weight.cpu(), bias.cpu(), figures, reduce(add, sums)

@@ -1,0 +1,126 @@
+"""The features of a data set in a memory-mapped file, from which a killed extraction continues."""
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.decoding.bad_images import BadImageList
+from datasets.loading.batches import build_eval_loader
+from datasets.sources.samples import Samples
+from engine.checkpoint.run_folder import lock_run_folder
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.part_file import digest_inputs
+from models.features import FeatureModel
+from utils.atomic_file import atomic_write
+from utils.distributed import broadcast_object
+from utils.errors import UserError
+from utils.files import read_json
+from utils.status import RUN_LOG
+
+_BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
+
+
+class FeatureFile:
+    """Features float32 (N, F) of N samples in `path`, an .npy file; `path`.json says whose they are and how many.
+
+    Attributes:
+        values: (N, F), mapped; (N, 0) before the first ones. The row of a sample that cannot be read is NaN.
+        num_done: samples so far, the first ones. errors: the reason for each sample that cannot be read, by its index.
+    """
+
+    def __init__(self, path: Path, digest: str, num_samples: int) -> None:
+        """A file that is damaged starts again.
+
+        digest: of the weights, the samples and the preprocessing, see `digest_inputs`.
+
+        Raises:
+            UserError: the file is of another digest.
+        """
+        self.path, self.state_path, self.num_samples = path, path.with_name(f"{path.name}.json"), num_samples
+        self.values = np.empty((num_samples, 0), np.float32)
+        self._state = read_json(self.state_path)
+        if self._state.get("digest", digest) != digest:
+            raise UserError(f"{path}: has features of other weights, images or options; remove it")
+        with suppress(OSError, ValueError, LookupError, TypeError, EOFError):  # no file, or a damaged one
+            values = np.load(path, mmap_mode="r+")
+            is_whole = (len(values), values.dtype) == (num_samples, np.float32)
+            if is_whole and zlib.crc32(values[: self.num_done].data) == self._state["crc"]:
+                self.values = values
+        if not self.values.size:
+            self._state = {"digest": digest, "done": 0, "crc": 0, "errors": []}
+
+    @property
+    def num_done(self) -> int:
+        return self._state["done"]
+
+    @property
+    def errors(self) -> dict[int, str]:
+        return dict(self._state["errors"])
+
+    def append(self, features: np.ndarray, errors: dict[int, str]) -> None:
+        """features: float32 (M, F), of the next M samples. Raises OSError if the disk has no space for all samples."""
+        if not self.values.size:
+            self.values = self._allocate(features.shape[1])
+        features[[index - self.num_done for index in errors]] = np.nan
+        end = self.num_done + len(features)
+        self.values[self.num_done : end] = features
+        crc = zlib.crc32(np.ascontiguousarray(features).data, self._state["crc"])
+        self._state |= {"done": end, "crc": crc, "errors": [*self._state["errors"], *errors.items()]}
+        atomic_write(self.state_path, json.dumps(self._state))
+
+    def _allocate(self, width: int) -> np.ndarray:
+        """Reserves the space first: a write to a mapped file on a full disk kills the process."""
+        values = np.lib.format.open_memmap(self.path, "w+", np.float32, (self.num_samples, width))
+        try:
+            with open(self.path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
+        except OSError as error:
+            self.path.unlink()
+            fix = f"{values.nbytes / 1e6:,.1f} MB of features; free space, or choose another folder with -output"
+            raise OSError(error.errno, f"{error.strerror}: {fix}", self.path) from None
+        return values
+
+
+def extract(
+    config: Config,
+    samples: Samples,
+    evaluator: Evaluator,
+    model: FeatureModel,
+    place: Callable[[str], Path],
+    bad_images: BadImageList | None = None,
+    after_batch: Callable[[], None] = lambda: None,
+) -> FeatureFile | None:
+    """The features of all samples, on the main process: those that the file lacks are computed. A collective call.
+
+    The images are transformed, batched and computed as in an evaluation; with EVAL.TTA flip, features are the mean over
+    an image and its mirror image. Calls `after_batch` after each batch. place: digest -> path of the file.
+    """
+    context, file = evaluator.context, None
+    lock: AbstractContextManager[None] = nullcontext()
+    if context.is_main:
+        digest = digest_inputs(config, samples, model.backbone(), context.device.type)
+        path = place(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_run_folder(path.parent)
+    with lock:
+        if context.is_main:
+            file = FeatureFile(path, digest, len(samples))
+            logging.getLogger(RUN_LOG).info(f"----- Features: {file.num_done} of {len(samples)} are in {path}")
+        first = broadcast_object(file.num_done if file else 0, context)
+        if first < len(samples):
+            batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images, first)
+            keep = lambda outputs, targets: {"features": outputs}  # noqa: E731
+            evaluator = replace(evaluator, class_mask=None)  # features are no classes
+            every, after = _BATCHES_PER_WRITE, lambda *_: after_batch()
+            for computed in evaluator.compute(model, batches, keep, every, after):
+                if file and computed:
+                    file.append(computed[0]["features"], computed[1])
+    return file

@@ -1,0 +1,102 @@
+"""The fit of a probe against scikit-learn's LogisticRegression: the same objective on the same features."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+
+from configs.schema import Loss
+from engine.features.knn import knn_top1
+from engine.features.linear_probe import fit_linear, fit_probe, stratified_folds
+from engine.training.losses.loss import build_loss, read_class_weights
+
+N, F, C = 400, 12, 5
+
+
+@pytest.fixture
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Overlapping classes of different sizes, with features of very different scales."""
+    rng = np.random.default_rng(0)
+    targets = rng.choice(C, N, p=[0.4, 0.3, 0.15, 0.1, 0.05])
+    features = rng.normal(size=(C, F))[targets] + 1.5 * rng.normal(size=(N, F))
+    return torch.tensor(features * np.logspace(-2, 2, F) + 3, dtype=torch.float32), torch.tensor(targets)
+
+
+def standardized(features: torch.Tensor) -> torch.Tensor:
+    return (features - features.mean(0)) / features.std(0, correction=0)
+
+
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+@pytest.mark.parametrize("l2", [1e-1, 1e-3])
+def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
+    features, targets = standardized(data[0]), data[1]
+    options = Loss(CLASS_WEIGHTS=class_weight)
+    weights = read_class_weights(options, targets.numpy(), C, torch.device("cpu"))
+    inputs = torch.cat([features, torch.ones(N, 1)], dim=1)
+    fitted = fit_linear(inputs, targets, build_loss(options, 0.0, weights), l2, torch.zeros(C, F + 1)).double()
+    reference = LogisticRegression(C=1 / (l2 * N), class_weight=class_weight, tol=1e-10, max_iter=10000)
+    reference.fit(features.double().numpy(), targets.numpy())
+    expected = torch.tensor(np.column_stack([reference.coef_, reference.intercept_]))
+
+    def objective(parameters: torch.Tensor) -> float:
+        losses = torch.nn.functional.cross_entropy(inputs.double() @ parameters.T, targets, reduction="none")
+        factors = weights.double()[targets] if weights is not None else 1
+        return float((losses * factors).mean() + l2 / 2 * parameters[:, :-1].square().sum())
+
+    assert objective(fitted) == pytest.approx(objective(expected), rel=1e-6)
+    fitted[:, -1] -= fitted[:, -1].mean() - expected[:, -1].mean()  # a constant in all biases changes nothing
+    torch.testing.assert_close(fitted, expected, atol=5e-3, rtol=1e-2)
+
+
+def test_several_labels_are_independent_regressions(data):
+    features = standardized(data[0])
+    targets = torch.tensor(np.random.default_rng(1).random((N, 3)) < 0.3 + 0.2 * (features[:, :3].numpy() > 0))
+    loss = build_loss(Loss(NAME="bce", SUM_CLASSES=True), 0.0)
+    inputs = torch.cat([features, torch.ones(N, 1)], dim=1)
+    fitted = fit_linear(inputs, targets.to(torch.int8), loss, 1e-2, torch.zeros(3, F + 1))
+    for label in range(3):
+        reference = LogisticRegression(C=1 / (1e-2 * N), tol=1e-10, max_iter=10000).fit(features, targets[:, label])
+        expected = torch.tensor([*reference.coef_[0], *reference.intercept_], dtype=torch.float32)
+        torch.testing.assert_close(fitted[label], expected, atol=5e-3, rtol=1e-2)
+
+
+def test_the_weights_are_for_the_features_as_they_are(data):
+    """A constant feature, and other units of the features, change no prediction."""
+    features, targets = data
+    loss = build_loss(Loss(), 0.1)
+    weight, bias, l2 = fit_probe(features, targets, C, loss)
+    scaled = torch.cat([1000 * features - 7, torch.full((N, 1), 5.0)], dim=1)
+    other_weight, other_bias, other_l2 = fit_probe(scaled, targets, C, loss)
+    logits, other = features @ weight.T + bias, scaled @ other_weight.T + other_bias
+    torch.testing.assert_close(logits, other, atol=2e-2, rtol=1e-2)
+    assert l2 == other_l2 and (logits.argmax(1) == targets).float().mean() > 0.6
+    again = fit_probe(features, targets, C, loss)
+    assert torch.equal(again[0], weight) and torch.equal(again[1], bias)
+
+
+def test_noise_gets_a_strong_penalty_and_separable_classes_a_weak_one(data):
+    targets, loss = data[1], build_loss(Loss(), 0.0)
+    noise = torch.randn(N, F, generator=torch.Generator().manual_seed(0))
+    separable = noise + 20 * torch.nn.functional.one_hot(targets, F)
+    assert fit_probe(noise, targets, C, loss)[2] >= 0.1
+    assert fit_probe(separable, targets, C, loss)[2] <= 1e-3
+
+
+def test_folds_are_stratified():
+    targets = torch.tensor(np.random.default_rng(0).choice(4, 101, p=[0.5, 0.3, 0.15, 0.05]))
+    folds = stratified_folds(targets, 5)
+    counts = np.zeros((5, 4), int)
+    np.add.at(counts, (folds.numpy(), targets.numpy()), 1)
+    assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1
+    several = torch.nn.functional.one_hot(targets, 4).to(torch.int8)
+    assert torch.equal(stratified_folds(several, 5).bincount(), folds.bincount())
+
+
+def test_k_nn_is_that_of_scikit_learn(data):
+    """Of scikit-learn, with the weights of DINO as a function of the cosine distance."""
+    features, targets = data
+    reference = KNeighborsClassifier(20, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
+    reference.fit(features[:300], targets[:300])
+    expected = 100 * (reference.predict(features[300:]) == targets[300:].numpy()).mean()
+    assert knn_top1(features[:300], targets[:300], features[300:], targets[300:], C) == pytest.approx(expected)

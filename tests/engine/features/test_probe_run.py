@@ -1,0 +1,164 @@
+"""MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
+
+import csv
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, TINY_VIT, digits_flags, environment, read_result, run_folders, run_script, train
+from PIL import Image
+
+from configs.reading.command_line import parse_command_line
+from engine.commands.run import run
+from engine.features.store import FeatureFile
+from utils.errors import UserError
+
+
+def probe_flags(output: Path, trained: Path, *options: str) -> list[str]:
+    flags = [f"-pretrained={trained / 'best.pth'}", "-batch_size=50"]
+    return [*digits_flags(output), "MODEL.TUNE=probe", *options, *flags]
+
+
+def features_of(output: Path, split: str) -> np.ndarray:
+    (file,) = output.glob(f"features/{split}-*/features.npy")
+    return np.load(file)
+
+
+@pytest.fixture(scope="module")
+def probed(trained_digits, tmp_path_factory, cpu) -> Path:
+    return train(probe_flags(tmp_path_factory.mktemp("probe"), trained_digits()), cpu)
+
+
+def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
+    """-eval gives the figures of the run; the head is the fit on the features; the backbone is unchanged."""
+    result, before = read_result(probed), read_result(trained_digits())
+    assert result["top1"] > before["top1"] + 10 and result["knn_top1"] > 50 and result["finished"]
+    run(parse_command_line(["-eval", f"-resume={probed}", f"-output={tmp_path}"]), cpu)
+    (evaluated,) = run_folders(tmp_path, "eval")
+    keys = ("top1", "loss", "samples")
+    assert [read_result(evaluated)[key] for key in keys] == [result[key] for key in keys]
+    assert (probed / "evaluation" / "per_class.csv").exists()
+    model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
+    changed = {name for name in model if not torch.equal(model[name], backbone[name])}
+    assert changed == {"head.weight", "head.bias"}
+    val = features_of(probed.parent, "val")
+    assert features_of(probed.parent, "train").shape == (1437, 16)
+    run(parse_command_line(["-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}"]), cpu)
+    rows = list(csv.DictReader((tmp_path / "val" / "embeddings.csv").open()))
+    targets = np.array([int(row["target"]) for row in rows])
+    logits = val @ model["head.weight"].numpy().T + model["head.bias"].numpy()
+    assert 100 * (logits.argmax(1) == targets).mean() == pytest.approx(result["top1"])
+
+
+def test_keys_without_effect_are_named_and_options_are_refused(trained_digits, tmp_path, cpu, capsys):
+    command = parse_command_line([*probe_flags(tmp_path, trained_digits()), "-opts", "DATA.BALANCED_SAMPLING=true"])
+    (note,) = [note for note in command.notes if "no effect" in note]
+    keys = note.removeprefix("MODEL.TUNE probe: ").removesuffix(" have no effect").split(", ")
+    assert sorted(keys) == ["DATA.BALANCED_SAMPLING", "TRAIN.BASE_LR", "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS"]
+    with pytest.raises(UserError, match=r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
+        parse_command_line(probe_flags(tmp_path, trained_digits(), "PARALLEL.STRATEGY=fsdp"))
+    with pytest.raises(UserError, match=r"cannot be combined with MODEL.TUNE probe"):
+        parse_command_line([*probe_flags(tmp_path, trained_digits()), "-profile"])
+    distilled = ["-dataset=digits", "-model=deit_tiny_distilled_patch16_224", f"-output={tmp_path}"]
+    with pytest.raises(UserError, match=r"MODEL.TUNE probe: the head of .* is not one linear layer"):
+        run(parse_command_line([*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0"]), cpu)
+
+
+def test_features_are_reused_with_other_losses_and_refused_if_they_are_of_another_model(
+    probed, trained_digits, tmp_path, cpu, capsys, monkeypatch
+):
+    shutil.copytree(probed.parent / "features", tmp_path / "features")
+    monkeypatch.setattr(FeatureFile, "append", lambda *_: pytest.fail("computes features again"))
+    options = ("LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1", "SEED=3", "LOSS.NAME=bce")
+    assert read_result(train(probe_flags(tmp_path, trained_digits(), *options), cpu))["top1"] > 50
+    for folder in (tmp_path / "features").iterdir():  # a file of other weights in the place of these
+        text = (folder / "features.npy.json").read_text()
+        (folder / "features.npy.json").write_text(text.replace('"digest": "', '"digest": "0'))
+    with pytest.raises(UserError, match=r"features.npy: has features of other weights"):
+        train(probe_flags(tmp_path, trained_digits()), cpu)
+
+
+@pytest.mark.slow
+def test_ranks_and_a_stop_change_no_bit(probed, trained_digits, tmp_path, cpu, ranks, monkeypatch):
+    """Of the features of training and validation, the head, and -embed."""
+    flags = {number: probe_flags(tmp_path / str(number), trained_digits()) for number in (2, 3)}
+    embed = [f"-resume={probed}", "-split=train", "-batch_size_eval=50"]
+    for number in (2, 3):
+        ranks(number).run(flags[number], ["-embed", *embed, f"-output={tmp_path / f'embed {number}'}"])
+    run(parse_command_line(["-embed", *embed, f"-output={tmp_path / 'embed 1'}"]), cpu)
+    append = FeatureFile.append
+
+    def append_or_stop(file: FeatureFile, *arguments) -> None:
+        if file.num_done:
+            raise KeyboardInterrupt
+        append(file, *arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FeatureFile, "append", append_or_stop)
+        train(probe_flags(tmp_path / "stopped", trained_digits()), cpu)
+    train(probe_flags(tmp_path / "stopped", trained_digits()), cpu)
+    expected = features_of(probed.parent, "train")
+    for name in ("2", "3", "stopped"):
+        assert np.array_equal(features_of(tmp_path / name, "train"), expected)
+        assert np.array_equal(features_of(tmp_path / name, "val"), features_of(probed.parent, "val"))
+        (last,) = (torch.load(path)["model"] for path in (tmp_path / name).glob("*/best.pth"))
+        model = torch.load(probed / "best.pth")["model"]
+        assert all(torch.equal(last[key], model[key]) for key in model)
+    tables = {(tmp_path / f"embed {number}" / "embeddings.csv").read_text() for number in (1, 2, 3)}
+    assert len(tables) == 1
+    for number in (1, 2, 3):
+        assert np.array_equal(np.load(tmp_path / f"embed {number}" / "embeddings.npy"), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("killed", "continued"), [(1, 2), (2, 1)])
+def test_a_killed_embedding_continues_on_any_number_of_ranks(probed, tmp_path, cpu, killed, continued):
+    argv = ["-embed", f"-resume={probed}", "-split=train", "-batch_size_eval=1"]
+    run(parse_command_line([*argv, f"-output={tmp_path / 'whole'}"]), cpu)
+    command, state = [*argv, f"-output={tmp_path / 'out'}"], tmp_path / "out" / "embeddings.npy.part.json"
+    scripts = {1: ("main_single_gpu.py",), 2: ("main_multi_gpu.py", "-ngpus=2")}
+    process = subprocess.Popen([sys.executable, *scripts[killed], *command], cwd=ROOT, env=environment(),
+                               start_new_session=True, stdout=subprocess.DEVNULL)  # fmt: skip
+    try:
+        while not state.exists():
+            assert process.poll() is None
+            time.sleep(0.005)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "out" / "embeddings.npy").exists()
+    assert "Features: 0 of" not in run_script(*scripts[continued], *command)
+    for name in ("embeddings.npy", "embeddings.csv"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_several_labels_and_unreadable_images(tmp_path, cpu):
+    """The labels are the bright channels; one image of the training is damaged, and its row is left out."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 60), ("val", 30)):
+        lines = ["image_path,target"]
+        for number in range(count):
+            has = generator.random(3) < 0.4
+            pixels = (generator.integers(0, 90, (8, 8, 3)) + 110 * has).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"{split}{number}.png")
+            lines.append(f"{split}{number}.png,{'|'.join(np.array(['red', 'green', 'blue'])[has])}")
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "train1.png").write_bytes((tmp_path / "train1.png").read_bytes()[:40])
+    options = ["MODEL.TUNE=probe", "MODEL.FEATURES=token_avg", "MODEL.NUM_CLASSES=null", "DATA.MULTI_LABEL=true"]
+    argv = ["-dataset=csv", f"-data_path={tmp_path}", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts"]
+    argv += [*TINY_VIT, *options, "DATA.ON_BAD_IMAGE=skip", "LOSS.NAME=bce", "LOSS.CLASS_WEIGHTS=balanced"]
+    folder = train(argv, cpu)
+    result, features = read_result(folder), features_of(tmp_path / "out", "train")
+    assert result["mean_ap"] > 90 and result["knn_top1"] is None
+    assert features.shape == (60, 32) and np.flatnonzero(np.isnan(features).any(axis=1)).tolist() == [1]
+    assert "train1.png" in (folder / "bad_images_0.csv").read_text()
+    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
+    (evaluated,) = run_folders(tmp_path / "eval", "eval")
+    assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
