@@ -138,6 +138,8 @@ def _shard(
     name, train = config.parallel.strategy, config.train
     if not strategy.is_sharded:
         return [] if name == "ddp" else [f"Parallel: one process; PARALLEL.STRATEGY {name} has no effect"]
+    if config.model.tuned == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+        raise UserError(f"MODEL.TUNE lora: {name} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
     check_sharded_optimizer(train.optimizer)
     if train.model_ema_force_cpu:
         raise UserError(f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false")
