@@ -17,8 +17,8 @@ def for_probe(config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]
     """
     if config.model.tuned != "probe" or config.eval.enabled:
         return config, []
-    if config.parallel.strategy != "ddp":
-        raise UserError("PARALLEL.STRATEGY: MODEL.TUNE probe needs whole models; set it to ddp")
+    if (strategy := config.parallel.strategy) != "ddp":
+        raise UserError(f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp")
     train = Train().model_copy(update={**_TRAIN, "smoothing": config.train.smoothing})
     data = config.data.model_copy(update={**_DATA, "batch_size_eval": config.data.eval_batch_size})
     unused = [
