@@ -17,15 +17,7 @@ from engine.run.loggers.group import LoggerGroup
 from engine.run.plots import CURVES, draw_curves
 from engine.run.result import write_result
 from engine.run.step_report import StepReport, format_speed, log_lines
-from engine.run.tables import (
-    EPOCH_COLUMNS,
-    STEP_COLUMNS,
-    CsvFile,
-    cell,
-    metric_figures,
-    step_row,
-    training_scalars,
-)
+from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, cell, metric_figures, step_row, training_scalars
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
 from utils.columns import format_duration
