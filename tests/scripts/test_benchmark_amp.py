@@ -231,9 +231,7 @@ def test_each_mode_is_trained_with_each_seed(tmp_path, capsys, monkeypatch):
     argv = [*TINY, "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=1e-3"]
     train = benchmark_amp.train
     monkeypatch.setattr(
-        benchmark_amp,
-        "train",
-        lambda *given: train(*given) if given[2].name == "O1-bf16-seed1" else {"top1": 12.5},
+        benchmark_amp, "train", lambda *given: train(*given) if given[2].name == "O1-bf16-seed1" else {"top1": 12.5}
     )
     file, output = tmp_path / "a.json", tmp_path / "runs"
     flags = ["-accuracy", "-modes=fp32,O1-bf16", "-seeds=2", f"-json={file}", f"-output={output}"]
