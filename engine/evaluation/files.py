@@ -79,7 +79,7 @@ class EvaluationFiles:
         edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
         columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
         self._write_table(CALIBRATION, _BIN_COLUMNS, zip(*columns, strict=True))
-        self._write_table(COVERAGE, _COVERAGE_COLUMNS, (map(_cell, row) for row in coverage(results)))
+        self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
         return {**figures.macro(), "ece": bins.error}, mistakes

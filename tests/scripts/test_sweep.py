@@ -12,7 +12,8 @@ import pytest
 from conftest import ROOT
 
 from scripts import sweep
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
+from utils.files import try_lock
 
 DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
           "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
@@ -104,6 +105,8 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
     assert again[1][0] == [f"-resume={folder}"] and again[:1] + again[2:] == facts[:1] + facts[2:]  # no other one ran
     assert fake == [fake[0]] * 2 and "3 done" in capfd.readouterr().out
+    with open(Path(fake[0]) / ".lock") as other, pytest.raises(Unavailable, match="another process"):
+        assert try_lock(other) and sweep.main(argv)
 
 
 @pytest.mark.slow

@@ -41,18 +41,20 @@ def test_seeds_select_training_images_and_share_the_others(folder, tmp_path):
     assert {path.parent.name for path in found["0", "train"]} == {"c", "d"}
 
 
-def test_too_few_images_are_refused(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "0.png").touch()
-    with pytest.raises(UserError, match="a has 1 images; give 126 or more"):
-        find_images(tmp_path)
+def test_too_few_images_and_classes_are_refused(folder, tmp_path):
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "0.png").touch()
+    for images in (tmp_path, folder / "a", tmp_path / "none"):
+        with pytest.raises(UserError, match=f"^-images {images}: "):
+            find_images(images)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_trains_the_backbone_with_its_preprocessing(name):
     flags = [*command(METHODS[name][0], RECIPE, "best.pth", 5, 3), *METHODS[name][1]]
     config, backbone = parse_command_line(flags).config, parse_command_line([f"-cfg={RECIPE}"]).config
-    assert (config.seed, config.train.num_epochs, config.model.num_classes) == (3, EPOCHS[5], None)
+    epochs = 1 if config.model.tuned == "probe" else EPOCHS[5]  # a probe has no epochs of its own
+    assert (config.seed, config.train.num_epochs, config.model.num_classes) == (3, epochs, None)
     assert config.data.imagenet_mean == backbone.data.imagenet_mean and config.data.affine_degrees == 10
     assert (config.model.type, config.model.embed_dim, config.model.depth) == ("vit", 96, 4)
     expected = {"from scratch": "full", "k-NN": "probe", "LoRA": "lora"}.get(name, name)
