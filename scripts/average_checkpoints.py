@@ -44,9 +44,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
     what = "the checkpoints of RUN, or the best weights of several runs or files"
-    parser = script_parser(
-        "average_checkpoints.py", usage, f"Averages {what}, as long as the metric does not get worse."
-    )
+    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, unless the metric gets worse.")
     output = "checkpoint to write (default: average.pth in the first run's folder)"
     add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     return parser
