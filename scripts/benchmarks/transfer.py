@@ -90,7 +90,10 @@ def main(argv: list[str]) -> int:
             cost = {"trained": trained, "seconds": last["train_seconds"], "memory": last["peak_memory_bytes"]}
             return cost | {f"top1 at {count}": result[top1] for count, result in results.items()}
 
-        figures = take_turns(list(METHODS), flags.seeds, measure, flags.json)
+        try:
+            figures = take_turns(list(METHODS), flags.seeds, measure, flags.json)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupted script starts no more runs
     print_result(SCRIPT, argv, BATCH_SIZE, [figures_table(figures, COLUMNS)], flags.json, figures=figures)
     return 0
 
