@@ -100,9 +100,8 @@ class Reporter:
         self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
         sums, own_sums = progress.sums.reduced(self.context), progress.sums.totals()
-        self._epoch_start = self._report_start = _IntervalStart(
-            time.perf_counter(), sums, own_sums, self.timer.totals()
-        )
+        start = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
+        self._epoch_start = self._report_start = start
         self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
 
     def after_step(self, progress: EpochProgress) -> None:
