@@ -6,6 +6,7 @@ from scripts.benchmarks.gpu.plan import TRAINING
 from scripts.benchmarks.turns import SPEED, Figures, figures_table, memory, speed
 from utils.tables import markdown_table
 
+INVALID = ": invalid, the device was busy when its speed was measured"
 Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
 
 
@@ -39,7 +40,7 @@ def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
             share = ""
             if peak and SPEED in one and not setting.model and program != "ranks":
                 ratio = one[SPEED][0] * machine["training_flops_per_image"] / peak
-                share = f"{ratio:.1%}" + (
+                share = f"{ratio:.1%}{INVALID if ratio > 1 else ''}"
                     ": invalid, the device was busy when its speed was measured" if ratio > 1 else ""
                 )
             if one:  # else its turn has not ended
