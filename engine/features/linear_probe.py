@@ -10,7 +10,7 @@ import torch
 from engine.training.losses.loss import Loss
 
 ROWS = 1 << 16  # of logits at a time
-_L2_VALUES = tuple(10.0**-exponent for exponent in range(6))  # from strong to weak
+_L2_VALUES = tuple(10.0**-exponent for exponent in range(7))  # from strong to weak
 _FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
 
 

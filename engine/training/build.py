@@ -144,6 +144,8 @@ def _shard(
     name, train = config.parallel.strategy, config.train
     if not strategy.is_sharded:
         return [] if name == "ddp" else [f"Parallel: one process; PARALLEL.STRATEGY {name} has no effect"]
+    if config.model.tuned == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+        raise UserError(f"MODEL.TUNE lora: {name} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
     check_sharded_optimizer(train.optimizer)
     if train.clip_mode == "agc":
         raise UserError(f"TRAIN.CLIP_MODE agc: needs whole units, but {name} shards them; use PARALLEL.STRATEGY=ddp")

@@ -11,9 +11,7 @@ from torch import nn
 from configs.schema.model import Lora
 from models.timm_model import classifiers
 from models.tuning.lora import A, B
-from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import atomic_write
-from utils.file_formats.checkpoint_folder import SHARDS
 
 FOLDER = "adapter"  # beside the checkpoint
 _PREFIX = "base_model.model."
@@ -22,19 +20,15 @@ _PREFIX = "base_model.model."
 def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
     """Writes `adapter_model.safetensors`, with the trained head, and `adapter_config.json` beside a checkpoint.
 
-    content: of the checkpoint; of a folder of a sharded run the tensors are read again.
-
     Raises:
         OSError: a file cannot be written.
     """
-    if checkpoint.suffix == SHARDS:
-        content = open_shards(checkpoint)
     state = content["ema"] or content["model"]
     heads = [path for path, module in model.named_modules() if module in classifiers(model)]
     names = {name: f"{name}.weight" for name in state if name.endswith((f".{A}", f".{B}"))}
     targets = [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}")]
     names |= {name: name for name in state if name.startswith(tuple(f"{head}." for head in heads))}
-    tensors = read_stored({f"{_PREFIX}{to}": state[name] for name, to in names.items()})
+    tensors = {f"{_PREFIX}{to}": state[name] for name, to in names.items()}
     config = {
         "peft_type": "LORA", "r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout,
         "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,

@@ -129,10 +129,8 @@ def _read_safetensors(file: Path) -> Weights:
 
 
 def _read_shards(folder: Path) -> Weights:
-    content = open_shards(folder)
-    state, entry = _find_state(folder, content)
-    tensors = read_stored({name: one for name, one in state.items() if isinstance(one, StoredTensor)})
-    return Weights(_merged(tensors, content), entry)
+    state, entry = _find_state(folder, open_shards(folder))
+    return Weights(read_stored({name: one for name, one in state.items() if isinstance(one, StoredTensor)}), entry)
 
 
 def _merged(state: State, content: dict[str, Any]) -> State:

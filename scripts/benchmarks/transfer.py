@@ -45,7 +45,7 @@ METHODS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     "k-NN": ("probe", (), "knn_top1"),
     "probe": ("probe", (), "top1"),
     "LoRA": ("lora", ("TRAIN.BASE_LR=5e-3",), "top1"),
-    "last:2": ("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=5e-3"), "top1"),
+    "last:2": ("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=1e-2"), "top1"),
     "full": ("finetune", ("TRAIN.BASE_LR=3e-3",), "top1"),
 }
 COLUMNS: dict[str, Any] = {
@@ -91,7 +91,10 @@ def main(argv: list[str]) -> int:
             cost = {"trained": trained, "seconds": last["train_seconds"], "memory": last["peak_memory_bytes"]}
             return cost | {f"top1 at {count}": result[top1] for count, result in results.items()}
 
-        figures = take_turns(list(METHODS), flags.seeds, measure, flags.json)
+        try:
+            figures = take_turns(list(METHODS), flags.seeds, measure, flags.json)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupted script starts no more runs
     print_result(SCRIPT, argv, BATCH_SIZE, [figures_table(figures, COLUMNS)], flags.json, figures=figures)
     return 0
 

@@ -14,7 +14,7 @@ from utils.threads import DaemonPool
 
 HUB, LOCAL = "hf-hub:", "local-dir:"  # timm's prefixes of a model name
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
-ANSWER_SECONDS = 8.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
+ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 
 
 def model_folder(source: str, flag: str, *others: tuple[str, ...]) -> Path:
@@ -75,16 +75,14 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # each failed attempt is a warning
     name, _, tag = repository.partition("@")
     revision, pool = tag or "main", DaemonPool(1)
-
-    def find() -> str:
-        return next((file for file in names if hub.file_exists(name, file, revision=revision)), names[0])
-
+    exists = functools.partial(hub.file_exists, name, revision=revision)
     with explained(f"{ENDPOINT}/{name}/resolve/{revision}/{names[0]}", fix):
         for file in names:
             cached = hub.try_to_load_from_cache(name, file, revision=revision)
             if isinstance(cached, str):
                 return Path(cached)
-        file = pool.submit(find).result(ANSWER_SECONDS)  # the library's own limit is for each address of the server
+        found = pool.submit(lambda: next(filter(exists, names), names[0]))
+        file = found.result(ANSWER_SECONDS)  # the library's own limit is for each address of the server
         return Path(hub.hf_hub_download(name, file, revision=revision))
 
 
