@@ -41,8 +41,6 @@ def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
             if peak and SPEED in one and not setting.model and program != "ranks":
                 ratio = one[SPEED][0] * machine["training_flops_per_image"] / peak
                 share = f"{ratio:.1%}{INVALID if ratio > 1 else ''}"
-                    ": invalid, the device was busy when its speed was measured" if ratio > 1 else ""
-                )
             if one:  # else its turn has not ended
                 figures[f"{name}: {setting.mode}, {program}"] = one | {"share": share}
     return figures
