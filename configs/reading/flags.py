@@ -8,7 +8,7 @@ from typing import Any, NoReturn, get_args
 
 from configs.reading.key_help import HelpAction
 from configs.reading.prediction import Split
-from configs.reading.yaml_io import parse_value
+from configs.schema.data import AUTO
 from utils.errors import UserError
 
 _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
@@ -38,6 +38,13 @@ class Flag:
     off: Any = False
 
 
+def _batch_size(text: str) -> int | str:
+    try:
+        return text if text == AUTO else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a number nor {AUTO}") from None
+
+
 FLAGS = {
     "run": (
         Flag("amp", ("AMP.ENABLED",), bool, "mixed precision in training and evaluation"),
@@ -52,7 +59,7 @@ FLAGS = {
     "data": (
         Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), parse_value, "images per device, or auto"),
+        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), _batch_size, "images per device, or auto"),
         Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the memory of the GPU)"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", ("DATA.IMAGE_SIZE",), int, "height and width of the input, pixels"),

@@ -4,6 +4,7 @@ Each candidate trains two steps on random images in a process of its own: the pe
 memory ends no run, and the run that follows has the state of one with the size given.
 """
 
+import logging
 import math
 import multiprocessing
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
 from utils.signals import kill_children
+from utils.status import RUN_LOG
 
 _USABLE = 0.9  # of the memory: evaluations, checkpoints, fragments and the loader's batches need some
 _MIN_GROWTH = 0.02  # of the peak memory from one size to the next: the peak of a process on a CPU varies
@@ -51,6 +53,7 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[Config, st
         train = config.train.model_copy(update={"accum_iter": 1 if size == share * context.world_size else 2})
         trial = config.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
         peaks[size] = before + _measure_in_child(trial.model_copy(update={"train": train}), device)
+        logging.getLogger(RUN_LOG).info(f"----- -batch_size=auto: {size} needs {peaks[size] / 1e9:.2f} GB")
         return peaks[size]
 
     sizes = [size for size in range(1, share + 1) if share % size == 0]

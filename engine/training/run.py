@@ -8,6 +8,7 @@ from typing import Any
 from configs.reading.command_line import to_yaml
 from configs.reading.compare import non_default_options
 from configs.schema import Config
+from configs.schema.model import Model
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import BatchSource, build_eval_loader
 from datasets.loading.loader import Loader
@@ -93,7 +94,7 @@ def build_run(
     _log_parts(state, splits, notes, logger)
     if context.device.type == "cpu" and (note := busy_note()):
         logger.info(f"----- {note}")
-    for warning in (*splits.warnings, *_warnings(state)):
+    for warning in (*splits.warnings, *_warnings(state, is_new=found is None)):
         logger.warn(f"Warning: {warning}")
     record_environment(context, logger, found.run_folder if found else None)
     position = restore(state, logger, found)
@@ -138,15 +139,22 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
         logger.note(f"Data: {note}")
 
 
-def _warnings(state: TrainState) -> list[str]:
+def _warnings(state: TrainState, is_new: bool) -> list[str]:
     """Options that do not fit the size of this run, or this device."""
     train, layout = state.config.train, state.layout
     warnings = (
         lr_warning(train, layout.global_batch_size),
         average_warning(train, train.num_epochs * layout.steps_per_epoch),
         cpu_warning(state.context.device),
+        _frozen_warning(state.config.model) if is_new else None,
     )
     return [warning for warning in warnings if warning]
+
+
+def _frozen_warning(model: Model) -> str | None:
+    if model.tuned == "full" or model.pretrained:
+        return None
+    return f"MODEL.TUNE={model.tuned} keeps random weights: give the weights of the backbone with -pretrained"
 
 
 def _build_reporter(state: TrainState, folder: Path, logger: RunLogger) -> Reporter:

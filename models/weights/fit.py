@@ -56,7 +56,8 @@ def load_pretrained(
     notes = [f"weights: {file}{entry and f' ({entry})'}, {len(state)} tensors"]
     notes += _keep_fixed(model, state, own)
     notes += _resize_positions(model, state, own)
-    new_heads = _fit_heads(model, state, own, head_rows)
+    other_features = options is not None and options.features != "pre_logits"
+    new_heads = _fit_heads(model, state, own, head_rows, other_features)
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
@@ -104,7 +105,9 @@ def _resize_positions(model: nn.Module, state: State, own: State) -> list[str]:
     return [f"positions: resized as timm does: {summarize_names(resized)}"] if resized else []
 
 
-def _fit_heads(model: nn.Module, state: State, own: State, rows: Sequence[int] | None) -> list[str]:
+def _fit_heads(
+    model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool
+) -> list[str]:
     """Copies the model's own head to `state` if the file has no head of these classes, and its rows of new classes."""
     notes, is_other = list[str](), max(rows or (0,)) < 0
     for head in _head_names(model):
@@ -114,7 +117,9 @@ def _fit_heads(model: nn.Module, state: State, own: State, rows: Sequence[int] |
             _keep_rows(_output_layers(head, model.get_submodule(head)), state, own, torch.tensor(rows))
         weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
         counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
-        is_wider = any(state[name].ndim == 2 == own[name].ndim and name not in weights for name in in_file)
+        is_wider = other_features and any(
+            state[name].ndim == 2 == own[name].ndim and name not in weights for name in in_file
+        )
         if counts:
             notes.append(f"{head}: {counts[0][0]} classes in the file, {counts[0][1]} in the model: new head")
         elif names and not in_file:

@@ -173,7 +173,7 @@ FLAG_MISTAKES = {
     "pre-training of MAE": (["-mae_pretrain"], r"^-mae_pretrain: MAE's pre-training is not available"),
     "abbreviated": (["-e"], r"unknown flag -e"),
     "stray word": (["foo"], r"unknown flag foo"),
-    "type": (["-batch_size=x"], r"-batch_size.*invalid int value: 'x'"),
+    "type": (["-batch_size=x"], r"-batch_size.*'x'"),
     "value": (["-accum_iter=0"], r"-accum_iter: TRAIN.ACCUM_ITER is 0"),
     "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
     "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),

@@ -98,9 +98,9 @@ def test_real_shortage_of_memory(digits_argv, any_device, monkeypatch, place):
 
     monkeypatch.setattr(VisionTransformer, "forward", exhausting_forward)
     if place == "optimizer":
-        monkeypatch.setattr(torch.optim.AdamW, "step", lambda *args: exhaust(device))
+        monkeypatch.setattr(torch.optim.AdamW, "step", lambda *args, **options: exhaust(device))
     if place == "evaluation":
-        monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", lambda *args: exhaust(device))
+        monkeypatch.setattr("engine.evaluation.evaluate._rank_classes", lambda *args, **options: exhaust(device))
     memory = "GPU" if device.type == "cuda" else "host"
     flag = "-batch_size_eval" if place == "evaluation" else "-batch_size"
     with pytest.raises(UserError, match=rf"^out of {memory} memory with vit at {flag} 64, .*: lower {flag}"):
