@@ -115,6 +115,7 @@ class Data(Section):
     random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
     random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")
     hflip_prob: Probability = Field(0.5, description="training: probability of a horizontal flip")
+    vflip_prob: Probability = Field(0.0, description="training: probability of a vertical flip")
     repeated_augmentation: int = Field(
         1, ge=1, le=100, description="training: crops of an image per epoch, in place of other images (DeiT: 3)"
     )

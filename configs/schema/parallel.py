@@ -28,6 +28,9 @@ class Parallel(Section):
     comm_hook: Literal["none", "bf16", "fp16"] = Field(
         "none", description="ddp: dtype in which gradients are exchanged; none: their own"
     )
+    sync_bn: bool = Field(
+        False, description="ddp: batch norms use the mean and variance of all ranks' batches; see docs/clusters.md"
+    )
     bucket_mb: float | None = Field(
         None,
         ge=0,

@@ -48,10 +48,15 @@ def random_flip(data: Data, image: torch.Tensor, rng: random.Random) -> torch.Te
     return image.flip(-1) if rng.random() < data.hflip_prob else image
 
 
+def random_vertical_flip(data: Data, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return image.flip(-2) if rng.random() < data.vflip_prob else image
+
+
 def host_operations(data: Data, train: Train) -> list[_ImageOperation]:
     """The operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order."""
     policies = build_policies(data, train)
-    return [partial(random_flip, data), *([PillowPolicies(policies)] if policies else [])]
+    flips = [random_flip, random_vertical_flip] if data.vflip_prob else [random_flip]  # 0 draws nothing
+    return [*(partial(flip, data) for flip in flips), *([PillowPolicies(policies)] if policies else [])]
 
 
 class HostTransform:

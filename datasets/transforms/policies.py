@@ -17,6 +17,7 @@ from datasets.transforms.timm_policy import TimmPolicy, timm_policies
 
 _MAGNITUDE_STD = 0.5
 _LAYER_PROBABILITY = 0.5
+_BLUR_SIZE, _BLUR_STD = 23, (0.1, 2.0)  # pixels
 
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 
@@ -106,11 +107,40 @@ class ColorJitter:
         return image
 
 
-def build_policies(data: Data, train: Train) -> list[Policy]:
-    """The policies of a run, at most two.
+class Grayscale:
+    """Gray values in all channels with this probability, as torchvision's RandomGrayscale does it."""
 
-    AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only a 3a policy keeps the jitter, as in timm.
-    """
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
+        return image.convert("L").convert(image.mode) if rng.random() < self.probability else image
+
+
+class Blur:
+    """torchvision's GaussianBlur with timm's parameters: 23 x 23 pixels, standard deviation 0.1 to 2."""
+
+    def __init__(self, probability: float) -> None:
+        self.probability = probability
+
+    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
+        if rng.random() >= self.probability:
+            return image
+        from torchvision.transforms.functional import gaussian_blur  # type: ignore[import-untyped]  # slow
+
+        size = min(_BLUR_SIZE, 2 * min(image.size) - 1)  # the border of a smaller image cannot be reflected
+        return gaussian_blur(image, [size, size], [rng.uniform(*_BLUR_STD)])
+
+
+def build_policies(data: Data, train: Train) -> list[Policy]:
+    """The policies of a run, in timm's order."""
+    policies = _color_policies(data, train)
+    policies += [Grayscale(train.grayscale_prob)] if train.grayscale_prob else []
+    return policies + ([Blur(train.blur_prob)] if train.blur_prob else [])
+
+
+def _color_policies(data: Data, train: Train) -> list[Policy]:
+    """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
     jitter: list[Policy] = [ColorJitter(train.color_jitter)] if train.color_jitter else []
     if train.augment_policy:
         policy = TimmPolicy(train.augment_policy, data.image_size, data.imagenet_mean, data.interpolation)

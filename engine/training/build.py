@@ -13,6 +13,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.trained_on import trained_on_of
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
+from engine.parallel.sync_batch_norm import synchronize_batch_norms
 from engine.precision.policy import Precision
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
@@ -29,6 +30,7 @@ from engine.training.optimization.optimizer import (
     check_sharded_optimizer,
     describe_optimizer,
     describe_tuning,
+    outside_heads,
 )
 from engine.training.optimization.schedule import build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
@@ -62,6 +64,8 @@ def build_train_state(
     notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes + class_notes]
     notes += describe_tuning(model, config.model.tuned, train)
     strategy = build_strategy(config.parallel, context)
+    if config.parallel.sync_bn and context.world_size > 1:
+        model = synchronize_batch_norms(model, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
     is_fixed = strategy.is_sharded or precision.level == "O3"
@@ -74,6 +78,8 @@ def build_train_state(
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
     notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
+    if train.clip_mode == "agc":
+        precision.scaler.adaptively_clipped = outside_heads(model)
     graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
     notes += compile_notes
     if class_weights is not None:
@@ -141,6 +147,8 @@ def _shard(
     if config.model.tuned == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
         raise UserError(f"MODEL.TUNE lora: {name} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
     check_sharded_optimizer(train.optimizer)
+    if train.clip_mode == "agc":
+        raise UserError(f"TRAIN.CLIP_MODE agc: needs whole units, but {name} shards them; use PARALLEL.STRATEGY=ddp")
     if train.model_ema_force_cpu:
         raise UserError(f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false")
     about = strategy.shard(model, average and average.module, precision.gathered_dtype)

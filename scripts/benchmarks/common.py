@@ -1,6 +1,7 @@
 """Shared by the benchmarks: precision modes, names in flags, reasons of failures, printed and written results."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -16,6 +17,7 @@ from utils.atomic_file import atomic_write
 from utils.device import device_name, visible_gpus
 from utils.errors import UserError, did_you_mean
 
+_LOAD = os.getloadavg()[0]  # before the measurements, which add to it
 ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
 MODES = {"fp32": ("AMP.ENABLED=false", "AMP.TF32=false"), "tf32": ("AMP.ENABLED=false", "AMP.TF32=true")}
 MODES |= {
@@ -56,10 +58,11 @@ def print_result(
         "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "load": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
         "batch_size": batch_size,
         "command": f"python scripts/{script} {shlex.join(argv)}",
     }
-    line = "{device}, {threads} threads, torch {torch}, batch size {batch_size}: `{command}`"
+    line = "{device}, {threads} threads, load before {load}, torch {torch}, batch size {batch_size}: `{command}`"
     print(line.format(**environment), *texts, sep="\n\n")
     write_json(file, {"environment": environment, **result})
 

@@ -80,7 +80,8 @@ def run_turn(
     A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
 
     Returns:
-        images_per_second; if the program logs them, peak_memory_bytes and data_wait_share (below 5%: 0).
+        images_per_second, cpu_seconds_per_second; if the program logs them, peak_memory_bytes and data_wait_share
+        (below 5%: 0).
     Raises:
         UserError: the program ended, or took longer than `limit_seconds`.
     """
@@ -93,7 +94,7 @@ def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
     started = time.perf_counter()
     with _running(program, limit_seconds) as run:
         arrived, _ = run.next_reading()
-        return {"wall_seconds": arrived - started, "cpu_seconds": sum(map(_cpu_seconds, run.pids()))}
+        return {"wall_seconds": arrived - started, "cpu_seconds": run.cpu_seconds()}
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -174,6 +175,10 @@ class _Run:
                     found.append(pid)
         return found
 
+    def cpu_seconds(self) -> float:
+        """Of all processes, so far."""
+        return sum(map(_cpu_seconds, self.pids()))
+
     def time_steps(self, warmup: int, steps: int, prefetches: bool, images_per_step: int) -> dict[str, float]:
         before = arrived = time.perf_counter()
         first = Reading(0)
@@ -182,12 +187,13 @@ class _Run:
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
             arrived, first = self.next_reading()
-        last, last_arrived, waited = first, arrived, 0.0
+        last, last_arrived, waited, cpu_before = first, arrived, 0.0, self.cpu_seconds()
         while last.steps < first.steps + steps:
             before, (last_arrived, last) = last_arrived, self.next_reading()
             waited += last.data_wait_share * (last_arrived - before)
         seconds = last_arrived - arrived
         figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
+        figures["cpu_seconds_per_second"] = (self.cpu_seconds() - cpu_before) / seconds
         if "gigabytes" in self._log.groupindex:
             figures["peak_memory_bytes"] = last.memory_bytes
         if "wait" in self._log.groupindex:

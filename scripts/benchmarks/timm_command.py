@@ -100,6 +100,7 @@ def _data_values(config: Config) -> dict[str, Any]:
         "img-size": data.image_size, "in-chans": data.image_channels,
         "mean": data.imagenet_mean, "std": data.imagenet_std,
         "scale": data.random_crop_scale, "ratio": data.random_crop_ratio, "hflip": data.hflip_prob,
+        "vflip": data.vflip_prob or None,
         "train-interpolation": data.interpolation, "interpolation": data.interpolation,
         "color-jitter": 0, "crop-pct": data.crop_pct,
     }  # fmt: skip
@@ -128,6 +129,8 @@ def _training_values(config: Config) -> dict[str, Any]:
         "opt": optimizer.name.lower(), "opt-eps": optimizer.eps, "opt-betas": optimizer.betas,
         "opt-kwargs": kwargs or None,
         "momentum": optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
+        "clip-mode": train.clip_mode if train.grad_clip else None,
+        "grayscale-prob": train.grayscale_prob or None, "gaussian-blur-prob": train.blur_prob or None,
         "lr": train.base_lr, "warmup-lr": train.warmup_start_lr, "min-lr": train.end_lr,
         "sched": "cosine", "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
         "grad-accum-steps": train.accum_iter, "smoothing": train.smoothing,

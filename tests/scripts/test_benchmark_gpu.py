@@ -14,7 +14,7 @@ from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_train
 from scripts.benchmarks.gpu import machine, parts, plan
 from scripts.benchmarks.gpu.parts import Part, run_part
 from scripts.benchmarks.gpu.plan import TRAINING, build_parts
-from scripts.benchmarks.gpu.report import page
+from scripts.benchmarks.gpu.report import INVALID, page
 from scripts.flags import split_flags
 from utils.errors import UserError
 
@@ -88,11 +88,7 @@ def test_a_damaged_record_is_replaced(found, ran, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"),
-        (["-parts=jpg"], "-parts.* jpeg"),
-    ],
+    ("argv", "said"), [(["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"), (["-parts=jpg"], "-parts.* jpeg")]
 )
 def test_mistakes_are_reported_first(argv, said, ran, tmp_path):
     with pytest.raises(UserError, match=said):
@@ -194,11 +190,13 @@ def test_the_page_has_shares_of_the_machines_speed(tmp_path):
         "compiled": {"figures": {"ready": {"failed": "a | b"}, "bare": {}}},
         "tiny": {"figures": {"ready": one}},
         "fsdp": {"figures": {"ranks": one}},
+        "O1": {"figures": {"ready": one | {"images_per_second": [5000.0]}}},
         "O2": None,
     }
     text = page({name: {"outcome": "done", "seconds": 2.0, "result": results[name]} for name in results}, "python x.py")
     for line in (
         "`python x.py`", "| jpeg: O1-bf16, jpeg | 500.0 (500.0 to 500.0) | 50.0% | 20.00 |",
+        f"| O1: O1-bf16, ready | 5000.0 (5000.0 to 5000.0) | 500.0%{INVALID} | 20.00 |",
         "| compiled: O1-bf16, ready | failed: a \\| b |  |  |",
         "| fsdp: O1-bf16, ranks | 500.0 (500.0 to 500.0) |  | 20.00 |", "| O2 | done | 2 |",
         "| tiny: O1-bf16, ready | 500.0 (500.0 to 500.0) |  | 20.00 |",

@@ -1,6 +1,7 @@
 """benchmark_train.py and programs.py: logs, turns, command lines. No test here asserts a time."""
 
 import json
+import os
 import sys
 import time
 from contextlib import AbstractContextManager
@@ -113,6 +114,7 @@ def test_child_processes_end_with_the_program(tmp_path):
     code = code.replace("print(", f"open({str(pid_file)!r}, 'w').write(str(child.pid)); print(")
     found = run_turn(python(code), warmup=3, steps=5, limit_seconds=60, images_per_step=8)
     assert found["images_per_second"] > 0 and found["peak_memory_bytes"] == 1e9
+    assert 0 <= found["cpu_seconds_per_second"] <= os.cpu_count()
     assert_ended(int(pid_file.read_text()))
 
 
@@ -245,4 +247,4 @@ def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, train_py, capsys
     result = json.loads((tmp_path / "a.json").read_text())
     assert len(result["ratios"]["jpeg / timm"]) == 2 and result["environment"]["batch_size"] == 4
     assert min(result["figures"]["jpeg"]["peak_memory_bytes"]) > 1e8
-    assert result["figures"]["timm"].keys() == {"images_per_second"}
+    assert result["figures"]["timm"].keys() == {"images_per_second", "cpu_seconds_per_second"}

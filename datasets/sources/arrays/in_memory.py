@@ -47,6 +47,7 @@ class FakeImages(Samples):
     """Noise instead of images, to measure everything except reading files."""
 
     has_class_names = False
+    in_memory = True
 
     def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
         rng = np.random.default_rng(num_samples)

@@ -16,6 +16,8 @@ class Schedule:
     cosine: to `end_lr` (Loshchilov and Hutter, 2016). linear: to `end_lr`. step: multiplied by `decay_rate` every
     `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
     linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
+    The last `cooldown_steps` have `end_lr`, as in timm. Without `warmup_prefix` the warm-up replaces the start of the
+    decay.
 
     At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
@@ -28,17 +30,21 @@ class Schedule:
     name: str = "cosine"
     decay_steps: float = math.inf
     decay_rate: float = 1.0
+    cooldown_steps: float = 0.0
+    warmup_prefix: bool = True
 
     def lr_at(self, step: int) -> float:
         """The learning rate of optimizer step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.start_lr + (self.peak_lr - self.start_lr) * step / self.warmup_steps
+        decay_start = self.warmup_steps if self.warmup_prefix else 0
         if self.name == "step":
-            return max(self.end_lr, self.peak_lr * math.pow(self.decay_rate, step // self.decay_steps))
-        decay_start = self.warmup_steps
+            reductions = (step - decay_start) // self.decay_steps
+            return max(self.end_lr, self.peak_lr * math.pow(self.decay_rate, reductions))
+        decay_end = self.total_steps - self.cooldown_steps
         if self.name == "wsd":
-            decay_start = max(decay_start, self.total_steps - self.decay_steps)
-        share = min(1.0, max(0.0, step - decay_start) / max(1, self.total_steps - decay_start))
+            decay_start = max(decay_start, decay_end - self.decay_steps)
+        share = min(1.0, max(0.0, step - decay_start) / max(1, decay_end - decay_start))
         left = (1 + math.cos(math.pi * share)) / 2 if self.name == "cosine" else 1 - share
         return self.end_lr + (self.peak_lr - self.end_lr) * left
 
@@ -56,6 +62,8 @@ def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int)
         name=decay.name,
         decay_steps=(decay.decay_epochs or default_epochs) * steps_per_epoch,
         decay_rate=decay.decay_rate,
+        cooldown_steps=decay.cooldown_epochs * steps_per_epoch,
+        warmup_prefix=decay.name != "step" if decay.warmup_prefix is None else decay.warmup_prefix,
     )
 
 

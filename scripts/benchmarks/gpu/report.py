@@ -6,6 +6,7 @@ from scripts.benchmarks.gpu.plan import TRAINING
 from scripts.benchmarks.turns import SPEED, Figures, figures_table, memory, speed
 from utils.tables import markdown_table
 
+INVALID = ": invalid, the device was busy when its speed was measured"
 Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
 
 
@@ -38,7 +39,8 @@ def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
             peak = machine.get("peak_flops_per_second", {}).get(setting.mode)
             share = ""
             if peak and SPEED in one and not setting.model and program != "ranks":
-                share = f"{one[SPEED][0] * machine['training_flops_per_image'] / peak:.1%}"
+                ratio = one[SPEED][0] * machine["training_flops_per_image"] / peak
+                share = f"{ratio:.1%}{INVALID if ratio > 1 else ''}"
             if one:  # else its turn has not ended
                 figures[f"{name}: {setting.mode}, {program}"] = one | {"share": share}
     return figures

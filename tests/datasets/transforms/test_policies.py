@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from timm.data import create_transform
 from torchvision import transforms
 from torchvision.transforms.v2 import functional as TF
 
@@ -17,7 +18,9 @@ from datasets.transforms.host import build_host_transform
 from datasets.transforms.pillow_ops import INCREASING_ARGUMENTS, OPERATIONS
 from datasets.transforms.policies import (
     AutoAugment,
+    Blur,
     ColorJitter,
+    Grayscale,
     PillowPolicies,
     RandAugment,
     build_policies,
@@ -122,7 +125,32 @@ PRECEDENCE = [
     ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [TimmPolicy, ColorJitter]),
     ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "rand-t3a"}, [TimmPolicy, ColorJitter]),
     ({"AUGMENT_POLICY": "3a"}, [TimmPolicy]),
+    ({"COLOR_JITTER": 0.3, "BLUR_PROB": 0.1, "GRAYSCALE_PROB": 0.2}, [ColorJitter, Grayscale, Blur]),
 ]
+
+
+def test_gray_values_and_blur_equal_timms_transforms():
+    """The operations of `create_transform(grayscale_prob=1, gaussian_blur_prob=1)`; the same standard deviation."""
+    grayscale, apply_blur = create_transform(
+        24, is_training=True, color_jitter=None, grayscale_prob=1.0, gaussian_blur_prob=1.0, separate=True
+    )[1].transforms
+    image, blur = to_pillow(PIXELS), apply_blur.transforms[0]
+    assert Grayscale(1.0)(image, random.Random(0)).tobytes() == grayscale(image).tobytes()
+    assert (blur.kernel_size, tuple(blur.sigma)) == ((23, 23), (0.1, 2.0))
+    for seed in range(5):
+        rng = random.Random(seed)
+        sigma = (rng.random(), rng.uniform(0.1, 2.0))[1]
+        blurred = Blur(1.0)(image, random.Random(seed))
+        assert blurred.tobytes() == transforms.functional.gaussian_blur(image, [23, 23], [sigma]).tobytes()
+
+
+@pytest.mark.parametrize("policy", [Grayscale, Blur])
+def test_gray_values_and_blur_have_their_probability(policy):
+    """Also for an image smaller than the blur, and for one channel."""
+    rng, image = random.Random(0), to_pillow(PIXELS[:, :8, :6])
+    changed = sum(policy(0.3)(image, rng) is not image for _ in range(1000))
+    assert changed / 1000 == pytest.approx(0.3, abs=0.05)
+    assert policy(1.0)(image.convert("L"), rng).mode == "L"
 
 
 @pytest.mark.parametrize(("options", "kinds"), PRECEDENCE)
@@ -141,6 +169,7 @@ def test_precedence(options, kinds):
         {"AUGMENT_POLICY": "rand-n9"},
         {"AUGMENT_POLICY": "augmix-m3-w3"},
         {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
+        {"BLUR_PROB": 1.0, "GRAYSCALE_PROB": 0.5},
     ],
 )
 def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(data, options):
