@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from configs.schema.model import Lora
 from models.blocks import blocks_of
@@ -46,8 +45,6 @@ class _Adapted(nn.Module):
     def weight(self) -> torch.Tensor:
         weight, a = self._parameters["weight"], self.lora_A
         assert weight is not None
-        if isinstance(weight, DTensor):  # FSDP reads the frozen weight by this name; no pass computes with a part
-            return weight
         if self.training and self.lora_dropout:
             a = a * F.dropout(torch.ones_like(a[:1]), self.lora_dropout)
         return effective_weight(weight, a, self.lora_B, self.lora_alpha)
