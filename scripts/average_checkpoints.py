@@ -1,4 +1,4 @@
-"""Averages the weights of checkpoints, as long as the validation top-1 does not fall; writes them for -pretrained.
+"""Averages the weights of checkpoints, as long as EVAL.BEST_METRIC does not get worse; writes them for -pretrained.
 
     python scripts/average_checkpoints.py RUN
     python scripts/average_checkpoints.py RUN RUN RUN -output soup.pth
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
     what = "the checkpoints of RUN, or the best weights of several runs or files"
-    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, as long as the top-1 does not fall.")
+    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, unless the metric gets worse.")
     output = "checkpoint to write (default: average.pth in the first run's folder)"
     add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     return parser

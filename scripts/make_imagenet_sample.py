@@ -27,8 +27,7 @@ def main() -> None:
         lines = []
         for number in range(count):
             label = number % options.classes
-            name = f"n{label:08d}"
-            parent = f"train/{name}/{name}" if split == "train" else "val/val"
+            parent = f"train/n{label:08d}/n{label:08d}" if split == "train" else "val/val"
             path = f"{parent}_{number:08d}.JPEG"
             (options.output / path).parent.mkdir(parents=True, exist_ok=True)
             random_crop(scenes[label], options.size, rng).save(options.output / path, quality=90)
@@ -69,17 +68,14 @@ def photographs() -> list[Image.Image]:
 
 def class_scenes(count: int) -> list[Image.Image]:
     """One photograph part per class; the images of the class are crops of it."""
-    combinations = list(itertools.product(CHANNEL_ORDERS, QUARTERS, photographs()))
+    combinations, scenes = list(itertools.product(CHANNEL_ORDERS, QUARTERS, photographs())), []
     if count > len(combinations):
         sys.exit(f"error: {count} classes: the photographs provide {len(combinations)}")
-    return [scene(photo, quarter, order) for order, quarter, photo in combinations[:count]]
-
-
-def scene(photo: Image.Image, quarter: tuple[float, float], channel_order: tuple[int, ...]) -> Image.Image:
-    left, top = int(photo.width * quarter[0]), int(photo.height * quarter[1])
-    part = photo.crop((left, top, left + photo.width // 2, top + photo.height // 2))
-    bands = part.split()
-    return Image.merge("RGB", [bands[index] for index in channel_order])
+    for order, quarter, photo in combinations[:count]:
+        left, top = int(photo.width * quarter[0]), int(photo.height * quarter[1])
+        bands = photo.crop((left, top, left + photo.width // 2, top + photo.height // 2)).split()
+        scenes.append(Image.merge("RGB", [bands[index] for index in order]))
+    return scenes
 
 
 def random_crop(image: Image.Image, size: tuple[int, int], rng: random.Random) -> Image.Image:

@@ -33,12 +33,12 @@ from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table, safe_cell, table_text
 
-_FIRST = ("top1", "mean_ap", "macro_f1")
-_LATER = tuple(name for name in METRICS if name not in _FIRST)  # their columns are the last ones
-COLUMNS = (
-    "name", "top1", "epoch", "epochs", "train_seconds", "images_per_second", "peak_memory_bytes", "status", "options",
-    "mean_ap", "split", "macro_f1", "images", "images_digest", *_LATER, "best_metric",
-)  # fmt: skip
+_MEASURED = ("train_seconds", "images_per_second", "peak_memory_bytes")
+COLUMNS = [
+    "name", "top1", "epoch", "epochs", *_MEASURED, "status", "options", "mean_ap", "split", "macro_f1", "images",
+    "images_digest",
+]  # fmt: skip
+COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric"]
 GROUPS = "groups.csv"  # beside the page of several runs
 _MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
@@ -91,10 +91,13 @@ def _write_groups(folder: Path, groups: Sequence[Group]) -> None:
     if groups:
         _write(folder / GROUPS, table_text(list(groups[0].cells), (list(group.cells.values()) for group in groups)))
     for number, group in enumerate(groups, 1):
+        file = folder / f"confusion-{number}.csv"
         if group.confusion:
             names = [safe_cell(name) for name in group.confusion[0]]
             rows = ([name, *counts] for name, counts in zip(names, group.confusion[1], strict=True))
-            _write(folder / f"confusion-{number}.csv", table_text(("true \\ predicted", *names), rows))
+            _write(file, table_text(("true \\ predicted", *names), rows))
+        else:
+            file.unlink(missing_ok=True)  # of an earlier comparison
 
 
 def _write(page: Path, content: str) -> None:
@@ -133,11 +136,8 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     if groups:
         cells = [["-" if cell is None else option(cell) for cell in group.cells.values()] for group in groups]
         notes = [note for group in groups for note in group.notes]
-        lines = [
-            "Runs that differ only in seed or fold:",
-            aligned_table(list(groups[0].cells), cells, _MAX_COLUMN_CHARS),
-        ]
-        parts.append("\n".join([*lines, *notes]))
+        table = aligned_table(list(groups[0].cells), cells, _MAX_COLUMN_CHARS)
+        parts.append("\n".join(["Runs that differ only in seed or fold:", table, *notes]))
     rows = []
     for run, options in zip(runs, _options(runs), strict=True):
         more = len(options) - _MAX_OPTIONS
@@ -148,18 +148,17 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
 
 def _print_csv(runs: Sequence[RunContents]) -> None:
     """A row per run: its metrics, the epoch of the best evaluation, the split that was measured, and the options."""
-    writer, compared = csv.writer(sys.stdout), compared_options(runs)
-    writer.writerow([*COLUMNS, *compared])
+    compared = compared_options(runs)
+    writer = csv.DictWriter(sys.stdout, [*COLUMNS, *compared])
+    writer.writeheader()
     for index, (run, options) in enumerate(zip(runs, _options(runs), strict=True)):
-        epoch = run.best[0] if run.best else None
-        epochs = None if run.is_evaluation else run.options["TRAIN.NUM_EPOCHS"]
-        measured = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
-        state = run.short_status, ", ".join(options)
-        (top1, mean_ap, macro_f1), images = map(run.figures.get, _FIRST), evaluated_images(run) or (None, None)
-        row = [run.name, top1, epoch, epochs, *measured, *state, mean_ap, run.split, macro_f1, *images]
-        writer.writerow(
-            [*row, *map(run.figures.get, _LATER), run.metric.name, *(values[index] for values in compared.values())]
-        )
+        row = {"name": run.name, "split": run.split, "best_metric": run.metric.name, **run.figures}
+        row |= {"epoch": run.best[0]} if run.best else {}
+        row |= {} if run.is_evaluation else {"epochs": run.options["TRAIN.NUM_EPOCHS"]}
+        row |= {name: run.measured(name) for name in _MEASURED}
+        row |= {"status": run.short_status, "options": ", ".join(options)}
+        row |= zip(("images", "images_digest"), evaluated_images(run) or (), strict=False)
+        writer.writerow(row | {key: values[index] for key, values in compared.items()})
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from configs.reading.compare import non_default_options
 from configs.reading.flags import Parser, add_flag
 from configs.reading.yaml_io import shorten
 from configs.schema.section import MAX_NAME_CHARS
-from engine.checkpoint.run_folder import check_writable
+from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from scripts import report
 from scripts.flags import positive, script_parser, split_flags
 from utils.cpu_cores import own_share
@@ -52,9 +52,10 @@ def main(argv: list[str]) -> int:
     root, runs = read_grid(flags.set, others)
     check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
-    waiting = {name: argv for name, argv in runs.items() if _find_run(root, name)[1] not in ("finished", "stopped")}
-    print(f"{len(runs)} runs in {root}, {len(runs) - len(waiting)} done, {len(environments)} at a time", flush=True)
-    failures = _train(root, waiting, environments)
+    with lock_run_folder(root):
+        left = {name: argv for name, argv in runs.items() if _find_run(root, name)[1] not in ("finished", "stopped")}
+        print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
+        failures = _train(root, left, environments)
     if len(failures) < len(runs):
         report.main([str(root)])
     for failure in failures:

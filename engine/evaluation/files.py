@@ -14,13 +14,7 @@ from torch import nn
 
 from configs.schema import Data
 from datasets.sources.samples import Samples
-from engine.evaluation.analysis import (
-    calibration,
-    confused_pairs,
-    coverage,
-    highest_losses,
-    worst_mistakes,
-)
+from engine.evaluation.analysis import calibration, confused_pairs, coverage, highest_losses, worst_mistakes
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.file_names import CALIBRATION, CONFUSION, COVERAGE, MISTAKES, PAIRS, PER_CLASS, PICTURES, SUMMARY
 from engine.evaluation.pictures import write_attention, write_pictures
@@ -78,20 +72,13 @@ class EvaluationFiles:
         pairs = confused_pairs(results, len(names))
         bins = calibration(results)
         mistakes = worst_mistakes(results)
-        percents = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
-        of_classes = (
-            range(len(names)),
-            names,
-            figures.count,
-            figures.predicted,
-            *(map(_cell, one) for one in percents),
-        )
-        self._write_table(PER_CLASS, _CLASS_COLUMNS, zip(*of_classes, strict=True))
+        shares = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
+        columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
+        self._write_table(PER_CLASS, _CLASS_COLUMNS, zip(*columns, strict=True))
         self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
-        low, high, *means = (
-            map(_cell, one) for one in (bins.edges[:-1], bins.edges[1:], bins.confidence, bins.accuracy)
-        )
-        self._write_table(CALIBRATION, _BIN_COLUMNS, zip(low, high, bins.count, *means, strict=True))
+        edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
+        columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
+        self._write_table(CALIBRATION, _BIN_COLUMNS, zip(*columns, strict=True))
         self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)

@@ -40,12 +40,8 @@ class Predictions:
     def __init__(
         self, part: PartFile, samples: Samples, class_names: Sequence[str], options: Prediction, multi_label: bool
     ) -> None:
-        self._part, self._samples, self._class_names, self._labelled = part, samples, class_names, options.path is None
-        self._explained, self._threshold, self._max_labels = (
-            options.explain,
-            options.threshold,
-            None if multi_label else 1,
-        )
+        self._part, self._samples, self._class_names, self._options = part, samples, class_names, options
+        self._labelled, self._max_labels = options.path is None, None if multi_label else 1
         self._num_ranks = min(options.top_k, len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
@@ -65,24 +61,24 @@ class Predictions:
             for labels, probabilities in zip(*ranked, strict=True):
                 error = results.errors.get(index)
                 classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-                texts = {} if self._threshold is None else {"label": "" if error else self._label(classes)}
+                texts = {} if self._options.threshold is None else {"label": "" if error else self._label(classes)}
                 if self._labelled:
                     texts["target"] = name_of_target(self._samples.targets[index], names)
                 path = self._samples.name(index)
-                if self._explained:
+                if self._options.explain:
                     texts["explanation"] = "" if error else explanation_file(index, path)
                 yield path.removeprefix("./"), [] if error else classes[:num_ranks], texts, error
                 index += 1
 
     def _label(self, classes: list[tuple[str, float]]) -> str:
-        labels = [name for name, value in classes[: self._max_labels] if value >= (self._threshold or 0)]
+        labels = [name for name, value in classes[: self._max_labels] if value >= (self._options.threshold or 0)]
         return " | ".join(labels) or UNKNOWN
 
     def _rows(self, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
         """The header, and the cells of each image."""
         ranks = range(1, num_ranks + 1)
         columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-        is_used = self._threshold is not None, self._labelled, self._explained
+        is_used = self._options.threshold is not None, self._labelled, self._options.explain
         yield ["path", *columns, *compress(("label", "target", "explanation"), is_used), "error"]
         for path, ranked, texts, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]

@@ -85,14 +85,8 @@ def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], proble
         {"name": run.name, "index": index, "link": _link(run, folder), "has_curves": bool(run.epochs or run.steps)}
         for index, run in enumerate(runs)
     ]  # fmt: skip
-    values = {
-        "runs": entries,
-        "tables": results(runs),
-        "groups": groups,
-        "problems": problems,
-        "options": compared_options(runs),
-        "charts": curves_of_runs(runs),
-    }
+    values = {"runs": entries, "tables": results(runs), "groups": groups, "problems": problems}
+    values |= {"options": compared_options(runs), "charts": curves_of_runs(runs)}
     return _render("comparison.html", values)
 
 
@@ -104,16 +98,11 @@ def _link(run: RunContents, folder: Path) -> str:
 
 def _render(template: str, values: dict[str, Any]) -> str:
     style, script = _assets()
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; " + (
-        "base-uri 'none'; form-action 'none'"
-    )
-    common = {
-        "policy": policy,
-        "style": Markup(style),
-        "script": Markup(script),
-        "written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-    }
-    return _environment().get_template(template).render(common | values)
+    sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+    common = {"policy": policy, "style": Markup(style), "script": Markup(script)}
+    written = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return _environment().get_template(template).render(values, **common, written=written)
 
 
 @cache

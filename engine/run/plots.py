@@ -7,21 +7,16 @@ from typing import Any
 
 from engine.run.result import best_epoch, points
 from utils.atomic_file import atomic_write
-from utils.metric_table import Metric
+from utils.metric_table import METRICS, Metric
 from utils.packages import is_installed
 from utils.tables import read_rows
 
 CURVES = "curves.png"
 _PANELS = {  # the label of the y axis; the legend of each column of metrics.csv
     "loss": {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
-    "accuracy (%)": {
-        "train_top1": "training top-1",
-        "val_top1": "validation top-1",
-        "val_top5": "validation top-5",
-        "raw_val_top1": "validation top-1, raw weights",
-        "val_mean_ap": "validation mean AP",
-        "raw_val_mean_ap": "validation mean AP, raw weights",
-    },
+    "accuracy (%)": {"train_top1": "training top-1", "val_top5": "validation top-5"}
+    | {f"val_{name}": f"validation {METRICS[name].title}" for name in ("top1", "mean_ap")}
+    | {f"raw_val_{name}": f"validation {METRICS[name].title}, raw weights" for name in ("top1", "mean_ap")},
 }
 
 

@@ -17,15 +17,7 @@ from engine.run.loggers.group import LoggerGroup
 from engine.run.plots import CURVES, draw_curves
 from engine.run.result import write_result
 from engine.run.step_report import StepReport, format_speed, log_lines
-from engine.run.tables import (
-    EPOCH_COLUMNS,
-    STEP_COLUMNS,
-    CsvFile,
-    cell,
-    metric_figures,
-    step_row,
-    training_scalars,
-)
+from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, cell, metric_figures, step_row, training_scalars
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
 from utils.columns import format_duration
@@ -108,9 +100,8 @@ class Reporter:
         self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
         sums, own_sums = progress.sums.reduced(self.context), progress.sums.totals()
-        self._epoch_start = self._report_start = _IntervalStart(
-            time.perf_counter(), sums, own_sums, self.timer.totals()
-        )
+        start = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
+        self._epoch_start = self._report_start = start
         self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
 
     def after_step(self, progress: EpochProgress) -> None:

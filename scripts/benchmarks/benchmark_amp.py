@@ -38,7 +38,7 @@ from scripts.benchmarks.documents import DOCUMENTS, SPEED_COLUMNS
 from scripts.benchmarks.programs import add_turn_flags, entry_program, run_turn
 from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
 from scripts.benchmarks.turns import SPEED, figures_table, ratio_table, speed_ratios, take_turns
-from scripts.flags import add_flag, flag_parser, positive, positive_number, split_flags
+from scripts.flags import add_flag, flag_parser, numbers, positive, positive_number, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
@@ -124,13 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "accuracy", action="store_true", help="compare the top-1 of the recipe over several seeds")
     add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="-accuracy: SEED 0 to N-1 (default: 8)")
     epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's)"
-    add_flag(parser, "epochs", type=positives, default=[], metavar="A,B", help=epochs)
+    add_flag(parser, "epochs", type=numbers, default=[], metavar="A,B", help=epochs)
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
-
-
-def positives(text: str) -> list[int]:
-    return [*map(positive, text.split(","))]
 
 
 def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:

@@ -69,9 +69,8 @@ def main(argv: list[str]) -> int:
         link({name: classes[name] for name in names[:half]}, None, 0, folder / "first")
         options = ["-opts", "DATA.DATASET=folder", "MODEL.NUM_CLASSES=null"]
         before = train([f"-cfg={flags.cfg}", f"-data_path={folder / 'first'}", *options], folder / "pretrained")
-        print(
-            f"backbone, trained on {', '.join(names[:half])}: top-1 {before['top1']:.2f}%", file=sys.stderr, flush=True
-        )
+        trained_on = f"backbone, trained on {', '.join(names[:half])}"
+        print(f"{trained_on}: top-1 {before['top1']:.2f}%", file=sys.stderr, flush=True)
         runs: dict[Any, Future[dict[str, Any]]] = {}
         for seed in range(flags.seeds):
             for count in EPOCHS:
@@ -122,6 +121,8 @@ def find_images(folder: Path) -> Classes:
         if len(files) < MIN_IMAGES:
             raise UserError(f"-images {folder}: {name} has {len(files)} images; give {MIN_IMAGES} or more")
         random.Random(0).shuffle(files)
+    if len(classes) < 4:
+        raise UserError(f"-images {folder}: has {len(classes)} folders of images; give two or more for each half")
     return classes
 
 

@@ -88,11 +88,7 @@ def test_a_damaged_record_is_replaced(found, ran, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"),
-        (["-parts=jpg"], "-parts.* jpeg"),
-    ],
+    ("argv", "said"), [(["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"), (["-parts=jpg"], "-parts.* jpeg")]
 )
 def test_mistakes_are_reported_first(argv, said, ran, tmp_path):
     with pytest.raises(UserError, match=said):

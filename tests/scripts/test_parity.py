@@ -110,13 +110,8 @@ def test_the_learning_rate_of_every_step_is_timms():
 
 
 def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
-    options = [
-        "AMP.ENABLED=false",
-        "MODEL.QKV_BIAS=false",
-        "MODEL.MLP_RATIO=3",
-        "MODEL.DROPOUT=0.1",
-        "MODEL.ATTENTION_DROPOUT=0.2",
-    ]
+    options = ["AMP.ENABLED=false", "MODEL.QKV_BIAS=false", "MODEL.MLP_RATIO=3", "MODEL.DROPOUT=0.1"]
+    options.append("MODEL.ATTENTION_DROPOUT=0.2")
     config, flags = config_of(*options), flags_of(*options)
     parity.write_initial_weights(config, tmp_path / "a.pth")
     ours = build_state(config, cpu).precision.weights.master.eval()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 
 DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
           "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
@@ -104,6 +105,9 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
     assert again[1][0] == [f"-resume={folder}"] and again[:1] + again[2:] == facts[:1] + facts[2:]  # no other one ran
     assert fake == [fake[0]] * 2 and "3 done" in capfd.readouterr().out
+    monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.1)
+    with lock_run_folder(Path(fake[0])), pytest.raises((Unavailable, UserError), match=fake[0]):  # by another process
+        sweep.main(argv)
 
 
 @pytest.mark.slow

@@ -41,11 +41,12 @@ def test_seeds_select_training_images_and_share_the_others(folder, tmp_path):
     assert {path.parent.name for path in found["0", "train"]} == {"c", "d"}
 
 
-def test_too_few_images_are_refused(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "0.png").touch()
-    with pytest.raises(UserError, match="a has 1 images; give 126 or more"):
-        find_images(tmp_path)
+def test_too_few_images_and_classes_are_refused(folder, tmp_path):
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "0.png").touch()
+    for images in (tmp_path, folder / "a", tmp_path / "none"):
+        with pytest.raises(UserError, match=f"^-images {images}: "):
+            find_images(images)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -30,9 +30,4 @@ def test_the_options_name_the_table():
 )
 def test_the_better_evaluation_has_the_higher_rank(name, better, worse):
     high, low = (METRICS[name].rank({name: value, "loss": loss}) for value, loss in (better, worse))
-    assert high > low and METRICS[name].rank({}) <= low
-
-
-def test_an_equal_evaluation_and_one_without_the_metric_beat_none():
-    rank = METRICS["loss"].rank
-    assert not rank({"loss": 1.0}) > rank({"loss": 1.0}) and not rank({"loss": NAN}) > rank({})
+    assert high > low and METRICS[name].rank({"loss": NAN}) == METRICS[name].rank({}) <= low

@@ -12,13 +12,7 @@ from datasets.loading.waits import tell_wait
 from datasets.shards.location import is_local
 from datasets.shards.shard import Shard
 from datasets.shards.storage.files import LocalFiles, RemoteFiles
-from datasets.shards.storage.store_errors import (
-    STORE_ERRORS,
-    RangesNotSupported,
-    StoreError,
-    changed,
-    describe,
-)
+from datasets.shards.storage.store_errors import STORE_ERRORS, RangesNotSupported, StoreError, changed, describe
 from utils.threads import DaemonPool
 
 _T = TypeVar("_T")

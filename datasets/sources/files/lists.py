@@ -139,11 +139,7 @@ def _has_several_labels(target: str, known: Collection[str]) -> bool:
 
 
 def _to_listing(
-    rows: Rows,
-    names_of: Mapping[str, list[str]],
-    known: Collection[str],
-    train_file: Path,
-    multi_label: bool = False,
+    rows: Rows, names_of: Mapping[str, list[str]], known: Collection[str], train_file: Path, multi_label: bool = False
 ) -> Listing:
     """The listing of rows.
 

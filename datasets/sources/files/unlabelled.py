@@ -28,7 +28,7 @@ def unlabelled(path: str) -> ImageFiles:
     if os.path.isdir(path):
         return ImageFiles(read_images(file))
     if not os.path.exists(path):
-        raise Unavailable(f"-predict {path}: no such file or folder; give an image, a folder of images or a list")
+        raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
     refuse_archive(path)
     if file.suffix.lower() not in (".txt", ".csv"):
         paths, notes = StringPacker([file.name]), []

@@ -106,10 +106,7 @@ def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
 
 def test_two_runs_cannot_use_the_same_folder(stopped, digits_argv, cpu, monkeypatch):
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.2)
-    with (
-        lock_run_folder(stopped),
-        pytest.raises(UserError, match=rf"{stopped}.*process {os.getpid()}"),
-    ):
+    with lock_run_folder(stopped), pytest.raises(UserError, match=rf"{stopped}.*process {os.getpid()}"):
         train([f"-resume={stopped}", *digits_argv], cpu)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4"], cpu)
 

@@ -14,12 +14,7 @@ from sklearn.metrics import (
 )
 
 from datasets.batch import PADDING
-from engine.evaluation.analysis import (
-    calibration,
-    confused_pairs,
-    coverage,
-    worst_mistakes,
-)
+from engine.evaluation.analysis import calibration, confused_pairs, coverage, worst_mistakes
 from engine.evaluation.results import SampleResults, class_figures
 
 CLASSES = 7

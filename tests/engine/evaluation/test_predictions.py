@@ -60,7 +60,7 @@ def test_the_table_of_a_prediction(make, tmp_path):
     )
     make(labelled=False, top_k=1).write_csv(tmp_path)
     assert (tmp_path / "predictions.csv").read_text().splitlines()[:2] == [
-        *("path,class_1,probability_1,error", "a.jpg,cat,0.700000,"),
+        *("path,class_1,probability_1,error", "a.jpg,cat,0.700000,")
     ]
     assert make(top_k=99).write_csv(tmp_path).read_text().startswith("path,class_1,probability_1,class_2,")
     assert "class_3" in (tmp_path / "predictions.csv").read_text() and "class_4" not in make().table(3)

@@ -58,9 +58,7 @@ def train_on_fake_gpu(*options: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [[], half("O1", "float16"), half("O3", "float16"), half("O2")],
-    ids=["fp32", "O1", "O3", "O2"],
+    "options", [[], half("O1", "float16"), half("O3", "float16"), half("O2")], ids=["fp32", "O1", "O3", "O2"]
 )
 def test_the_host_never_waits_with_a_fused_optimizer(options):
     train_on_fake_gpu(*options, *AUGMENTATION, *DRAWN)
