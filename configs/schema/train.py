@@ -98,8 +98,7 @@ class Train(Augmentation, Distillation):
     )
     clip_mode: Literal["norm", "agc"] = Field(
         "norm",
-        description="norm: of all gradients together; agc: adaptive clipping, the gradient norm of a unit / the norm "
-        "of its weights is at most GRAD_CLIP (NFNet: 0.01); the head is not clipped",
+        description="agc: adaptive clipping: gradient norm / weight norm of each unit, without the head (NFNet: 0.01)",
     )
     accum_iter: int = Field(
         1,
@@ -147,10 +146,9 @@ class Train(Augmentation, Distillation):
             raise ValueError("OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW")
         if self.clip_mode == "agc" and not self.grad_clip:
             raise ValueError("CLIP_MODE agc needs GRAD_CLIP, its factor; set it, such as to 0.01")
-        schedule = self.lr_scheduler
         parts = {
-            "LR_SCHEDULER.DECAY_EPOCHS": (schedule.name == "wsd" and schedule.decay_epochs) or 0,
-            "LR_SCHEDULER.COOLDOWN_EPOCHS": schedule.cooldown_epochs,
+            "LR_SCHEDULER.DECAY_EPOCHS": (self.lr_scheduler.name == "wsd" and self.lr_scheduler.decay_epochs) or 0,
+            "LR_SCHEDULER.COOLDOWN_EPOCHS": self.lr_scheduler.cooldown_epochs,
             "WARMUP_EPOCHS": self.warmup_epochs,
         }
         if sum(parts.values()) > self.num_epochs:

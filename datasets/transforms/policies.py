@@ -5,6 +5,7 @@ A policy is called with (image, generator of the sample) and returns an image; t
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,36 +108,26 @@ class ColorJitter:
         return image
 
 
-class Grayscale:
-    """Gray values in all channels with this probability, as torchvision's RandomGrayscale does it."""
-
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
-
-    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        return image.convert("L").convert(image.mode) if rng.random() < self.probability else image
+def random_gray(probability: float, image: Image.Image, rng: random.Random) -> Image.Image:
+    """Gray values in all channels, as torchvision's RandomGrayscale."""
+    return image.convert("L").convert(image.mode) if rng.random() < probability else image
 
 
-class Blur:
+def random_blur(probability: float, image: Image.Image, rng: random.Random) -> Image.Image:
     """torchvision's GaussianBlur with timm's parameters: 23 x 23 pixels, standard deviation 0.1 to 2."""
+    if rng.random() >= probability:
+        return image
+    from torchvision.transforms.functional import gaussian_blur  # type: ignore[import-untyped]  # slow
 
-    def __init__(self, probability: float) -> None:
-        self.probability = probability
-
-    def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        if rng.random() >= self.probability:
-            return image
-        from torchvision.transforms.functional import gaussian_blur  # type: ignore[import-untyped]  # slow
-
-        size = min(_BLUR_SIZE, 2 * min(image.size) - 1)  # the border of a smaller image cannot be reflected
-        return gaussian_blur(image, [size, size], [rng.uniform(*_BLUR_STD)])
+    size = min(_BLUR_SIZE, 2 * min(image.size) - 1)  # the border of a smaller image cannot be reflected
+    return gaussian_blur(image, [size, size], [rng.uniform(*_BLUR_STD)])
 
 
 def build_policies(data: Data, train: Train) -> list[Policy]:
     """The policies of a run, in timm's order."""
     policies = _color_policies(data, train)
-    policies += [Grayscale(train.grayscale_prob)] if train.grayscale_prob else []
-    return policies + ([Blur(train.blur_prob)] if train.blur_prob else [])
+    policies += [partial(random_gray, train.grayscale_prob)] if train.grayscale_prob else []
+    return policies + ([partial(random_blur, train.blur_prob)] if train.blur_prob else [])
 
 
 def _color_policies(data: Data, train: Train) -> list[Policy]:

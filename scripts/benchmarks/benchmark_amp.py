@@ -162,6 +162,7 @@ def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, fo
 
     figures = run(size)
     figures["seconds"] = 100 * size / figures[SPEED]
+    figures["cpu_seconds"] = figures["seconds"] * figures["cpu_seconds_per_second"]
     if flags.table == "colossalai":
         limit = 1e9 * flags.memory_gb if flags.memory_gb else torch.cuda.get_device_properties(0).total_memory
         figures |= largest_batch(run, size, figures, limit)

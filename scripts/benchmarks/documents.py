@@ -41,19 +41,12 @@ def _speedup(one: dict[str, Any]) -> str:
     return f"{statistics.mean(first) / statistics.mean(seconds):.3f}" if first not in (None, seconds) else "-"
 
 
-def _cpu_seconds(one: dict[str, Any]) -> str:
-    """Per 100 iterations, of all processes: on a busy machine they grow less than the seconds."""
-    shares = one.get("cpu_seconds_per_second", [])
-    values = [share * seconds for share, seconds in zip(shares, one["seconds"], strict=False)]
-    return median_and_range(values, ".2f") if values else ""
-
-
 SPEED_COLUMNS: Columns = {
     "seconds per 100 iterations": lambda one: median_and_range(one["seconds"], ".2f"),
     "images/s": speed,
     "peak memory (GB)": memory,
     "data wait": data_wait,
-    "CPU seconds": _cpu_seconds,
+    "CPU seconds per 100 iterations": lambda one: median_and_range(one["cpu_seconds"], ".2f"),
 }
 _REPEATS = {name: _repeat(index) for index, name in enumerate(("1st", "2nd", "3rd", "4th", "5th", "6th", "7th"))}
 _COLOSSALAI: Columns = {

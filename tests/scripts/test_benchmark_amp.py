@@ -143,7 +143,7 @@ def test_a_mode_that_needs_more_memory_is_shown_as_such(monkeypatch, capsys):
 
     def run_turn(program: Program, *_: float) -> dict[str, float]:
         needed = 2e9 if any(word == "AMP.PRESET=torch" for word in program.command) else 2.5e9
-        return {"peak_memory_bytes": needed, "images_per_second": 5.0}
+        return {"peak_memory_bytes": needed, "images_per_second": 5.0, "cpu_seconds_per_second": 2.0}
 
     monkeypatch.setattr(benchmark_amp, "run_turn", run_turn)
     benchmark_amp.main(["-table=caltech256", "-memory_gb=2.2", "-rounds=2"])
