@@ -24,7 +24,7 @@ from engine.training.eval_model import (
     dummy_images,
 )
 from engine.training.losses.distillation import build_step_loss
-from engine.training.losses.loss import build_loss
+from engine.training.losses.loss import Loss, build_loss
 from engine.training.optimization.optimizer import (
     build_optimizer,
     check_sharded_optimizer,
@@ -71,10 +71,10 @@ def build_train_state(
     is_fixed = strategy.is_sharded or precision.level == "O3"
     notes += prepare_convolutions(model, config.model.channels_last, device, is_fixed)
     apply_op_lists(model, config.model.attention, precision)
-    base_loss = build_loss(config.loss, train.smoothing, class_weights)
+    base_loss, loss_notes = _build_base_loss(config, class_weights)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
     average, meta_model = build_average(model, train), copy_to_meta(model)
-    notes += [*teacher_notes, *_shard(config, strategy, precision, model, average)]
+    notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
     notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
@@ -82,8 +82,6 @@ def build_train_state(
         precision.scaler.adaptively_clipped = outside_heads(model)
     graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
     notes += compile_notes
-    if class_weights is not None:
-        notes.append(f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}")
     images = dummy_images(data, context)
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(compute_model, images)
@@ -106,6 +104,14 @@ def build_train_state(
         graph=graph,
     )
     return state, notes
+
+
+def _build_base_loss(config: Config, class_weights: torch.Tensor | None) -> tuple[Loss, list[str]]:
+    """The loss without a teacher, and lines for the log."""
+    notes = []
+    if class_weights is not None:
+        notes = [f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}"]
+    return build_loss(config.loss, config.train.smoothing, class_weights), notes
 
 
 def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[list[int] | None, list[str]]:
