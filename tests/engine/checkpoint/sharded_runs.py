@@ -43,14 +43,6 @@ def runs(context: ProcessContext, folder: Path) -> dict[str, Path]:
     return {"unbroken": unbroken, "back": back, **copies}
 
 
-def runs_with_adapters(context: ProcessContext, folder: Path) -> tuple[Path, Path]:
-    """An unbroken run with adapters, and a copy of it, resumed at step BROKEN."""
-    unbroken = train(folder / "unbroken", context, "MODEL.TUNE=lora", "TRAIN.BASE_LR=1e-2")
-    resumed = copy(unbroken, folder / "resumed", context)
-    resume(resumed, context)
-    return unbroken, resumed
-
-
 def train_wide(context: ProcessContext, output: Path) -> Path:
     """One step of a model whose tensors are nearly all of a checkpoint."""
     return train(output, context, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1")

@@ -43,14 +43,6 @@ def test_resumed_at_three_ranks_it_ends_bit_for_bit_as_unbroken(runs):
     assert_same_state(unbroken, resumed)
 
 
-def test_adapters_resume_bit_for_bit(tmp_path, ranks):
-    """FSDP must read the frozen weight, not the effective one, when it takes the parameters again."""
-    unbroken, resumed = (
-        states(run, "last.shards") for run in ranks(RANKS)(sharded_runs.runs_with_adapters, tmp_path)[0]
-    )
-    assert_same_state(unbroken, resumed)
-
-
 def test_ddp_resumes_it_and_writes_one_file_which_fsdp_resumes(runs):
     names = {path.name for path in runs["ddp"].iterdir() if path.suffix in (".pth", ".shards")}
     assert names == {"last.pth", "previous.shards", "best.shards", "epoch-001.shards"}
