@@ -32,7 +32,7 @@ def command_line_faults() -> list[Fault]:
         "pre-training of MAE": (given("-mae_pretrain"), r"-mae_pretrain: MAE's pre-training is not available"),
         "an empty variable": (given("-pretrained="), r"-pretrained is empty; give a value, or remove the flag"),
         "abbreviated flag": (given("-e"), r"unknown flag -e"),
-        "text for a number": (given("-batch_size=x"), r"-batch_size: DATA.BATCH_SIZE is 'x': .*integer"),
+        "text for a number": (given("-batch_size=x"), r"-batch_size.*: .x. is neither a number nor auto"),
         "batch size 0": (given("-batch_size=0"), r"-batch_size: DATA.BATCH_SIZE is 0: .* greater than or equal to 1"),
         "auto without a global batch": (given("-batch_size=auto"), r"BATCH_SIZE auto .*DATA.GLOBAL_BATCH_SIZE"),
         "auto on a CPU": (given("-batch_size=auto", options=(steps,)), r"-batch_size=auto: a CPU .*-memory_gb"),
