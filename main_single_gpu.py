@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
 from configs.reading.command_line import parse_command_line
+from configs.reading.flags import requested_device
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import UserError
 from utils.openmp import limit_spinning
@@ -20,12 +21,12 @@ SCRIPT = "main_single_gpu.py"
 
 
 def main(argv: list[str]) -> int:
+    limit_spinning(requested_device(argv))
     command = parse_command_line(argv, SCRIPT)
     command.require_selection()
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     check_is_alone()
-    limit_spinning(command.device)
     if command.loads_in_workers:
         start_worker_server()  # it imports torch while this process does
     from engine.commands.run import run  # after the options are checked: importing torch takes seconds

@@ -9,9 +9,11 @@ from typing import Any
 from configs.reading.amp_preset import apply_preset
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
+from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
 from configs.reading.old_keys import replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.reading.plugins import add_plugins, open_plugin
 from configs.reading.prediction import Prediction, Split, read_prediction
 from configs.reading.probe_options import for_probe
 from configs.reading.weight_options import add_weight_options
@@ -106,6 +108,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
+    plugin_notes = add_plugins(layers, arguments.plugin)
     dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
     old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
@@ -121,7 +124,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*dataset_notes, *old_keys, *preset, *notes, *probe_notes),
+        notes=(*plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -130,6 +133,11 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
 def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
     parser = entry_parser(prog)
     arguments, unknown = parser.parse_known_args(argv)
+    if arguments.help is not None:
+        for path in arguments.plugin:
+            open_plugin(path)
+        print_help(arguments.help) if arguments.help else parser.print_help()
+        parser.exit()
     if unknown:
         flag = unknown[0].partition("=")[0][:80]
         if flag.lstrip("-") == "mae_pretrain":

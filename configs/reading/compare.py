@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.option_layers import expand_switches, flatten
+from configs.reading.plugins import check_plugins
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -13,7 +14,7 @@ from utils.columns import wrap_parts
 from utils.errors import UserError
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
-_OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
+_OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "PLUGINS")
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
@@ -90,8 +91,12 @@ def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
 
     given: the options of the user, by section; they may give the warm-up. then: those of the checkpoint, a text of
     `to_yaml`.
+
+    Raises:
+        UserError: the command line does not name a plugin of the checkpoint.
     """
     before = with_defaults(parse_value(then))
+    check_plugins(before["PLUGINS"], config.plugins, "the checkpoint: ")
     if not config.data.batch_size:
         config = config.with_data(batch_size=before["DATA.BATCH_SIZE"])
     if "TRAIN.MODEL_EMA_WARMUP" in dict(flatten(given)):

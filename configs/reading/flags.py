@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, get_args
 
-from configs.reading.key_help import HelpAction
 from configs.reading.prediction import Split
 from configs.schema.data import AUTO
 from utils.errors import UserError
@@ -127,7 +126,7 @@ def entry_parser(prog: str) -> Parser:
     )
 
     key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
-    parser.add_argument("-h", "--help", "-help", nargs="?", metavar="KEY", action=HelpAction, help=key_help)
+    parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
     add_flag(
         parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)"
     )
@@ -163,6 +162,8 @@ def entry_parser(prog: str) -> Parser:
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
     add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)
     group = parser.add_argument_group("other")
+    plugin_help = "run the code of a Python file with own models, losses, ...: docs/plugins.md; may be repeated"
+    add_flag(group, "plugin", action="append", default=[], metavar="FILE", help=plugin_help)
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     add_flag(
         group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)"

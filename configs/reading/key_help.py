@@ -3,15 +3,16 @@
 python -m configs.reading.key_help > docs/options.md
 """
 
-import argparse
 import functools
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from configs.parts import TABLES
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import fields, is_section
@@ -56,7 +57,7 @@ def print_help(topic: str) -> None:
         UserError: there is no such key or section.
     """
     topic, keys = topic.upper().rstrip("."), all_keys()
-    found = [key for key in keys if key.name == topic or key.name.startswith(f"{topic}.")]
+    found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:
         near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
         raise UserError(f"-h {topic[:80]}: no such key or section{near or '; docs/options.md lists all keys'}")
@@ -95,7 +96,17 @@ def all_keys() -> list[Key]:
         for key in _keys(section, "MODEL."):
             if key not in shared:
                 own.setdefault(key, []).append(name)
-    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items())]
+    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items()), *_plugin_keys()]
+
+
+def _plugin_keys() -> Iterator[Key]:
+    """The options of the parts of plugins; those of a loss or an optimizer need its NAME."""
+    for table in TABLES:
+        for name, (_, options) in table.added.items():
+            prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"
+            for option, field in options.model_fields.items():
+                key = _key(f"{prefix}.{option}", field)
+                yield replace(key, meaning=f"{table.kind} {name}: {key.meaning}")
 
 
 def _keys(section: type[Section], prefix: str = "") -> list[Key]:
@@ -134,17 +145,6 @@ def _type(annotation: Any) -> str:
     if arguments:
         return " | ".join(_type(part) for part in arguments)
     return {NoneType: "null", bool: "true | false", str: "text"}.get(annotation) or annotation.__name__
-
-
-class HelpAction(argparse.Action):
-    """`-h` prints the flags, `-h KEY` a key or a section of keys."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        if values is None:
-            parser.print_help()
-        else:
-            print_help(values)
-        parser.exit()
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ DATA_KEYS = (
 )  # fmt: skip
 
 
-def options_to_export(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The part of the options of a run that travels with its weights."""
+def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
+    """The part of the options of a run that travels with its weights; of plugins, the names and the hashes."""
     model = architecture(options["MODEL"]) | {"NUM_CLASSES": options["MODEL"].get("NUM_CLASSES")}
-    return {"MODEL": model, "DATA": {key: value for key, value in options["DATA"].items() if key in DATA_KEYS}}
+    data = {key: value for key, value in options["DATA"].items() if key in DATA_KEYS}
+    plugins = [os.path.basename(entry) for entry in options.get("PLUGINS") or ()]
+    return {"MODEL": model, "DATA": data} | ({"PLUGINS": plugins} if plugins else {})
 
 
 def add_weight_options(layers: OptionLayers, weights: str) -> None:

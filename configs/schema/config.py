@@ -10,7 +10,7 @@ from configs.schema.families.registry import AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
 from configs.schema.parallel import Parallel
-from configs.schema.section import Name, Path, Section, as_names
+from configs.schema.section import Name, Names, Path, Section, as_names
 from configs.schema.train import Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -61,6 +61,7 @@ class Config(Section):
         description="training with TRAIN.MODEL_EMA: evaluate the raw weights too, in each evaluation instead of the "
         "last one; the average decides the best",
     )
+    plugins: Names = Field((), description="Python files with own parts; their code runs only if -plugin names them")
     amp: Amp = Amp()
     data: Data = Data()
     model: AnyModel = ViT()
@@ -81,9 +82,11 @@ class Config(Section):
         return self.model_copy(update={"data": self.data.model_copy(update=changes)})
 
     def _check_multi_label(self) -> None:
-        if self.loss.name != "bce":
+        if self.loss.name == "cross_entropy" or (self.loss.name != "bce" and self.loss.class_weights):
+            weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)
             raise ValueError(
-                f"LOSS.NAME {self.loss.name} needs one label per image, but DATA.MULTI_LABEL is on; set LOSS.NAME=bce"
+                f"LOSS.NAME {self.loss.name}{weighted} needs one label per image, but DATA.MULTI_LABEL is on; set "
+                "LOSS.NAME=bce"
             )
         if self.train.distillation_type != "none":
             raise ValueError(

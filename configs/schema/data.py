@@ -1,10 +1,11 @@
 """The section DATA."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
+from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
 
@@ -126,6 +127,12 @@ class Data(Section):
     affine_degrees: float = Field(0.0, ge=0, le=180, description="training: maximum random rotation, degrees")
     affine_translate: float = Field(0.0, ge=0, le=1, description="training: maximum random shift / image size")
     affine_scale: Pair = Field((1.0, 1.0), description="training: range of the random scale factor")
+    host_augmentations: Annotated[dict[str, Any] | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = Field(
+        None, description="training: plugins' operations on an image, {name: options}; after flips and policy"
+    )
+    device_augmentations: Annotated[dict[str, Any] | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = Field(
+        None, description="training: plugins' operations on a normalized batch, {name: options}; before mixup"
+    )
 
     @property
     def eval_batch_size(self) -> int:

@@ -1,17 +1,22 @@
 """The section LOSS."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from configs.parts import LOSSES
 from configs.schema.section import Floats, Section
 
 
-class Loss(Section):
+class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     """The training loss. `TRAIN.SMOOTHING` applies to all of them; the evaluation loss is always cross-entropy."""
 
-    name: Literal["cross_entropy", "bce"] = Field(
-        "cross_entropy", description="bce: binary cross-entropy of each class (ResNet strikes back, DeiT III)"
+    name: Annotated[str, AfterValidator(LOSSES.check_name)] = Field(
+        "cross_entropy",
+        description="cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); or a plugin's",
+    )
+    kwargs: Annotated[dict[str, Any] | None, AfterValidator(LOSSES.check_kwargs)] = Field(
+        None, validate_default=True, description="options of a plugin's loss"
     )
     target_threshold: float | None = Field(
         None,

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from configs.parts import OPTIMIZERS
 from configs.schema.augmentation import Augmentation
 from configs.schema.distillation import Distillation
 from configs.schema.section import Probability, Section, as_tuple
@@ -13,7 +14,9 @@ _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
 class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
-    name: str = Field("AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or another of timm's")
+    name: str = Field(
+        "AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or any of timm or a plugin"
+    )
     eps: float | None = Field(
         None, gt=0, description="term added to the denominator; null: the optimizer's own (AdamW 1e-8)"
     )
@@ -21,8 +24,10 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
         None, description="decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
     )
     momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
-    kwargs: dict[str, Any] | None = Field(
-        None, description="other arguments of the optimizer's class, such as {caution: true} for lion"
+    kwargs: Annotated[dict[str, Any] | None, AfterValidator(OPTIMIZERS.check_kwargs)] = Field(
+        None,
+        validate_default=True,
+        description="other arguments of the optimizer's class, such as {caution: true} for lion",
     )
 
 

@@ -1,6 +1,6 @@
 """Device transforms: operations on a batch, after it was copied to the device.
 
-To add an operation, write an `nn.Module` that maps images to images and add it to `device_operations`. If it needs
+To add an operation, write an `nn.Module` that maps images to images, add it to `DEVICE_AUGMENTATIONS`. If it needs
 random parameters per sample, subclass `RandomDeviceOperation`: loading workers draw them, seeded by sample.
 
 Legend: B images per batch, C channels, S pixels on a side, K erased images, R rectangles in each.
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs.parts import DEVICE_AUGMENTATIONS
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.partial_jpeg import Box
@@ -169,15 +170,21 @@ def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
     return _EMPTY_BOX
 
 
+def _affine(data: Data, train: Train) -> nn.Module | None:
+    is_on = data.affine_degrees or data.affine_translate or data.affine_scale != (1.0, 1.0)
+    return RandomAffine(data) if is_on else None
+
+
+DEVICE_AUGMENTATIONS.own |= {
+    "affine": _affine,
+    "normalize": lambda data, train: Normalize(data),
+    "erase": lambda data, train: RandomErase(data, train) if train.random_erase_prob else None,
+}
+
+
 def device_operations(data: Data, train: Train) -> list[nn.Module]:
-    """The operations on training images, in this order; their draws follow each other in the same order."""
-    operations: list[nn.Module] = []
-    if data.affine_degrees or data.affine_translate or data.affine_scale != (1.0, 1.0):
-        operations.append(RandomAffine(data))
-    operations.append(Normalize(data))
-    if train.random_erase_prob:
-        operations.append(RandomErase(data, train))
-    return operations
+    """The operations on training images; their draws follow each other in the same order."""
+    return DEVICE_AUGMENTATIONS.build_all(data.device_augmentations, data, train)
 
 
 class TrainTransform(nn.Module):

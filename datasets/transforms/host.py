@@ -1,6 +1,6 @@
 """Host transforms: operations on one image, in a loading worker.
 
-To add an operation, write a function of (options, image, rng) and add it to `host_operations`. The operations of a
+To add an operation, write a function of (options, image, rng) and add it to `HOST_AUGMENTATIONS`. The operations of a
 sample share one generator, which is a function of (seed, epoch, sample index, repeat).
 
 Flips are computed here: on the host a flip takes a hundredth of the time of decoding; in a batch on a CPU, a tenth.
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from configs.parts import HOST_AUGMENTATIONS
+from configs.reading.plugins import running_plugins
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
@@ -52,11 +54,17 @@ def random_vertical_flip(data: Data, image: torch.Tensor, rng: random.Random) ->
     return image.flip(-2) if rng.random() < data.vflip_prob else image
 
 
-def host_operations(data: Data, train: Train) -> list[_ImageOperation]:
-    """The operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order."""
+def _policies(data: Data, train: Train) -> _ImageOperation | None:
     policies = build_policies(data, train)
-    flips = [random_flip, random_vertical_flip] if data.vflip_prob else [random_flip]  # 0 draws nothing
-    return [*(partial(flip, data) for flip in flips), *([PillowPolicies(policies)] if policies else [])]
+    return PillowPolicies(policies) if policies else None
+
+
+# Operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order: (data, train) -> operation.
+HOST_AUGMENTATIONS.own |= {
+    "flip": lambda data, train: partial(random_flip, data),
+    "vertical_flip": lambda data, train: partial(random_vertical_flip, data) if data.vflip_prob else None,
+    "policies": _policies,
+}
 
 
 class HostTransform:
@@ -75,6 +83,7 @@ class HostTransform:
         *,
         is_costly: bool = True,
     ) -> None:
+        self.plugins = running_plugins()  # the first attribute: a worker runs them before it unpickles the operations
         self.crop, self.operations, self.device_operations, self.seed = crop, operations, device_operations, seed
         self.is_costly = is_costly
 
@@ -105,7 +114,8 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     drawing = [
         operation for operation in device_operations(data, train) if isinstance(operation, RandomDeviceOperation)
     ]
-    operations, crop = host_operations(data, train), (*data.random_crop_scale, *data.random_crop_ratio)
+    operations = HOST_AUGMENTATIONS.build_all(data.host_augmentations, data, train)
+    crop = (*data.random_crop_scale, *data.random_crop_ratio)
     augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)
     is_costly = augments or data.image_size > _SMALL
     first = random_resized_crop if data.resize == "crop" else whole_image

@@ -48,7 +48,7 @@ OPTION_OF = {
 class TrainedOn:
     """`class_names` and `preprocessing` are None if the checkpoint has none; `data` and `model` are its options.
 
-    num_classes: of its options; None if they have none. split: of its data.
+    num_classes: of its options; None if they have none. split: of its data. plugins: PLUGINS of its options.
     """
 
     class_names: list[str] | None
@@ -57,6 +57,7 @@ class TrainedOn:
     model: dict[str, Any]
     num_classes: int | None
     split: RunSplit | None = None
+    plugins: tuple[str, ...] = ()
 
     def preprocessing_options(self) -> dict[str, Any]:
         """The fields of the DATA section that an evaluation must share with the training, with their values."""
@@ -131,7 +132,8 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         names, data, model = description["class_names"], dict(options["DATA"]), dict(options["MODEL"])
         description["class_names"] = names and list(map(to_nfc, names))  # as in the data
         number = number if type(number := model.get("NUM_CLASSES")) is int and number > 0 else None
-        return TrainedOn(**description, data=data, model=model, num_classes=number, split=read_split(content, data))
+        split, plugins = read_split(content, data), tuple(map(str, options.get("PLUGINS") or ()))
+        return TrainedOn(**description, data=data, model=model, num_classes=number, split=split, plugins=plugins)
     except Exception:  # a file of another program has any content
         return None
 

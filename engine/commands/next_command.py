@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from configs.reading.command_line import Command
+from configs.reading.plugins import plugin_path
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -22,7 +23,8 @@ def next_command(command: Command, *flags: str, from_anywhere: bool = False) -> 
     device = [f"-device={command.device}"] if command.device else []
     path = str if from_anywhere else _from_here
     script = [path(Path(sys.executable)), path(_PROJECT / command.script)]
-    return shlex.join([*script, *processes, *device, *flags])
+    plugins = [f"-plugin={path(Path(plugin_path(entry)))}" for entry in command.config.plugins]
+    return shlex.join([*script, *processes, *device, *plugins, *flags])
 
 
 def _from_here(path: Path) -> str:

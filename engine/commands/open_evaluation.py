@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from configs.reading.command_line import Command
+from configs.reading.plugins import check_plugins
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
@@ -126,6 +127,8 @@ def options_of_weights(command: Command) -> tuple[Config, TrainedOn | None, list
     options, given = command.config, command.given
     trained_on, notes = trained_on_of(options.model), list[str | Fact]()
     if trained_on:
+        changed = check_plugins(trained_on.plugins, options.plugins, f"{options.model.pretrained}: ")
+        notes += [warning for warning in changed if warning not in command.notes]
         options, changes = with_checkpoint_options(trained_on, options, given)
         notes += changes
     elif options.model.pretrained not in (None, "timm") and not (command.recipe or given.get("DATA")):

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
+from engine.checkpoint.run_folder import PLUGINS
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
@@ -77,6 +78,7 @@ class RunContents:
         status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
         classes: the content of `classes.json`. problems: a line for each file that cannot be read.
         evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
+        plugins: their texts by name and hash.
     """
 
     folder: Path
@@ -90,6 +92,7 @@ class RunContents:
     facts: Facts
     evaluation: Evaluation | None
     test: Evaluation | None
+    plugins: dict[str, str]
     problems: list[str]
 
     @property
@@ -226,6 +229,7 @@ def read_contents(folder: Path) -> RunContents:
         facts=read(FACTS, read_facts, Facts()),
         evaluation=_read_evaluation(folder, EVALUATION, read),
         test=_read_evaluation(folder, TEST_EVALUATION, read),
+        plugins={one.name: read(f"{PLUGINS}/{one.name}", Path.read_text, "") for one in (folder / PLUGINS).glob("*")},
         problems=problems,
     )
 

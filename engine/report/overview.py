@@ -91,7 +91,8 @@ def status_of(run: RunContents) -> tuple[str, str]:
             return f"The run was in progress when this page was written. Last status: {status.get('updated')}.", ""
         case "killed":
             command = f"python main_single_gpu.py -resume={shlex.quote(str(run.folder))}"
-            return "The process ended before the run did, without a reason in status.json.", command
+            reason = "The process ended before the run did, without a reason in status.json."
+            return reason, resume if run.plugins else command
     return "The state of the run is not known: it has no status.json.", ""
 
 

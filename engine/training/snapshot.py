@@ -12,6 +12,7 @@ from torch import nn
 
 from configs.reading.command_line import to_yaml
 from configs.reading.compare import changed_options
+from configs.reading.plugins import running_plugins
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.split_entry import ENTRY
@@ -70,6 +71,7 @@ def take_snapshot(
         "options": to_yaml(config),
         **describe_data(config.data, class_names),
         ENTRY: split,
+        "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from configs.parts import LOSSES
 from configs.schema import Loss as LossOptions
 from datasets.batch import PADDING
 from utils.errors import UserError
@@ -14,7 +15,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:
-    """logits (B, classes), targets -> loss (), summed over the samples, in fp32.
+    """LOSS.NAME: logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
     Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
     bce also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
@@ -23,9 +24,11 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
         smoothing: label smoothing, of mixed targets too.
         class_weights: float32 (classes,), from `read_class_weights`.
     """
-    if options.name == "bce":
-        return _build_bce(options, smoothing, class_weights)
+    built: Loss = LOSSES.own.get(options.name, _of_plugin)(options, smoothing, class_weights)
+    return built
 
+
+def _cross_entropy(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(
             logits.float(),
@@ -39,7 +42,7 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
     return loss
 
 
-def _build_bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
     """timm's binary cross-entropy (Wightman et al., 2021): smoothing, then the threshold; the mean over the classes.
 
     timm's module accepts no padding, and leaves the smoothing of mixed targets to timm's mixup: both are done here.
@@ -49,16 +52,41 @@ def _build_bce(options: LossOptions, smoothing: float, class_weights: torch.Tens
     bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes = logits.shape[-1]
-        dense = targets
-        if targets.ndim == 1:
-            dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
-        padding = dense[:, 0] == PADDING if targets.ndim > 1 else targets == PADDING
-        losses: torch.Tensor = bce(logits.float(), dense * (1 - smoothing) + smoothing / classes)
+        dense, padding = _dense(targets, logits.shape[-1])
+        losses: torch.Tensor = bce(logits.float(), dense * (1 - smoothing) + smoothing / logits.shape[-1])
         losses = losses.sum(-1) if options.sum_classes else losses.mean(-1)
         return losses.masked_fill(padding, 0).sum()
 
     return loss
+
+
+def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+    """A function of (logits, smoothed and mixed targets, options) -> losses (B,); the first two float32 (B, classes).
+
+    The loss of a sample is multiplied by the weight of its class. Padding gets valid targets: no NaN arises.
+    """
+    function = LOSSES.build(options.name, options.kwargs)
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        padding = _dense(targets, logits.shape[-1])[1]
+        dense = _dense(targets.clamp(min=0), logits.shape[-1])[0].float()
+        losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / logits.shape[-1])
+        if losses.shape != padding.shape:
+            raise UserError(f"LOSS.NAME {options.name}: must return losses {(*padding.shape,)}, not {(*losses.shape,)}")
+        weights = 1.0 if class_weights is None else dense @ class_weights
+        return (weights * losses).masked_fill(padding, 0).sum()
+
+    return loss
+
+
+LOSSES.own |= {"cross_entropy": _cross_entropy, "bce": _bce}
+
+
+def _dense(targets: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets (B, classes), and bool (B,): the samples that do not count."""
+    if targets.ndim > 1:
+        return targets, targets[:, 0] == PADDING
+    return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device), targets == PADDING
 
 
 def read_class_weights(

@@ -5,8 +5,10 @@ from typing import Any
 
 import timm.optim
 import torch
+from timm.optim._optim_factory import default_registry
 from torch import nn
 
+from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Optimizer
 from engine.parallel.compile import run_eagerly
@@ -42,6 +44,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     name = _timm_name(chosen)
     if options.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
+    _register(chosen.name)
     known = [str(one) for one in timm.optim.list_optimizers()]
     if name not in known:
         hint = did_you_mean(name, known)
@@ -66,6 +69,14 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     if options.head_lr_scale != 1:
         _scale_head(optimizer, model, options.head_lr_scale)
     return optimizer
+
+
+def _register(name: str) -> None:
+    """Adds the optimizer of a plugin to timm's table, which has no public function for it (timm 1.0)."""
+    if name in OPTIMIZERS.added and name.lower() not in timm.optim.list_optimizers():
+        optimizer, known = OPTIMIZERS.added[name][0], inspect.signature(OPTIMIZERS.added[name][0]).parameters
+        has: dict[str, Any] = {f"has_{key}": key in known for key in ("eps", "momentum", "betas")}
+        default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))
 
 
 def _timm_name(chosen: Optimizer) -> str:

@@ -1,0 +1,110 @@
+"""Plugins: Python files with own parts. Their code runs only if -plugin of this command line names them.
+
+PLUGINS of a recipe, a run or weights states which files are needed. The resolved entries are PATH#sha256=HASH.
+"""
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from configs.reading.option_layers import OptionLayers
+from configs.reading.yaml_io import shorten
+from configs.schema.section import as_names
+from utils.errors import UserError
+from utils.files import open_regular_file
+
+_HASH = "#sha256="
+
+
+class Plugin(NamedTuple):
+    path: str
+    text: str
+
+    @property
+    def entry(self) -> str:
+        return f"{self.path}{_HASH}{hashlib.sha256(self.text.encode()).hexdigest()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker runs the plugin when it unpickles it, before the objects of its classes that follow."""
+        return run_plugin, tuple(self)
+
+
+_running: dict[str, Plugin] = {}  # by file name
+
+
+def running_plugins() -> tuple[Plugin, ...]:
+    """The plugins whose code this process has run."""
+    return tuple(_running.values())
+
+
+def run_plugin(path: str, text: str) -> Plugin:
+    """Runs the code of a plugin, once in a process.
+
+    Raises:
+        UserError: another plugin of that name, or an exception in the code, with its line.
+    """
+    plugin = _running.setdefault(Path(path).name, Plugin(path, text))
+    module = ModuleType(f"ampvit_plugin_{Path(path).stem}")
+    if plugin.text != text:
+        raise UserError(f"-plugin {path}: {plugin.path} has the same name; rename one")
+    if module.__name__ in sys.modules:
+        return plugin
+    module.__file__ = path
+    sys.modules[module.__name__] = module  # timm, pickle and pydantic look for it there
+    try:
+        exec(compile(text, path, "exec"), module.__dict__)
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = error.lineno if isinstance(error, SyntaxError) else (lines or [1])[-1]
+        raise UserError(f"-plugin {path}:{line}: {type(error).__name__}: {error} (-debug: traceback)") from error
+    return plugin
+
+
+def open_plugin(path: str) -> Plugin:
+    """Reads and runs a file. Raises UserError: as `run_plugin`, or no such file."""
+    try:
+        with open_regular_file(path) as file:
+            text = file.read().decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"-plugin {shorten(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    return run_plugin(str(Path(path).absolute()), text)
+
+
+def plugin_path(entry: str) -> str:
+    return entry.partition(_HASH)[0]
+
+
+def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
+    """Runs the plugins at `paths`, of -plugin; PLUGINS of the options then names them. Returns lines for the log.
+
+    Raises:
+        UserError: as `open_plugin` and `check_plugins`, and for a wrong value of PLUGINS.
+    """
+    needed, origin = as_names(layers.values.get("PLUGINS")) or (), layers.origin(("PLUGINS",))
+    if not isinstance(needed, tuple) or not all(isinstance(entry, str) for entry in needed):
+        raise UserError(f"{origin}PLUGINS is {shorten(needed)}: must be a list of Python files")
+    entries = [open_plugin(path).entry for path in paths]
+    warnings = check_plugins(needed, entries, origin)
+    if entries:
+        layers.values["PLUGINS"] = entries
+    return [f"Plugin: {entry}" for entry in entries] + warnings
+
+
+def check_plugins(needed: Iterable[str], given: Iterable[str], source: str) -> list[str]:
+    """Returns a warning for each plugin in `given`, of the command line, that has changed since it was `needed`.
+
+    Raises:
+        UserError: one is not given.
+    """
+    hashes, warnings = {Path(plugin_path(entry)).name: entry.partition(_HASH)[2] for entry in given}, []
+    for path, _, then in (entry.partition(_HASH) for entry in needed):
+        now, name = hashes.get(Path(path).name), Path(path).name
+        if now is None:
+            raise UserError(f"{source}PLUGINS: needs {name}, which is code: add -plugin={path} to run it")
+        if then and then != now:
+            warnings.append(f"Warning: {name} has changed: its SHA-256 is {now[:12]}, in the run {then[:12]}")
+    return warnings
