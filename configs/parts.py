@@ -54,7 +54,10 @@ class Parts:
     def check_name(self, name: str) -> str:
         known = (*self.names, *self.added)
         if name not in known:
-            raise ValueError(f"{name[:80]}: no such {self.kind} here or in a -plugin{did_you_mean(name, known)}")
+            listed = ", ".join(known) or "none"
+            raise ValueError(
+                f"{name[:80]}: no {self.kind} (known: {listed}; -plugin adds others){did_you_mean(name, known)}"
+            )
         return name
 
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:

@@ -120,6 +120,12 @@ def any_device(request: pytest.FixtureRequest) -> ProcessContext:
 
 
 @pytest.fixture
+def plugin() -> str:
+    """The path of a plugin with a part of each kind but a model."""
+    return str(ROOT / "tests/fixtures/own_parts.py")
+
+
+@pytest.fixture
 def group_of_one(any_device, tmp_path) -> Iterator[ProcessContext]:
     """`any_device` with a process group of one rank."""
     on_gpu = any_device.device.type == "cuda"

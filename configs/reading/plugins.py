@@ -47,12 +47,11 @@ def run_plugin(path: str, text: str) -> Plugin:
     Raises:
         UserError: another plugin of that name, or an exception in the code, with its line.
     """
-    plugin = _running.setdefault(Path(path).name, Plugin(path, text))
-    module = ModuleType(f"ampvit_plugin_{Path(path).stem}")
-    if plugin.text != text:
-        raise UserError(f"-plugin {path}: {plugin.path} has the same name; rename one")
-    if module.__name__ in sys.modules:
+    if plugin := _running.get(Path(path).name):
+        if plugin.text != text:
+            raise UserError(f"-plugin {path}: {plugin.path} has the same name; rename one")
         return plugin
+    module = ModuleType(f"ampvit_plugin_{Path(path).stem}")
     module.__file__ = path
     sys.modules[module.__name__] = module  # timm, pickle and pydantic look for it there
     try:
@@ -61,6 +60,7 @@ def run_plugin(path: str, text: str) -> Plugin:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [1])[-1]
         raise UserError(f"-plugin {path}:{line}: {type(error).__name__}: {error} (-debug: traceback)") from error
+    plugin = _running[Path(path).name] = Plugin(path, text)
     return plugin
 
 

@@ -73,6 +73,8 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
 
 def _register(name: str) -> None:
     """Adds the optimizer of a plugin to timm's table, which has no public function for it (timm 1.0)."""
+    if "_" in name and name in OPTIMIZERS.added:
+        raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: timm reads no name with _; rename it in the plugin")
     if name in OPTIMIZERS.added and name.lower() not in timm.optim.list_optimizers():
         optimizer, known = OPTIMIZERS.added[name][0], inspect.signature(OPTIMIZERS.added[name][0]).parameters
         has: dict[str, Any] = {f"has_{key}": key in known for key in ("eps", "momentum", "betas")}

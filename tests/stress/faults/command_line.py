@@ -63,7 +63,7 @@ def command_line_faults() -> list[Fault]:
         "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
         "weights of timm for a ViT": (option("MODEL.PRETRAINED=timm"), r"PRETRAINED timm needs .*TYPE timm"),
         "a threshold without bce": (option("LOSS.TARGET_THRESHOLD=0.2"), r"LOSS.TARGET_THRESHOLD .*bce"),
-        "an unknown loss": (option("LOSS.NAME=focal"), r"LOSS.NAME is 'focal': input should be 'cross_entropy' or"),
+        "an unknown loss": (option("LOSS.NAME=focal"), r"LOSS.NAME is 'focal': .*known: cross_entropy, bce"),
         "too few class weights": (option("LOSS.CLASS_WEIGHTS=[1.0, 2.0]"), r"LOSS.CLASS_WEIGHTS: .*2 .*10 classes"),
         "a class weight of 0": (option("LOSS.CLASS_WEIGHTS=[0.0, 1.0]"), r"LOSS.CLASS_WEIGHTS is .0.0, 1.0"),
         "two scalings": (option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"), r"SQRT_SCALED_LR"),

@@ -1,0 +1,101 @@
+"""Plugins: code runs only if -plugin names its file; options of parts are checked, saved and shown."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import GREY, ROOT, TINY_VIT
+
+from configs.parts import LOSSES
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.reading.plugins import open_plugin
+from configs.reading.yaml_io import parse_value
+from engine.commands.next_command import next_command
+from utils.errors import UserError
+
+TINY = ("-dataset=digits", "-opts", *TINY_VIT, *GREY)
+OPTIONS = ("LOSS.NAME=power", "DATA.HOST_AUGMENTATIONS={add: {power: 2.0}}", "DATA.DEVICE_AUGMENTATIONS={drift: null}")
+
+
+def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
+    command = parse_command_line([f"-plugin={plugin}", *TINY, *OPTIONS, "TRAIN.OPTIMIZER.NAME=plainsgd"])
+    saved = parse_value(to_yaml(command.config))
+    assert saved["LOSS"]["KWARGS"] == {"power": 1.5}
+    assert saved["TRAIN"]["OPTIMIZER"]["KWARGS"] == {"decay": 0.5}
+    assert saved["DATA"]["HOST_AUGMENTATIONS"] == {"add": {"power": 2.0}}
+    assert saved["DATA"]["DEVICE_AUGMENTATIONS"] == {"drift": {"power": 1.5}}
+    recipe = tmp_path / "config.yaml"
+    recipe.write_text(to_yaml(command.config))
+    assert parse_command_line([f"-cfg={recipe}", f"-plugin={plugin}"]).config == command.config
+    assert f"-plugin={plugin}" in next_command(command, "-eval", from_anywhere=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("LOSS.NAME=powr", r"LOSS.NAME .*mean power"),
+        ("LOSS.KWARGS={powr: 1.0}", r"LOSS.KWARGS.powr: .*mean power"),
+        ("LOSS.KWARGS={power: -1.0}", r"LOSS.KWARGS.power: .*greater than"),
+        ("DATA.HOST_AUGMENTATIONS={ad: {}}", r"HOST_AUGMENTATIONS.ad: .*mean add"),
+        ("DATA.HOST_AUGMENTATIONS={add: {x: 1}}", r"HOST_AUGMENTATIONS.add.x: "),
+        ("DATA.DEVICE_AUGMENTATIONS={drift: 3}", r"DEVICE_AUGMENTATIONS.drift.drift: "),
+        ("TRAIN.OPTIMIZER={NAME: plainsgd, KWARGS: {decay: 2.0}}", r"OPTIMIZER.KWARGS.decay: .*less than"),
+    ],
+)
+def test_a_wrong_option_of_a_part_is_one_line(plugin, option, error):
+    with pytest.raises(UserError, match=error) as refused:
+        parse_command_line([f"-plugin={plugin}", *TINY, *OPTIONS, option])
+    assert "\n" not in str(refused.value)
+
+
+def test_the_help_on_a_key_shows_the_options_of_plugins(plugin, capsys):
+    with pytest.raises(SystemExit):
+        parse_command_line(["-h", "DATA.HOST_AUGMENTATIONS", "-plugin", plugin])
+    assert "DATA.HOST_AUGMENTATIONS.add.power: float >= 0; default 1.5" in capsys.readouterr().out
+
+
+def test_a_recipe_runs_no_code_by_itself(tmp_path):
+    (tmp_path / "unnamed.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"PLUGINS: [{tmp_path / 'unnamed.py'}]")
+    for more in ([], [f"PLUGINS=[{tmp_path / 'unnamed.py'}]"]):
+        with pytest.raises(UserError, match=r"needs unnamed\.py.*-plugin=") as refused:
+            parse_command_line([f"-cfg={recipe}", *TINY, *more])
+        assert refused.value.status == 2
+    assert not (tmp_path / "ran").exists()
+    parse_command_line([f"-cfg={recipe}", f"-plugin={tmp_path / 'unnamed.py'}", *TINY])
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"PLUGINS: ['elsewhere/{Path(plugin).name}#sha256=0123']")
+    notes = parse_command_line([f"-cfg={recipe}", f"-plugin={plugin}", *TINY]).notes
+    assert any(note.startswith("Warning: ") and "0123" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (None, "cannot be read: No such file"),
+        ("x = 1\n\ny = x + z\n", r":3: NameError: name 'z'"),
+        ("x = = 1", r":1: SyntaxError"),
+        ("import configs.parts\nconfigs.parts.loss('bce')", r":2: ValueError: there is already a loss bce"),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):
+    path = tmp_path / f"{tmp_path.name}.py"  # a process runs a plugin of this name once
+    if text:
+        path.write_text(text)
+    with pytest.raises(UserError, match=error):
+        open_plugin(str(path))
+
+
+def test_a_worker_has_the_parts_without_the_file(plugin):
+    """The rank sends the text: the file may have changed since it ran."""
+    code = "import pickle, sys; _, part = pickle.load(sys.stdin.buffer); print(part.__module__, part.__name__)"
+    sent = pickle.dumps((open_plugin(plugin), LOSSES.added["power"][0]))
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, input=sent, capture_output=True, check=True)
+    assert result.stdout.split() == [b"ampvit_plugin_own_parts", b"power"]

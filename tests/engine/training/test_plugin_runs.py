@@ -1,0 +1,107 @@
+"""Runs with the parts of a plugin: the same for any number of workers and after a resume; what the run keeps."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import ROOT, assert_same_state, states, train
+from rank_pool import environment
+from safetensors.torch import load_file
+
+from configs.parts import LOSSES
+from configs.reading.command_line import parse_command_line
+from configs.reading.plugins import open_plugin
+from configs.reading.weight_options import options_to_export
+from configs.reading.yaml_io import parse_value
+from configs.schema import Loss
+from datasets.batch import PADDING
+from engine.commands.run import run
+from engine.report.page import write_report
+from engine.training.losses.loss import build_loss
+from utils.errors import UserError
+
+OPTIONS = [
+    *("LOSS.NAME=power", "TRAIN.OPTIMIZER.NAME=plainsgd", "DATA.HOST_AUGMENTATIONS={add: {power: 2.0}}"),
+    *("DATA.DEVICE_AUGMENTATIONS={drift: {}}", "SAVE_FREQ_STEPS=7"),
+]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 1.0, 4.0])], ids=["plain", "weighted"])
+def test_the_loss_of_a_plugin_gets_dense_targets_and_counts_no_padding(plugin, smoothing, weights):
+    open_plugin(plugin)
+    loss = build_loss(Loss(NAME="power", KWARGS={"power": 2.0}), smoothing, weights)
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 2, PADDING, 1, 2])
+    hot = F.one_hot(labels[labels >= 0], 3)
+    terms = (hot * (1 - smoothing) + smoothing / 3) * logits[labels >= 0].softmax(-1) ** 2
+    factors = torch.ones(3) if weights is None else weights
+    assert loss(logits, labels) == pytest.approx(-(terms.sum(-1) * (hot * factors).sum(-1)).sum().item(), rel=1e-5)
+    mixed = torch.tensor([[0.25, 0.75, 0.0]])
+    expected = (
+        -((mixed * (1 - smoothing) + smoothing / 3) * logits[:1].softmax(-1) ** 2).sum() * (mixed @ factors).sum()
+    )
+    assert loss(logits[:1], mixed) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_a_loss_without_one_value_per_sample_is_refused(plugin):
+    open_plugin(plugin)
+    assert "scalar" in LOSSES.added
+    with pytest.raises(UserError, match=r"LOSS.NAME scalar: .*\(2,\)"):
+        build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
+
+
+def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv, cpu):
+    argv = [f"-plugin={plugin}", *digits_argv, *OPTIONS]
+    whole = train([*argv, "NAME=whole"], cpu)
+    cut = train([*argv, "NAME=cut", "TRAIN.MAX_STEPS=30", "DATA.NUM_WORKERS=1"], cpu)
+    with pytest.raises(UserError, match=r"needs own_parts\.py.*-plugin="):
+        parse_command_line([f"-resume={cut}"])
+    train([f"-plugin={plugin}", f"-resume={cut}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert_same_state(states(whole), states(cut))
+    plain = train([*digits_argv, "NAME=plain", *OPTIONS[:1], "LOSS.NAME=cross_entropy"], cpu)
+    assert not torch.equal(*(states(one)["model"]["head.weight"] for one in (whole, plain)))
+
+
+def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path, cpu):
+    folder = train([f"-plugin={plugin}", *digits_argv, *OPTIONS, "TRAIN.MAX_STEPS=1"], cpu)
+    text = Path(plugin).read_text()
+    name = f"own_parts.py#sha256={sha256(text.encode()).hexdigest()}"
+    assert (folder / "plugins" / name).read_text() == text
+    assert torch.load(folder / "last.pth")["plugins"][str(Path(plugin).with_name(name))] == text
+    assert "def power(logits, targets, options)" in write_report(folder).read_text()
+    alone = shutil.copy(folder / "last.pth", tmp_path / "alone.pth")
+    argv = ["-eval", f"-pretrained={alone}", *digits_argv]
+    with pytest.raises(UserError, match=r"alone\.pth: PLUGINS: needs own_parts\.py"):
+        run(parse_command_line(argv), cpu)
+    assert run(parse_command_line([f"-plugin={plugin}", *argv]), cpu) == 0
+    assert options_to_export(parse_value((folder / "config.yaml").read_text()))["PLUGINS"] == [name]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run_as_written(tmp_path):
+    page = (ROOT / "docs/plugins.md").read_text()
+    for path in ROOT.iterdir():
+        if path.name not in ("output", ".git"):
+            (tmp_path / path.name).symlink_to(path)
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (commands,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+    (tmp_path / "my_parts.py").write_text(code)
+    python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\nset -e\n'
+    done = subprocess.run(
+        ["bash", "-c", python + commands], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "loss focal: exponent" in done.stdout
+    (run_folder,) = (tmp_path / "output").glob("vit_digits-*")
+    options = parse_value((run_folder / "config.yaml").read_text())
+    assert options["LOSS"]["KWARGS"] == {"gamma": 1.5}
+    weights = load_file(run_folder / "best.safetensors")
+    assert weights["reg_token"].shape == (1, 4, 64)
+    assert len(list((tmp_path / "output").glob("*-*/predictions.csv"))) == 1
