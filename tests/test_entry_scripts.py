@@ -67,7 +67,16 @@ def trained(imagenet):
 def test_run_folder_contents(trained):
     folder, _ = trained
     names = {path.name for path in folder.iterdir()}
-    expected = {"log.txt", "log_0.txt", "config.yaml", "metrics.csv", "curves.png", "result.json", "facts.jsonl"}
+    expected = {
+        "log.txt",
+        "log_0.txt",
+        "config.yaml",
+        "metrics.csv",
+        "curves.png",
+        "train_batch.png",
+        "result.json",
+        "facts.jsonl",
+    }
     assert names >= expected | {"steps.csv", "last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
