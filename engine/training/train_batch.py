@@ -34,13 +34,12 @@ class TrainBatch:
         if not self._kept:
             return
         (images, targets), self._kept = self._kept, []
-        title = f"Epoch {progress.epoch + 1}, step {progress.done_steps}"
         try:
-            save_picture(self._draw(images, targets, title), self._path)
+            save_picture(self._draw(images, targets, progress), self._path)
         except OSError as error:
             self._run.logger.warn(f"Warning: {self._path}: cannot be drawn ({error.strerror or error})")
 
-    def _draw(self, images: torch.Tensor, targets: torch.Tensor, title: str) -> Image.Image:
+    def _draw(self, images: torch.Tensor, targets: torch.Tensor, progress: EpochProgress) -> Image.Image:
         """A grid of the samples: positions of the batch without one are left out."""
         data, font = self._run.state.config.data, ImageFont.load_default(_FONT)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
@@ -48,9 +47,8 @@ class TrainBatch:
         is_sample = targets.reshape(len(targets), -1)[:, 0] >= 0
         texts = [target_text(target, self._run.class_names) for target in targets[is_sample]]
         width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
-        size = _COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height
-        grid = Image.new("RGB", size, "white")
-        ImageDraw.Draw(grid).text((0, 0), title, "black", font)
+        grid = Image.new("RGB", (_COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height), "white")
+        ImageDraw.Draw(grid).text((0, 0), f"Epoch {progress.epoch + 1}, step {progress.done_steps}", "black", font)
         for number, (crop, text) in enumerate(zip(pixels[is_sample], texts, strict=True)):
             cell = Image.new("RGB", (_SIDE, height), "white")  # a wide name ends at its edge
             cell.paste(to_picture(crop, _SIDE))

@@ -17,8 +17,10 @@ from engine.training.train_batch import TrainBatch, target_text
 from utils.metrics import MetricSums
 from utils.seeding import derive_seed, seed_device
 
-MIXED = ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.MIXUP_MODE=elem"]
-AUGMENTED = [*MIXED, "DATA.AFFINE_DEGREES=20", "TRAIN.RANDOM_ERASE_PROB=0.5"]
+AUGMENTED = [
+    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.MIXUP_MODE=elem", "DATA.AFFINE_DEGREES=20",
+    "TRAIN.RANDOM_ERASE_PROB=0.5",
+]  # fmt: skip
 RGB = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.4,0.5,0.6]", "DATA.IMAGENET_STD=[0.2,0.3,0.4]"]
 
 
@@ -29,10 +31,9 @@ def picture(folder) -> np.ndarray:
 def expected(argv, step: int, cpu) -> np.ndarray:
     """The first 16 images and targets of a step of the first epoch, computed, enlarged and labeled again."""
     config, splits = read_run_data(parse_command_line(argv).config, cpu)
-    data, train_options = config.data, config.train
-    batch = next(build_batches(config, splits, cpu)[0].iterate(0, step, 1))
+    data, batch = config.data, next(build_batches(config, splits, cpu)[0].iterate(0, step, 1))
     seed_device(derive_seed(config.seed, "step", step, 0, 0), cpu.device)
-    images, targets = build_train_transform(data, train_options, config.model.num_logits)(batch)
+    images, targets = build_train_transform(data, config.train, config.model.num_logits)(batch)
     cells = []
     for image, target in zip(images[:16].permute(0, 2, 3, 1).double().numpy(), targets[:16].tolist(), strict=True):
         values = 255 * (image * np.array(data.imagenet_std) + np.array(data.imagenet_mean))
