@@ -44,7 +44,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     (evaluated,) = run_folders(tmp_path, "eval")
     keys = ("top1", "loss", "samples")
     assert [read_result(evaluated)[key] for key in keys] == [result[key] for key in keys]
-    assert (probed / "evaluation" / "per_class.csv").exists()
+    assert (probed / "evaluation" / "per_class.csv").exists() and not (probed / "train_batch.png").exists()
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}
