@@ -34,12 +34,7 @@ class Parts:
         """The decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
         if name in (*self.names, *self.added):
             raise ValueError(f"there is already a {self.kind} {name}")
-
-        def register(part: _T) -> _T:
-            self.added[name] = part, options
-            return part
-
-        return register
+        return lambda part: self.added.setdefault(name, (part, options))[0]
 
     def build(self, name: str, values: dict[str, Any] | None) -> Any:
         """A plugin's part: an object of its class, or its function with the argument `options`."""

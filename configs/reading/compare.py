@@ -14,7 +14,7 @@ from utils.columns import wrap_parts
 from utils.errors import UserError
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
-_OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "PLUGINS")
+_OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
@@ -90,10 +90,7 @@ def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
     """The options of a run that resumes: it keeps the batch size that 'auto' found, and the warm-up of the average.
 
     given: the options of the user, by section; they may give the warm-up. then: those of the checkpoint, a text of
-    `to_yaml`.
-
-    Raises:
-        UserError: the command line does not name a plugin of the checkpoint.
+    `to_yaml`. Raises UserError if the command line does not name a plugin of the checkpoint.
     """
     before = with_defaults(parse_value(then))
     check_plugins(before["PLUGINS"], config.plugins, "the checkpoint: ")

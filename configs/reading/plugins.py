@@ -17,6 +17,7 @@ from configs.schema.section import as_names
 from utils.errors import UserError
 from utils.files import open_regular_file
 
+PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
 _HASH = "#sha256="
 
 
@@ -42,11 +43,7 @@ def running_plugins() -> tuple[Plugin, ...]:
 
 
 def run_plugin(path: str, text: str) -> Plugin:
-    """Runs the code of a plugin, once in a process.
-
-    Raises:
-        UserError: another plugin of that name, or an exception in the code, with its line.
-    """
+    """Runs the code of a plugin once. Raises UserError for an exception in it, or another plugin of that name."""
     if plugin := _running.get(Path(path).name):
         if plugin.text != text:
             raise UserError(f"-plugin {path}: {plugin.path} has the same name; rename one")
@@ -79,11 +76,7 @@ def plugin_path(entry: str) -> str:
 
 
 def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
-    """Runs the plugins at `paths`, of -plugin; PLUGINS of the options then names them. Returns lines for the log.
-
-    Raises:
-        UserError: as `open_plugin` and `check_plugins`, and for a wrong value of PLUGINS.
-    """
+    """Runs the plugins at `paths`, of -plugin; PLUGINS of the options then names them. Returns lines for the log."""
     needed, origin = as_names(layers.values.get("PLUGINS")) or (), layers.origin(("PLUGINS",))
     if not isinstance(needed, tuple) or not all(isinstance(entry, str) for entry in needed):
         raise UserError(f"{origin}PLUGINS is {shorten(needed)}: must be a list of Python files")
@@ -95,11 +88,7 @@ def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
 
 
 def check_plugins(needed: Iterable[str], given: Iterable[str], source: str) -> list[str]:
-    """Returns a warning for each plugin in `given`, of the command line, that has changed since it was `needed`.
-
-    Raises:
-        UserError: one is not given.
-    """
+    """A warning for each plugin in `given` that has changed since it was needed. Raises UserError if one is missing."""
     hashes, warnings = {Path(plugin_path(entry)).name: entry.partition(_HASH)[2] for entry in given}, []
     for path, _, then in (entry.partition(_HASH) for entry in needed):
         now, name = hashes.get(Path(path).name), Path(path).name

@@ -10,13 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
-from configs.reading.plugins import running_plugins
 from utils.atomic_file import atomic_write
 from utils.errors import Unavailable, UserError
 from utils.files import try_lock
 from utils.waits import wait_for
 
-PLUGINS = "plugins"  # folder in the folder of a run
 _LOCK = ".lock"
 _LOCK_SECONDS = 5.0  # a run that was just stopped may need this time to exit
 
@@ -68,13 +66,6 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     if current.is_file() and current.read_text(encoding="utf-8") != text and not kept.exists():
         shutil.copyfile(current, kept)
     atomic_write(current, text)
-
-
-def write_plugins(folder: Path) -> None:
-    """Copies the plugins of this process to `plugins/NAME#sha256=HASH`; earlier files of the same name are kept."""
-    for plugin in running_plugins():
-        (folder / PLUGINS).mkdir(exist_ok=True)
-        atomic_write(folder / PLUGINS / Path(plugin.entry).name, plugin.text)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from typing import Any
 from configs.reading.command_line import Command, parse_command_line, to_yaml
 from configs.reading.compare import experiment_mismatch, non_default_lines
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
-from configs.reading.plugins import running_plugins
+from configs.reading.plugins import PLUGINS_FOLDER, running_plugins
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
-from engine.checkpoint.run_folder import check_writable, make_run_folder, write_plugins, write_run_options
+from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
 from engine.commands.shared_folder import check_same_checkpoint, check_shared
 from engine.run.facts import Start
 from engine.run.log import RunLogger
@@ -127,7 +127,9 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
     check_shared(folder, context)
     if context.is_main:
         write_run_options(folder, _options(command), steps_done)
-        write_plugins(folder)
+        for plugin in running_plugins():
+            (folder / PLUGINS_FOLDER).mkdir(exist_ok=True)
+            atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)
         _write_recipe(folder, command)
     logger.open(folder)
     logger.record(Start(str(folder), steps_done))
@@ -140,9 +142,8 @@ def _write_recipe(folder: Path, command: Command) -> None:
     """
     if command.recipe is None or command.recipe.name == RUN_OPTIONS or (folder / RECIPE_OPTIONS).exists():
         return
-    argv = [f"-cfg={command.recipe}", *(f"-plugin={plugin.path}" for plugin in running_plugins())]
     with suppress(UserError):
-        atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line(argv).config))
+        atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line([f"-cfg={command.recipe}"]).config))
 
 
 def begin_status(folder: Path, context: ProcessContext, resume: str | None = None, **position: Any) -> RunStatus:

@@ -3,10 +3,8 @@
 import os
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 from configs.reading.command_line import Command
-from configs.reading.plugins import running_plugins
 from configs.schema import Config
 from configs.schema.data import AUTO
 from datasets.registry import recognize_dataset
@@ -35,8 +33,7 @@ def run(command: Command, context: ProcessContext) -> int:
     """
     config = command.config
     top_k = command.prediction.top_k if command.prediction else None
-    plugins = " ".join(Path(plugin.entry).name for plugin in running_plugins())
-    check_same_options(config, context, command=command.name, split=command.split, top_k=top_k, plugins=plugins)
+    check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
     use_deterministic_algorithms(config.deterministic)
     if context.device.type == "cpu":
         keep_freed_memory()

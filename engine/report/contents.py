@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
+from configs.reading.plugins import PLUGINS_FOLDER
 from configs.reading.yaml_io import read_yaml, shorten
-from engine.checkpoint.run_folder import PLUGINS
 from engine.evaluation.file_names import (
     CALIBRATION,
     CONFUSION,
@@ -215,7 +215,7 @@ def read_contents(folder: Path) -> RunContents:
             problems.append(f"{name} cannot be read: {str(error) or type(error).__name__}")
             return missing
 
-    status = read_json(folder / STATUS)
+    status, plugins = read_json(folder / STATUS), sorted((folder / PLUGINS_FOLDER).glob("*"))
     return RunContents(
         folder=folder,
         options=options,
@@ -229,7 +229,7 @@ def read_contents(folder: Path) -> RunContents:
         facts=read(FACTS, read_facts, Facts()),
         evaluation=_read_evaluation(folder, EVALUATION, read),
         test=_read_evaluation(folder, TEST_EVALUATION, read),
-        plugins={one.name: read(f"{PLUGINS}/{one.name}", Path.read_text, "") for one in (folder / PLUGINS).glob("*")},
+        plugins={one.name: read(f"{one.parent.name}/{one.name}", Path.read_text, "") for one in plugins},
         problems=problems,
     )
 

@@ -52,8 +52,12 @@ def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | N
     bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        dense, padding = _dense(targets, logits.shape[-1])
-        losses: torch.Tensor = bce(logits.float(), dense * (1 - smoothing) + smoothing / logits.shape[-1])
+        classes = logits.shape[-1]
+        dense = targets
+        if targets.ndim == 1:
+            dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+        padding = dense[:, 0] == PADDING if targets.ndim > 1 else targets == PADDING
+        losses: torch.Tensor = bce(logits.float(), dense * (1 - smoothing) + smoothing / classes)
         losses = losses.sum(-1) if options.sum_classes else losses.mean(-1)
         return losses.masked_fill(padding, 0).sum()
 
@@ -68,9 +72,12 @@ def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tens
     function = LOSSES.build(options.name, options.kwargs)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        padding = _dense(targets, logits.shape[-1])[1]
-        dense = _dense(targets.clamp(min=0), logits.shape[-1])[0].float()
-        losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / logits.shape[-1])
+        classes, padding = logits.shape[-1], (targets if targets.ndim == 1 else targets[:, 0]) == PADDING
+        dense = targets = targets.clamp(min=0)
+        if targets.ndim == 1:
+            dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+        dense = dense.float()
+        losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / classes)
         if losses.shape != padding.shape:
             raise UserError(f"LOSS.NAME {options.name}: must return losses {(*padding.shape,)}, not {(*losses.shape,)}")
         weights = 1.0 if class_weights is None else dense @ class_weights
@@ -80,13 +87,6 @@ def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tens
 
 
 LOSSES.own |= {"cross_entropy": _cross_entropy, "bce": _bce}
-
-
-def _dense(targets: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets (B, classes), and bool (B,): the samples that do not count."""
-    if targets.ndim > 1:
-        return targets, targets[:, 0] == PADDING
-    return targets.unsqueeze(-1) == torch.arange(classes, device=targets.device), targets == PADDING
 
 
 def read_class_weights(

@@ -76,7 +76,7 @@ def _register(name: str) -> None:
     if "_" in name and name in OPTIMIZERS.added:
         raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: timm reads no name with _; rename it in the plugin")
     if name in OPTIMIZERS.added and name.lower() not in timm.optim.list_optimizers():
-        optimizer, known = OPTIMIZERS.added[name][0], inspect.signature(OPTIMIZERS.added[name][0]).parameters
+        known = inspect.signature(optimizer := OPTIMIZERS.added[name][0]).parameters
         has: dict[str, Any] = {f"has_{key}": key in known for key in ("eps", "momentum", "betas")}
         default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))
 
