@@ -56,7 +56,8 @@ def test_the_help_on_a_key_shows_the_options_of_plugins(plugin, capsys):
     assert "DATA.HOST_AUGMENTATIONS.add.power: float >= 0; default 1.5" in capsys.readouterr().out
 
 
-def test_a_recipe_runs_no_code_by_itself(tmp_path):
+def test_a_recipe_runs_no_code_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("configs.reading.plugins._running", {})  # later runs would send it to their workers
     (tmp_path / "unnamed.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"PLUGINS: [{tmp_path / 'unnamed.py'}]")
