@@ -28,6 +28,8 @@ _KEYS_ELSEWHERE = {
     "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet
     "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",  # of Fleet
     "FP16": AMP_OF_COLOSSALAI,
+    "LEARNING_RATE": "TRAIN.BASE_LR",
+    "LR": "TRAIN.BASE_LR",
 }
 
 
@@ -82,10 +84,9 @@ def nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     if replacement := _REMOVED_KEYS.get(dotted.upper()):
         return f"; it was removed: use {replacement}"
-    section = dotted.upper().partition(".")[0]
-    if replacement := _KEYS_ELSEWHERE.get(dotted.upper(), _KEYS_ELSEWHERE.get(section)):
+    section, (parent, _, leaf) = dotted.upper().partition(".")[0], dotted.upper().rpartition(".")
+    if replacement := next(filter(None, map(_KEYS_ELSEWHERE.get, (dotted.upper(), section, leaf))), None):
         return f"; use {replacement}"
-    parent, _, leaf = dotted.upper().rpartition(".")
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:

@@ -46,6 +46,8 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     assert [read_result(evaluated)[key] for key in keys] == [result[key] for key in keys]
     assert (probed / "evaluation" / "per_class.csv").exists()
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
+    with pytest.raises(UserError, match=r"MODEL\.TUNE.*probe.* -pretrained"):
+        run(parse_command_line([f"-resume={probed}", "-opts", "MODEL.TUNE=lora"]), cpu)
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}
     val = features_of(probed.parent, "val")
