@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.option_layers import expand_switches, flatten
+from configs.reading.probe_options import PLACEHOLDERS
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -125,9 +126,10 @@ def non_default_options(config: Config) -> dict[str, str]:
 def non_default_lines(config: Config) -> str:
     """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
 
-    Without the options of the training, if the run only evaluates.
+    Without the options of the training, if the run only evaluates, and without the placeholders of a probe.
     """
     unused = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
+    hidden = PLACEHOLDERS if config.model.tuned == "probe" else ()
     options = non_default_options(config)
-    parts = [f"{key}={value}" for key, value in options.items() if not key.startswith(unused)]
+    parts = [f"{key}={value}" for key, value in options.items() if not key.startswith(unused) and key not in hidden]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))
