@@ -128,8 +128,8 @@ def non_default_lines(config: Config) -> str:
 
     Without the options of the training, if the run only evaluates, and without the placeholders of a probe.
     """
-    unused = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
-    hidden = PLACEHOLDERS if config.model.tuned == "probe" else ()
-    options = non_default_options(config)
-    parts = [f"{key}={value}" for key, value in options.items() if not key.startswith(unused) and key not in hidden]
+    unused: tuple[str, ...] = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
+    unused += PLACEHOLDERS if config.model.tuned == "probe" else ()
+    parts = [f"{key}={value}" for key, value in non_default_options(config).items()]
+    parts = [part for part in parts if not part.startswith(unused)]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -100,7 +100,9 @@ def _read_text(path: Path, named_in: str) -> str:
         with open_regular_file(path) as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        hint = _nearest_recipe(path) if isinstance(error, FileNotFoundError) else ""
+        folders = (path.parent, Path("configs")) if isinstance(error, FileNotFoundError) else ()
+        recipes = [str(file) for folder in folders for file in folder.glob("*.yaml")]
+        hint = did_you_mean(str(path.parent / f"{path.stem}.yaml"), recipes)
         raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}{hint}") from None
     if len(data) > MAX_BYTES:
         raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a YAML file of options")
@@ -108,11 +110,6 @@ def _read_text(path: Path, named_in: str) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not a text file in UTF-8") from None
-
-
-def _nearest_recipe(path: Path) -> str:
-    files = [file for folder in (path.parent, Path("configs")) for file in folder.glob("*.yaml")]
-    return did_you_mean(str(path.parent / f"{path.stem}.yaml"), map(str, files))
 
 
 def parse_value(text: str) -> Any:
@@ -125,7 +122,7 @@ def parse_value(text: str) -> Any:
         node = yaml.compose(text, Loader=_StrictLoader)
         return None if node is None else _construct(node, (), {})
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
-        reason = getattr(error, "problem", None) or "it is not valid YAML"
+        reason = getattr(error, "problem", type(error).__name__)
         raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
 
 
