@@ -4,6 +4,7 @@
     python scripts/report.py output/*                             # writes output/compare.html, and prints a table
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
     python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as that of a sweep
+    python scripts/report.py RUN_A RUN_B -mistakes                # the images that A, B or both get wrong
 
 Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation, and
 confusion-N.csv the confusion matrix of all folds of group N. Give folders of runs that trained or evaluated (-eval);
@@ -26,6 +27,7 @@ from engine.report.contents import RunContents, read_contents
 from engine.report.formats import option
 from engine.report.groups import Group, groups_of
 from engine.report.page import COMPARISON, comparison_page, run_page
+from engine.report.paired import CLASS_COLUMNS, IMAGE_COLUMNS, Rows, compare_mistakes
 from engine.report.tables import compared_options, evaluated_images, ranked, results
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
@@ -40,7 +42,8 @@ COLUMNS = [
 ]  # fmt: skip
 COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric"]
 GROUPS = "groups.csv"  # beside the page of several runs
-_MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
+MISTAKES, MISTAKES_BY_CLASS = "mistakes.csv", "mistakes-by-class.csv"  # of -mistakes, beside the page
+_MAX_OPTIONS, _MAX_COLUMN_CHARS, _MAX_CLASSES = 6, 1000, 21  # in the terminal
 
 
 def main(argv: list[str]) -> int:
@@ -48,6 +51,9 @@ def main(argv: list[str]) -> int:
     folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
+    if flags.mistakes and (flags.csv or len(folders) != 2):
+        raise UserError("-mistakes is for two runs, and without -csv; it writes CSV files")
+    paired = compare_mistakes(*map(read_contents, folders)) if flags.mistakes else None
     page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
     if len(folders) == 1:
         runs = [read_contents(folders[0])]
@@ -63,6 +69,8 @@ def main(argv: list[str]) -> int:
         _print_csv(runs)
     elif len(folders) > 1:
         print(_tables(runs, groups), end="\n\n")
+    if paired:
+        print(_write_mistakes(folders, *paired, page.parent), end="\n\n")
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
 
@@ -70,11 +78,12 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="scripts/report.py",
-        usage="%(prog)s RUN [RUN ...] [-csv] [-output FILE]",
+        usage="%(prog)s RUN [RUN ...] [-csv | -mistakes] [-output FILE]",
         description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("-csv", "--csv", action="store_true", help="print CSV with all digits instead of the table")
+    parser.add_argument("-mistakes", "--mistakes", action="store_true", help="of two runs: the images each gets wrong")
     output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
     parser.add_argument("-output", "--output", type=Path, metavar="FILE", help=output)
     return parser
@@ -146,6 +155,19 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
         more = [f"{len(options) - _MAX_OPTIONS} more in the CSV"] if len(options) > _MAX_OPTIONS else []
         rows.append([run.name, ", ".join([*options[:_MAX_OPTIONS], *more]) or "-"])
     return "\n\n".join([*parts, aligned_table(["run", "options that differ"], rows, _MAX_COLUMN_CHARS)])
+
+
+def _write_mistakes(runs: Sequence[Path], classes: Rows, images: Rows, folder: Path) -> str:
+    """Writes both tables; returns the classes with the smallest p-values."""
+    _write(folder / MISTAKES, table_text(IMAGE_COLUMNS, images))
+    _write(folder / MISTAKES_BY_CLASS, table_text(CLASS_COLUMNS, classes))
+    lines = [
+        f"Mistakes of A, {runs[0]}, and B, {runs[1]}, on the same images:",
+        aligned_table(CLASS_COLUMNS, classes[:_MAX_CLASSES], _MAX_COLUMN_CHARS),
+        "p: McNemar's exact test, two-sided; p (Holm): corrected for the number of classes",
+        f"All classes: {folder / MISTAKES_BY_CLASS}; {len(images)} images: {folder / MISTAKES}",
+    ]
+    return escape_control_characters("\n".join(lines))
 
 
 def _print_csv(runs: Sequence[RunContents]) -> None:

@@ -71,7 +71,7 @@ def test_run_folder_contents(trained):
     assert names >= expected | {"steps.csv", "last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
     assert any(name.startswith("events.out.tfevents") for name in names)
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
-    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "train_batch.png"))
     with open(folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]

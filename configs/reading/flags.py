@@ -51,6 +51,7 @@ FLAGS = {
         Flag("amp_dtype", ("AMP.DTYPE",), str, "mixed precision with dtype float16 or bfloat16"),
         Flag("compile", ("TRAIN.COMPILE",), bool, "compile the model with torch.compile", "default", "none"),
         Flag("eval", ("EVAL.ENABLED",), bool, "evaluate only; needs -pretrained or -resume"),
+        Flag("save_logits", ("EVAL.SAVE_LOGITS",), bool, "-eval: write the logits of each image to logits.npz"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
         Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
         Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),

@@ -40,8 +40,8 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """
     command = "predict" if arguments.embed is None else "embed"
     value = getattr(arguments, command)
-    for name in ("top_k", "json", "format", "threshold", "explain", "split"):
-        commands = ("eval", "predict", "embed") if name == "split" else ("predict",)
+    for name in ("top_k", "json", "format", "threshold", "explain", "split", "save_logits"):
+        commands = {"split": ("eval", "predict", "embed"), "save_logits": ("eval",)}.get(name, ("predict",))
         if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")
     if value is None:

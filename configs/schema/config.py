@@ -24,6 +24,7 @@ class Evaluation(Section):
         description="test-time augmentation, of the validation in training too; flip: the mean of the logits of an "
         "image and of its mirror image",
     )
+    save_logits: bool = Field(False, description="write the logits of each image, float16, to evaluation/logits.npz")
     best_metric: MetricName | None = Field(
         None,
         description="what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, "

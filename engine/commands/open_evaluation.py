@@ -135,8 +135,9 @@ def options_of_weights(command: Command) -> tuple[Config, TrainedOn | None, list
 
 
 def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:
-    """Skips unusable images. Images of a path get labels of the training's kind, of as many classes as the model's."""
+    """Skips unusable images, saves no logits. Images of a path get labels of the training's kind and number."""
     changes: dict[str, Any] = {"on_bad_image": "skip"}
+    options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
     if prediction.path:
         options = options.with_model(num_classes=options.model.num_logits)
         if trained_on and trained_on.data.get("MULTI_LABEL") is True:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -47,6 +46,7 @@ class Evaluator:
         flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
         multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
         best_metric: of `EVAL.BEST_METRIC`.
+        keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
         class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     """
 
@@ -57,6 +57,7 @@ class Evaluator:
     flips: bool = False
     multi_label: bool = False
     best_metric: str | None = None
+    keeps_logits: bool = False
     class_mask: torch.Tensor | None = None
 
     def evaluate(
@@ -81,8 +82,12 @@ class Evaluator:
         self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
         """The results of each `every` batches of all ranks, on the main process; a collective call."""
-        rank_classes = partial(score_classes if self.multi_label else _rank_classes, top_k=top_k)
-        for computed in self.compute(model, batches, rank_classes, every, after_batch):
+
+        def summarize(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+            ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
+            return ranked | ({"logits": logits.half().clamp(-65504, 65504)} if self.keeps_logits else {})
+
+        for computed in self.compute(model, batches, summarize, every, after_batch):
             yield SampleResults(**computed[0], errors=computed[1]) if computed else None
 
     def compute(

@@ -47,7 +47,7 @@ def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data:
             crops[index], _ = transform(samples.open(index, data.image_channels), 0, index)
         except BadImage:
             continue
-        _save(_to_picture(crops[index]), folder / f"{index}.jpg")
+        save_picture(to_picture(crops[index]), folder / f"{index}.jpg")
     return crops
 
 
@@ -129,7 +129,7 @@ class _Rollout:
                 self.product = (maps.float().mean(1) + self.identity) / 2 @ self.product
 
 
-def _to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
+def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
     """uint8 (C, S, S) -> RGB of `side` pixels; small images are enlarged pixel by pixel."""
     pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
     resampling = Image.Resampling.NEAREST if len(pixels) < side else Image.Resampling.LANCZOS
@@ -141,10 +141,10 @@ def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _S
     values = F.interpolate(heat[None, None], size=(side, side), mode="bilinear")[0, 0].numpy()
     points = np.linspace(0, 1, len(_COLORS))
     colors = np.stack([np.interp(values, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
-    gray = _to_picture(crop, side).convert("L").convert("RGB")
-    _save(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
+    gray = to_picture(crop, side).convert("L").convert("RGB")
+    save_picture(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
 
 
-def _save(picture: Image.Image, path: Path) -> None:
+def save_picture(picture: Image.Image, path: Path) -> None:
     with open_atomically(path, "wb") as file:
         picture.save(file, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)

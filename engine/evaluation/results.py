@@ -26,6 +26,7 @@ class SampleResults:
     losses: float32 (N,), cross-entropy in nats; with several labels binary cross-entropy, the mean over the classes.
     errors: the reason for each sample that could not be read, by its index.
     scores: float32 (N, C), the logits, only with several labels.
+    logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     """
 
     targets: np.ndarray
@@ -34,6 +35,7 @@ class SampleResults:
     losses: np.ndarray
     errors: dict[int, str] = field(default_factory=dict)
     scores: np.ndarray | None = None
+    logits: np.ndarray | None = None
 
     @property
     def readable(self) -> np.ndarray:

@@ -13,7 +13,7 @@ from utils.tables import to_float
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
 _MAX_SHOWN = 24  # of each kind
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
-_JPEG = b"\xff\xd8\xff"  # first bytes
+_KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # name and first bytes
 
 
 def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -40,15 +40,16 @@ def _mistake(evaluation: Evaluation, row: dict[str, str]) -> dict[str, Any]:
         "loss": "" if loss is None else f"{loss:.2f}",
         "is_recognized": true == predicted and true_probability,  # '' if there are several true classes
         "is_wrong": predicted not in true.split(SEVERAL),
-        "picture": _data_uri(stem.with_suffix(".jpg")),
-        "attention": _data_uri(stem.with_name(f"{stem.name}-attention.jpg")),
+        "picture": data_uri(stem.with_suffix(".jpg")),
+        "attention": data_uri(stem.with_name(f"{stem.name}-attention.jpg")),
     }
 
 
-def _data_uri(path: Path) -> str:
-    """The picture; '' if there is no such file, or it is not a JPEG of at most 32 kB."""
+def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:
+    """The picture; '' if there is no such file of at most `max_bytes`, or it is not what its name says."""
     try:
-        data = path.read_bytes() if path.stat().st_size <= _MAX_FILE_BYTES else b""
+        data = path.read_bytes() if path.stat().st_size <= max_bytes else b""
     except OSError:
         return ""
-    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}" if data.startswith(_JPEG) else ""
+    kind, first_bytes = _KINDS[path.suffix]
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data.startswith(first_bytes) else ""

@@ -13,13 +13,13 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from engine.report import REPORT
+from engine.report import REPORT, TRAIN_BATCH
 from engine.report.charts import Chart, Series, element_id, reliability_diagram, series_class
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent
 from engine.report.groups import Group
-from engine.report.mistakes import galleries_of
+from engine.report.mistakes import data_uri, galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
 from utils.atomic_file import atomic_write
@@ -29,6 +29,7 @@ from utils.tables import to_float
 
 COMPARISON = "compare.html"
 _MAX_TITLE_CHARS = 1000
+_MAX_BATCH_BYTES = 1_500_000  # of train_batch.png: pixels that PNG cannot compress have 1.3 MB
 _STATES = (*UNFINISHED, "finished", "stopped", "interrupted", "failed", "killed")
 
 
@@ -57,6 +58,7 @@ def run_page(run: RunContents) -> str:
         "tiles": tiles_of(run),
         "details": details_of(run),
         "class_names": class_names_of(run),
+        "train_batch": data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": curves_of_run(run),
         "evaluates_average": evaluates_average(run),
         "off_defaults": options_off_defaults(run),

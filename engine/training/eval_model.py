@@ -51,8 +51,8 @@ def build_eval_model(config: Config, context: ProcessContext, needs_head: bool =
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
     transform = build_eval_transform(config.data).to(context.device)
-    flips = config.eval.tta == "flip"
-    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label, config.eval.best_metric)
+    flips, metric, keeps_logits = config.eval.tta == "flip", config.eval.best_metric, config.eval.save_logits
+    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label, metric, keeps_logits)
 
 
 def build_eval_files(

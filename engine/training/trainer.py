@@ -22,6 +22,7 @@ from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import RunPosition, best_entry, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
+from engine.training.train_batch import TrainBatch
 from models.tuning.peft_folder import write_peft_folder
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
@@ -51,6 +52,7 @@ class Trainer:
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
+        self.picture = TrainBatch(run)
         if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
             update, thread = partial(status.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
@@ -153,6 +155,7 @@ class Trainer:
             self._will_compile = False
             self.run.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
         self.run.reporter.after_step(progress)
+        self.picture.after_step(progress)
         if self.writer:
             self.writer.check()
         if self.trigger.should_save(progress.step, self.state.timer.take()):

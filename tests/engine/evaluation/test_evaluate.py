@@ -1,8 +1,9 @@
 """One evaluation: the same results on any number of ranks, unreadable images, test-time augmentation."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -37,8 +38,8 @@ def model() -> nn.Module:
 
 
 def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) -> Evaluator:
-    precision = Precision(Amp(), context.device)
-    return Evaluator(build_eval_transform(config.data), precision, Single(), context, flips, config.data.multi_label)
+    transform, precision, multi_label = build_eval_transform(config.data), Precision(Amp(), context.device), False
+    return Evaluator(transform, precision, Single(), context, flips, multi_label, keeps_logits=True)
 
 
 def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -> SampleResults:
@@ -87,6 +88,20 @@ def test_losses_and_probabilities_are_those_of_torch(digits, model, cpu, flips):
     assert torch.equal(torch.from_numpy(results.labels).long(), best.indices)
     assert torch.allclose(torch.from_numpy(results.probabilities), best.values, atol=1e-6)
     assert metrics.loss == pytest.approx(losses.mean().item(), abs=1e-5)
+    assert results.logits.dtype == np.float16
+    np.testing.assert_allclose(results.logits, logits.numpy(), rtol=2**-10, atol=1e-5)
+
+
+def test_logits_beyond_float16_and_of_masked_classes_are_finite(digits, cpu):
+    (samples,) = samples_for(digits, cpu, "val")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[1].bias[:2] = torch.tensor([1e6, -1e6])
+    mask = torch.arange(10) != 2
+    evaluator = replace(evaluator_for(digits, cpu), class_mask=mask)
+    _, results = evaluator.evaluate(model, eval_loader_for(digits, samples, cpu))
+    assert np.isfinite(results.logits).all()
+    assert np.unique(results.logits[:, :3], axis=0).tolist() == [[65504, -65504, -65504]]
 
 
 def test_an_unreadable_image_is_named_and_does_not_count(tmp_path, cpu):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from configs.schema import Amp, Data
+from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage
 from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform
@@ -93,6 +95,23 @@ def test_hostile_names_stay_text(written):
     _, *mistakes = read_table(written / "mistakes.csv")
     paths = {row[2] for row in mistakes}
     assert r"two\nlines" in paths and r"\udcff.png" in paths and f"'{HOSTILE[0]}" in paths
+
+
+def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
+    """The second image could not be read. Names stay as they are in the file of the logits."""
+    results = results_for(np.array([0, PADDING, 5]), np.array([1, 0, 5]))
+    names, folder = [HOSTILE[0], "b.png", b"\xff.png".decode("utf-8", "surrogateescape")], tmp_path / "evaluation"
+    files = files_for(folder, HOSTILE, names, cpu)
+    logits = np.arange(18, dtype=np.float16).reshape(3, 6)
+    files.write(results.metrics(), replace(results, logits=logits), nn.Flatten())
+    rows = [["0", f"'{HOSTILE[0]}", "0", "0", "1"], ["1", "b.png", "0", "-1", "0"], ["2", r"\udcff.png", "0", "5", "5"]]
+    assert read_table(folder / "per_image.csv")[1:] == rows
+    with np.load(folder / "logits.npz", allow_pickle=False) as saved:
+        assert saved["logits"].dtype == np.float16 and saved["labels"].dtype == np.int64
+        assert saved["logits"].tolist() == logits[[0, 2]].tolist() and saved["labels"].tolist() == [0, 5]
+        assert saved["paths"].tolist() == [names[0], names[2]] and saved["classes"].tolist() == HOSTILE
+    files.write(results.metrics(), results, nn.Flatten())
+    assert not (folder / "logits.npz").exists()  # they were of other weights
 
 
 def test_pictures_are_those_of_the_mistakes(written, tmp_path, cpu):

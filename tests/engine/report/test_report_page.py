@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from page_reader import read_page
+from PIL import Image
 from run_folders import (
     FACTS_OF_RUN,
     add_evaluation,
@@ -57,6 +58,18 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
     assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
+
+
+def test_the_page_shows_the_training_batch_if_it_is_a_png(run):
+    path = run / "train_batch.png"
+    path.write_bytes(b"no picture")
+    assert "section-training-images" not in read_page(run).html
+    Image.new("RGB", (652, 195)).save(path)
+    (picture,) = [tag for tag in read_page(run).all("img") if tag.get("class") == "batch"]
+    assert base64.b64decode(picture["src"].removeprefix("data:image/png;base64,")) == path.read_bytes()
+    assert "section-training-images" in read_page(run).html
+    path.write_bytes(path.read_bytes() + bytes(1_500_000))
+    assert "section-training-images" not in read_page(run).html
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):

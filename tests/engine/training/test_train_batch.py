@@ -1,0 +1,116 @@
+"""`train_batch.png` shows the images and targets of the step, and changes nothing in it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same_state, states, train
+from PIL import Image, ImageDraw, ImageFont
+from torch import nn
+
+from configs.reading.command_line import parse_command_line
+from datasets.transforms.device import build_train_transform
+from engine.progress import EpochProgress
+from engine.training.run_data import build_batches, read_run_data
+from engine.training.train_batch import TrainBatch, target_text
+from utils.metrics import MetricSums
+from utils.seeding import derive_seed, seed_device
+
+AUGMENTED = [
+    "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.MIXUP_MODE=elem", "DATA.AFFINE_DEGREES=20",
+    "TRAIN.RANDOM_ERASE_PROB=0.5",
+]  # fmt: skip
+RGB = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.4,0.5,0.6]", "DATA.IMAGENET_STD=[0.2,0.3,0.4]"]
+
+
+def picture(folder) -> np.ndarray:
+    return np.array(Image.open(folder / "train_batch.png"))
+
+
+def expected(argv, step: int, cpu) -> np.ndarray:
+    """The first 16 images and targets of a step of the first epoch, computed, enlarged and labeled again."""
+    config, splits = read_run_data(parse_command_line(argv).config, cpu)
+    data, batch = config.data, next(build_batches(config, splits, cpu)[0].iterate(0, step, 1))
+    seed_device(derive_seed(config.seed, "step", step, 0, 0), cpu.device)
+    images, targets = build_train_transform(data, config.train, config.model.num_logits)(batch)
+    cells = []
+    for image, target in zip(images[:16].permute(0, 2, 3, 1).double().numpy(), targets[:16].tolist(), strict=True):
+        values = 255 * (image * np.array(data.imagenet_std) + np.array(data.imagenet_mean))
+        pixels = np.clip(np.rint(values), 0, 255).astype(np.uint8).repeat(20, 0).repeat(20, 1)
+        text = Image.new("RGB", (160, 36), "white")
+        shares = sorted(((share, -label) for label, share in enumerate(target) if share), reverse=True)
+        names = [f"{-label} {share:.2f}" if len(shares) > 1 else f"{-label}" for share, label in shares]
+        ImageDraw.Draw(text).text((0, 0), "\n".join(names), "black", ImageFont.load_default(12))
+        cells.append(np.concatenate([np.broadcast_to(pixels, (160, 160, 3)), np.array(text)]))
+    return np.array(cells).astype(int)
+
+
+def cells_of(grid: np.ndarray) -> np.ndarray:
+    """The 16 images with their labels; the rest is the title and white gaps."""
+    assert grid.shape == (16 + 4 * 196, 652, 3) and (grid[16:, 160:164] == 255).all()
+    return np.array([grid[16 + 196 * r :, 164 * c :][:196, :160] for r in range(4) for c in range(4)]).astype(int)
+
+
+@pytest.mark.parametrize("channels", [[], RGB], ids=["gray", "rgb"])
+def test_it_shows_the_images_and_mix_shares_of_the_first_step(digits_argv, cpu, channels):
+    argv = [*digits_argv, *AUGMENTED, *channels]
+    shown, images = cells_of(picture(train([*argv, "TRAIN.MAX_STEPS=1"], cpu))), expected(argv, 0, cpu)
+    assert abs(shown - images).max() <= 1 and len(np.unique(images, axis=0)) == 16
+
+
+def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv, cpu, tmp_path, monkeypatch):
+    argv = [*digits_argv, *AUGMENTED]
+    folder = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
+    before = picture(folder)
+    train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=4"], cpu)
+    assert np.array_equal(picture(folder), before)
+    (folder / "train_batch.png").unlink()
+    train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
+    assert abs(cells_of(picture(folder)) - expected(argv, 4, cpu)).max() <= 1
+    none = SimpleNamespace(after_step=lambda progress: None)
+    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda run: none)
+    other = train([f"-output={tmp_path / 'without'}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
+    assert not (other / "train_batch.png").exists()
+    assert_same_state(states(folder), states(other))
+
+
+def test_a_picture_that_cannot_be_written_gives_a_line(digits_argv, cpu, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("engine.training.train_batch.save_picture", fail)
+    folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"], cpu)
+    assert capsys.readouterr().out.count("train_batch.png") == 1 and (folder / "last.pth").exists()
+
+
+def test_nan_and_padding(tmp_path, cpu):
+    """Of three positions one has no sample, and one an image with NaN and infinite values."""
+    data = SimpleNamespace(imagenet_mean=(0.5,), imagenet_std=(0.5,))
+    state = SimpleNamespace(context=cpu, transform=nn.Identity(), config=SimpleNamespace(data=data))
+    shown = TrainBatch(SimpleNamespace(folder=tmp_path, state=state, class_names=None, logger=None))
+    images = torch.ones(3, 1, 2, 2)
+    images[2, 0] = torch.tensor([[torch.nan, torch.inf], [-torch.inf, 0]])
+    state.transform((images, torch.tensor([[1, 1], [-1, -1], [0, 0]], dtype=torch.int8)))
+    images.zero_()
+    shown.after_step(EpochProgress(0, 1, 0, MetricSums(cpu.device)))
+    grid = picture(tmp_path)
+    assert grid.shape[0] == 16 + 164 + 2 * 16 and (grid[16:176, :160] == 255).all()
+    assert (grid[16:176:80, 164:324:80, 0] == [[0, 255], [0, 128]]).all() and (grid[16:, 328:] == 255).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "lines"),
+    [
+        (torch.tensor(1), ["dog"]),
+        (torch.tensor([0.25, 0.75, 0, 0, 0, 0]), ["dog 0.75", "cat 0.25"]),
+        (torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.int8), ["cat", "dog"]),
+        (torch.tensor([1.0, 0.4, 0, 0.6, 0, 0]), ["cat", "class 3 0.60", "dog 0.40"]),
+        (torch.zeros(6), ["no label"]),
+        (torch.ones(6), ["cat", "dog", "a white...te\\nhen", "class 3"]),  # the others have no place
+    ],
+)
+def test_lines_of_a_target(target, lines):
+    names = ["cat", "dog", f"a white{'-' * 40}white\nhen", "Füchse", "e", "f"]
+    assert target_text(target, names).split("\n") == lines
+    assert target_text(torch.tensor(1), None) == "class 1"
