@@ -130,6 +130,6 @@ def non_default_lines(config: Config) -> str:
     """
     unused: tuple[str, ...] = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
     unused += PLACEHOLDERS if config.model.tuned == "probe" else ()
-    parts = [f"{key}={value}" for key, value in non_default_options(config).items()]
-    parts = [part for part in parts if not part.startswith(unused)]
+    options = non_default_options(config).items()
+    parts = [part for key, value in options if not (part := f"{key}={value}").startswith(unused)]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -117,10 +117,8 @@ def _model_values(config: Config) -> dict[str, Any]:
             "depth": model.depth, "num_heads": model.num_heads, "mlp_ratio": model.mlp_ratio,
             "qkv_bias": model.qkv_bias,
         }  # fmt: skip
-    return {
-        "model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath,
-        "model-kwargs": [f"{name}={value}" for name, value in arguments.items()] or None,
-    }  # fmt: skip
+    values = {"model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath}
+    return values | {"model-kwargs": [f"{name}={value}" for name, value in arguments.items()] or None}
 
 
 def _training_values(config: Config) -> dict[str, Any]:
