@@ -100,6 +100,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     """Reads the command line and its YAML files: flags -> layers of options -> family and warm-up -> `Config`.
 
     set_options: KEY=VALUE of `-set`, which override `-opts`.
+
     Raises:
         UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file.
         SystemExit: after -h.
