@@ -15,7 +15,7 @@ class EpochProgress:
         steps, batches: of the whole epoch; batches on each rank.
         sums: loss and hits so far.
         done_steps: optimizer steps of this epoch, skipped ones included.
-        lr: of the last step.
+        lr: of the last step; None before it, and for a probe.
     """
 
     epoch: int
@@ -23,7 +23,7 @@ class EpochProgress:
     batches: int
     sums: MetricSums
     done_steps: int = 0
-    lr: float = 0.0
+    lr: float | None = None
 
     @property
     def step(self) -> int:

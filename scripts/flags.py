@@ -62,7 +62,8 @@ def find_source(path: str) -> Path:
     if not folder.is_dir() or is_checkpoint_folder(folder):
         return find_weights(path)
     if not any(folder.glob("*.pth")) and not any(folder.glob(f"*{SHARDS}")):
-        raise UserError(f"{path}: has no checkpoint; give the folder of a run, or a weight file")
+        file = next(map(str, folder.glob("*.safetensors")), "a weight file")  # of an exported folder
+        raise UserError(f"{path}: has no checkpoint; give the folder of a run, or {file}")
     return folder
 
 

@@ -143,15 +143,17 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
         lines = [f"{table.caption}:", aligned_table(["run", *table.header], rows, _MAX_COLUMN_CHARS), *table.notes]
         parts.append("\n".join(lines))
     if groups:
-        cells = [["-" if cell is None else option(cell) for cell in group.cells.values()] for group in groups]
+        hidden = [key for key in groups[0].cells if key.isupper()][_MAX_OPTIONS:]
+        shown = [column for column in groups[0].cells if column not in hidden]
+        rows = [["-" if (cell := group.cells[name]) is None else option(cell) for name in shown] for group in groups]
         notes = [note for group in groups for note in group.notes]
-        table = aligned_table(list(groups[0].cells), cells, _MAX_COLUMN_CHARS)
-        parts.append("\n".join(["Runs that differ only in seed or fold:", table, *notes]))
+        notes += [f"{len(hidden)} more options that differ are in {GROUPS}"] if hidden else []
+        lines = ["Runs that differ only in seed or fold:", aligned_table(shown, rows, _MAX_COLUMN_CHARS), *notes]
+        parts.append("\n".join(lines))
     rows = []
     for run, options in zip(runs, _options(runs), strict=True):
-        more = len(options) - _MAX_OPTIONS
-        shown = ", ".join(options[:_MAX_OPTIONS]) + (f", {more} more in the CSV" if more > 0 else "")
-        rows.append([run.name, shown or "-"])
+        more = [f"{len(options) - _MAX_OPTIONS} more in the CSV"] if len(options) > _MAX_OPTIONS else []
+        rows.append([run.name, ", ".join([*options[:_MAX_OPTIONS], *more]) or "-"])
     return "\n\n".join([*parts, aligned_table(["run", "options that differ"], rows, _MAX_COLUMN_CHARS)])
 
 

@@ -105,15 +105,15 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
         name = ",".join(f"{key.rpartition('.')[2]}={Path(str(value)).name}" for key, value in pairs)
         if name in runs or len(name) > MAX_NAME_CHARS:
             raise UserError(f"-set: the name {name} is taken or too long; give each value once, and fewer keys")
-        given = ["-opts", *(f"{key}={value}" for key, value in pairs)]
-        command = parse_command_line([*others, *given])
+        given = [f"{key}={value}" for key, value in pairs]
+        command = parse_command_line(others, set_options=given)
         if command.name != "train" or command.config.model.resume:
             raise UserError("a sweep trains, and resumes its runs itself; remove -resume, -eval, -predict and the like")
         if not runs:
             options = non_default_options(command.config)
             kept = sorted((key, value) for key, value in options.items() if key not in (*grid, *_UNCHECKED))
             root = Path(command.config.save) / f"{command.run_name}-sweep-{zlib.crc32(repr(kept).encode()):08x}"
-        runs[name] = [*others, f"-output={root}", f"-name={name}", *given]
+        runs[name] = [*others, f"-output={root}", f"-name={name}", "-opts", *given]
     return root, runs
 
 
@@ -121,6 +121,8 @@ def read_values(text: str) -> Sequence[Any]:
     """'0..4' -> 0 to 4; '1e-3,[1,2]' -> '1e-3' and '[1,2]'."""
     if bounds := re.fullmatch(r"(-?\d{1,9})\.\.(-?\d{1,9})", text):
         return range(int(bounds[1]), int(bounds[2]) + 1)
+    if re.fullmatch(r"\d+[-:]\d+", text):
+        raise UserError(f"-set: {text} is no range; write 0..4 for 0 to 4")
     return re.split(r",(?![^\[{]*[\]}])", text)
 
 

@@ -1,37 +1,30 @@
 """Opening files that a user or a data set names, and temporary folders of this process."""
 
-import atexit
 import errno
 import fcntl
 import io
 import json
 import os
-import shutil
 import stat
 import tempfile
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
 
-_temporary_folders: set[Path] = set()
+_temporary_folders = WeakSet["tempfile.TemporaryDirectory[str]"]()
 
 
-def make_temporary_folder(prefix: str) -> Path:
-    """A folder that `remove_temporary_folder` removes, or at the latest the exit of this process, except by SIGKILL."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+def make_temporary_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
+    """A folder that its `cleanup` removes, or at the latest the exit of this process, except by SIGKILL."""
+    folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     _temporary_folders.add(folder)
     return folder
 
 
-def remove_temporary_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    _temporary_folders.discard(folder)
-
-
-@atexit.register
 def remove_temporary_folders() -> None:
     """Removes them; for use before `os._exit`, which runs no exit handlers."""
     for folder in list(_temporary_folders):
-        remove_temporary_folder(folder)
+        folder.cleanup()
 
 
 def try_lock(file: IO[Any]) -> bool:

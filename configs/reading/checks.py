@@ -14,20 +14,20 @@ from configs.schema.model import Model
 from utils.errors import combine_findings, did_you_mean
 
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
-_REMOVED_KEYS = {
+_REPLACEMENTS = {  # of a key, a section, or a last part of keys
     "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
     "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
     "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
     "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
     "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
     "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
-}
-_KEYS_ELSEWHERE = {
     "AMP.MODE": "AMP.PRESET",  # of Colossal-AI
     "AMP.OPT_LEVEL": "AMP.LEVEL",  # of Apex
     "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet
     "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",  # of Fleet
     "FP16": AMP_OF_COLOSSALAI,
+    "LEARNING_RATE": "TRAIN.BASE_LR",
+    "LR": "TRAIN.BASE_LR",
 }
 
 
@@ -38,20 +38,11 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
         UserError: each mistake is a line with its origin and its key.
     """
     try:
-        return Config.model_validate(_without_removed(values))
+        return Config.model_validate(values)
     except ValidationError as invalid:
         errors = {_path(error): error for error in reversed(invalid.errors(include_url=False))}  # the first of a key
         lines = [_error_line(path, error, layers) for path, error in reversed(errors.items())]
         raise combine_findings(f"{len(lines)} options are wrong:", lines) from None
-
-
-def _without_removed(values: dict[str, Any]) -> dict[str, Any]:
-    """The options without removed switches that are off, as in the config.yaml of earlier runs."""
-
-    def kept(name: str, section: dict[str, Any]) -> dict[str, Any]:
-        return {key: on for key, on in section.items() if on is not False or f"{name}.{key}" not in _REMOVED_KEYS}
-
-    return {name: kept(name, value) if isinstance(value, dict) else value for name, value in values.items()}
 
 
 def _path(error: ErrorDetails) -> KeyPath:
@@ -80,12 +71,9 @@ def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str
 
 def nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
-    if replacement := _REMOVED_KEYS.get(dotted.upper()):
-        return f"; it was removed: use {replacement}"
-    section = dotted.upper().partition(".")[0]
-    if replacement := _KEYS_ELSEWHERE.get(dotted.upper(), _KEYS_ELSEWHERE.get(section)):
+    section, (parent, _, leaf) = dotted.upper().partition(".")[0], dotted.upper().rpartition(".")
+    if replacement := next(filter(None, map(_REPLACEMENTS.get, (dotted.upper(), section, leaf))), None):
         return f"; use {replacement}"
-    parent, _, leaf = dotted.upper().rpartition(".")
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,10 @@ class Command:
         return replace(self, config=self.config.with_model(pretrained=str(file)))
 
 
-def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Command:
+def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_options: Sequence[str] = ()) -> Command:
     """Reads the command line and its YAML files: flags -> layers of options -> family and warm-up -> `Config`.
+
+    set_options: KEY=VALUE of `-set`, which override `-opts`.
 
     Raises:
         UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file.
@@ -109,6 +112,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py") -> Com
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
     plugin_notes = add_plugins(layers, arguments.plugin)
+    for option in set_options:
+        _add_option(layers, option, "-set")
     dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
     old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
@@ -175,17 +180,17 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
     if arguments.amp_dtype:
         layers.add_key("AMP.ENABLED", True, "-amp_dtype")
     for option in arguments.opts:
-        _add_option(layers, option)
+        _add_option(layers, option, "-opts")
     return layers
 
 
-def _add_option(layers: OptionLayers, option: str) -> None:
+def _add_option(layers: OptionLayers, option: str, flag: str) -> None:
     key, equals, text = option.partition("=")
     if not equals:
-        raise UserError(f"-opts {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
+        raise UserError(f"{flag} {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
     if not any(key in known_keys(family) for family in MODEL_SECTIONS):
-        raise UserError(f"-opts: unknown key {key[:80]}{nearest_key(key, model_type(layers.values))}")
-    layers.add_key(key, parse_value(text), "-opts")
+        raise UserError(f"{flag}: unknown key {key[:80]}{nearest_key(key, model_type(layers.values))}")
+    layers.add_key(key, parse_value(text), flag)
 
 
 def _follow_data_path(layers: OptionLayers) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.reading.option_layers import expand_switches, flatten
 from configs.reading.plugins import check_plugins
+from configs.reading.probe_options import PLACEHOLDERS
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -127,9 +128,10 @@ def non_default_options(config: Config) -> dict[str, str]:
 def non_default_lines(config: Config) -> str:
     """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
 
-    Without the options of the training, if the run only evaluates.
+    Without the options of the training, if the run only evaluates, and without the placeholders of a probe.
     """
-    unused = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
-    options = non_default_options(config)
-    parts = [f"{key}={value}" for key, value in options.items() if not key.startswith(unused)]
+    unused: tuple[str, ...] = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
+    unused += PLACEHOLDERS if config.model.tuned == "probe" else ()
+    options = non_default_options(config).items()
+    parts = [part for key, value in options if not (part := f"{key}={value}").startswith(unused)]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

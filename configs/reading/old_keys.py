@@ -21,8 +21,9 @@ _UNUSED = (
     "DATA.SECOND_IMAGE_SIZE", "LOCAL_RANK", "NGPUS", "TAG", "THROUGHPUT_MODE", "TRAIN.LR_SCHEDULER.MILESTONES",
     "TRAIN.NORMALIZE_TARGET",
 )  # fmt: skip
-# Unknown keys if they are on.
+# Unknown keys if they are on. The first four are in the config.yaml of earlier runs.
 _UNUSED_IF_OFF = (
+    "PARALLEL.FP16_ALLREDUCE", "PARALLEL.FUSE_ALL_REDUCE_OPS", "PARALLEL.OFFLOAD", "TRAIN.RESTART_SCHEDULE",
     "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID", "MODEL.TRANS.PATCH_GRID",
     "TRAIN.MULTI_SCALE_SAMPLER_DDP",
 )  # fmt: skip
@@ -55,7 +56,7 @@ def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
         _remove(layers.values, path)
     parts = [f"without effect: {', '.join(unused)}"] if unused else []
     parts += [f"renamed: {', '.join(renamed)}"] if renamed else []
-    return [f"Warning: old keys of PaddleViT; {'; '.join(parts)}"] if parts else []
+    return [f"Warning: old keys; {'; '.join(parts)}"] if parts else []
 
 
 def _present_name(key: str, known: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from configs.schema import Config, Train
 from utils.errors import UserError
 
 _TRAIN = {"num_epochs": 1, "warmup_epochs": 0, "accum_iter": 10**9}
+PLACEHOLDERS = ("DATA.BATCH_SIZE=", *(f"TRAIN.{key.upper()}=" for key in _TRAIN))  # are not logged
 _DATA = {"batch_size": 1, "global_batch_size": None, "balanced_sampling": False, "repeated_augmentation": 1}
 
 

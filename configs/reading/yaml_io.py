@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
 from utils.files import open_regular_file
 
 KeyPath = tuple[str, ...]
@@ -100,7 +100,10 @@ def _read_text(path: Path, named_in: str) -> str:
         with open_regular_file(path) as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
+        folders = (path.parent, Path("configs")) if isinstance(error, FileNotFoundError) else ()
+        recipes = [str(file) for folder in folders for file in folder.glob("*.yaml")]
+        hint = did_you_mean(str(path.parent / f"{path.stem}.yaml"), recipes)
+        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}{hint}") from None
     if len(data) > MAX_BYTES:
         raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a YAML file of options")
     try:
@@ -118,8 +121,9 @@ def parse_value(text: str) -> Any:
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
         return None if node is None else _construct(node, (), {})
-    except (yaml.YAMLError, RecursionError, ValueError, OverflowError):
-        raise UserError(f"{shorten(text)} cannot be read as a value") from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        reason = getattr(error, "problem", type(error).__name__)
+        raise UserError(f"{shorten(text)} cannot be read as a value: {reason}") from None
 
 
 def shorten(value: Any) -> str:
@@ -161,6 +165,9 @@ def _construct_mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPat
         line = key_node.start_mark.line + 1
         if key in values:
             problem = f"{'.'.join(key_path)} is given twice, first in line {lines[key_path]}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
+        if node.flow_style and ":" in key and value_node.start_mark.index == value_node.end_mark.index:
+            problem = f"{shorten(key)} has no value; write a space after the colon"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
         lines[key_path] = line
         values[key] = _construct(value_node, key_path, lines)

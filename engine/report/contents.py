@@ -27,7 +27,7 @@ from engine.evaluation.file_names import (
 )
 from engine.run.facts import FACTS, Facts, read_facts
 from engine.run.result import RESULT, Rows, best_epoch, points
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.files import read_json
 from utils.metric_table import METRICS, Metric, best_metric
 from utils.status import STATUS, UNFINISHED
@@ -192,6 +192,8 @@ def read_contents(folder: Path) -> RunContents:
 
     A run that failed early has no `metrics.csv` and `result.json`.
     """
+    if not folder.exists():
+        raise Unavailable(f"{folder}: does not exist; give the folder of a run")
     if not (folder / RUN_OPTIONS).is_file():
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
     has_status = any((folder / name).is_file() for name in (STATUS, RESULT))

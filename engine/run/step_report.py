@@ -26,7 +26,7 @@ class StepReport:
     epoch_step: int
     steps_per_epoch: int
     step: int
-    lr: float
+    lr: float | None
     latest: Metrics
     average: Metrics
     images_per_second: float
@@ -73,9 +73,10 @@ def log_lines(report: StepReport, previous: StepReport | None = None) -> list[st
 
 def _paddlevit_part(report: StepReport) -> str:
     latest, average = report.latest, report.average
+    lr = "" if report.lr is None else f"Lr: {report.lr:.6f}, "
     return (
         f"Epoch[{report.epoch:03d}/{report.num_epochs:03d}], "
-        f"Step[{report.epoch_step - 1:04d}/{report.steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
+        f"Step[{report.epoch_step - 1:04d}/{report.steps_per_epoch:04d}], {lr}"
         f"Loss: {_loss(latest)} ({_loss(average)}), "
         f"Avg Acc: {METRICS['top1'].text(average.values['top1']) if average.samples else '-'}"
     )

@@ -77,7 +77,7 @@ def build_train_state(
     notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
     optimizer = build_optimizer(model, train)
-    notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
+    notes += [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] if config.model.tuned != "probe" else []
     if train.clip_mode == "agc":
         precision.scaler.adaptively_clipped = outside_heads(model)
     graph, compile_notes = _compile(config, context, strategy, precision, optimizer)

@@ -121,10 +121,10 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
 
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch, train = checkpoint["epoch"], state.config.train
-    for key in ("DATA.MULTI_LABEL", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "EVAL.BEST_METRIC"):
+    for key in ("DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "EVAL.BEST_METRIC"):
         if key in changed:
-            then = format_value(changed[key][0])
-            raise UserError(f"{key}: differs from the checkpoint's {then}; set it to the same value to resume")
+            then, fix = format_value(changed[key][0]), "set it to the same value, or start a new run with -pretrained"
+            raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
     if "TRAIN.LAST_EPOCH" in changed and train.last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {train.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > train.num_epochs:

@@ -109,7 +109,7 @@ def _data_values(config: Config) -> dict[str, Any]:
 def _model_values(config: Config) -> dict[str, Any]:
     """Only a Vision Transformer gets its shape and drop rates: other models have other names, and keep timm's."""
     data, model = config.data, config.model
-    values = {"model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath}
+    arguments = getattr(model, "kwargs", None) or {}  # of TYPE timm
     if model.type == "vit":
         arguments = {
             "pos_drop_rate": model.dropout, "proj_drop_rate": model.dropout, "attn_drop_rate": model.attention_dropout,
@@ -117,8 +117,8 @@ def _model_values(config: Config) -> dict[str, Any]:
             "depth": model.depth, "num_heads": model.num_heads, "mlp_ratio": model.mlp_ratio,
             "qkv_bias": model.qkv_bias,
         }  # fmt: skip
-        values["model-kwargs"] = [f"{name}={value}" for name, value in arguments.items()]
-    return values
+    values = {"model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath}
+    return values | {"model-kwargs": [f"{name}={value}" for name, value in arguments.items()] or None}
 
 
 def _training_values(config: Config) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from timm.models import save_for_hf
 from torch import nn
 
@@ -71,18 +70,15 @@ def data_config(values: dict[str, Any]) -> dict[str, Any]:
 def _as_timm_builds_it(model: nn.Module, config: Config) -> nn.Module:
     """A model of timm's `create_model`, with the shapes of `model`; its weights do not matter."""
     options: Any = config.model
+    if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
+        raise _not_rebuilt(config, f"timm has no MODEL.FEATURES={options.features} of it")
     if options.type == "vit":
-        rebuilt = timm.create_model(_VIT, **evaluation_arguments(options, config.data))
-        if _shapes(rebuilt) != _shapes(model):
+        if options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
             raise _not_rebuilt(config, "its ViT has no MODEL.ATTN_HEAD_SIZE")
-        return rebuilt
+        return timm.create_model(_VIT, **evaluation_arguments(options, config.data))
     if options.type != "timm" and ":" in FAMILIES[options.type].timm_for(options):
         raise _not_rebuilt(config, "no name of timm's accepts its options")
     return model
-
-
-def _shapes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def _not_rebuilt(config: Config, reason: str) -> UserError:

@@ -14,6 +14,7 @@ from torch import nn
 
 from configs.reading.command_line import Command
 from configs.schema import Amp
+from engine.run.mfu.flops import count_parameters
 from engine.training.eval_model import build_eval_model
 from scripts.exporting.compare import TOLERANCE, Reference, make_reference, read_reference
 from scripts.exporting.formats import FORMATS, check_target
@@ -56,7 +57,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         )
     else:
         print_escaped("Not checked: the exported model was not run (-no_check)")
-    print_escaped(f"Exported: {target} ({FORMATS[kind].title})")
+    print_escaped(f"Exported: {target} ({FORMATS[kind].title}; {count_parameters(model)[0]:,} parameters)")
     return 0
 
 

@@ -29,6 +29,8 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
     """
     if not config.data.batch_size:
         raise UserError("-batch_size=auto: is found by the run; give a size here, the plan has the largest one")
+    if config.model.tuned == "probe":
+        raise UserError("MODEL.TUNE probe: is one pass over the images, not a training; plan MODEL.TUNE=head")
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
     mfu, error, source = ASSUMED_MFU, ASSUMED_ERROR, f"an MFU of {ASSUMED_MFU:.0%} is assumed; use -calibrate RUN"
     if flags.calibrate:

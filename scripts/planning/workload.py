@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from configs.schema import Config, Train
+from configs.schema import Config
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import count_parameters, training_flops
 from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, moments_per_parameter
@@ -89,7 +89,7 @@ def measure_workload(config: Config) -> Workload:
         passes=passes,
         moments=moments_per_parameter(config.train),
         has_average=config.train.model_ema and not config.train.model_ema_force_cpu,
-        sharding_problem=_sharding_problem(model, config.train, precision),
+        sharding_problem=_sharding_problem(model, config, precision),
         precision=precision,
     )
 
@@ -112,11 +112,12 @@ def _measure(model: nn.Module, config: Config, precision: Precision) -> PassMemo
         ) from error
 
 
-def _sharding_problem(model: nn.Module, options: Train, precision: Precision) -> str | None:
+def _sharding_problem(model: nn.Module, config: Config, precision: Precision) -> str | None:
     problems = {
+        "MODEL.TUNE lora": config.model.tuned == "lora",
         "AMP.LEVEL O3": precision.level == "O3",
         "batch norms, which this model has": any(isinstance(module, BatchNorm) for module in model.modules()),
-        options.optimizer.name: options.optimizer.name.lower() not in SHARDED_OPTIMIZERS,
+        config.train.optimizer.name: config.train.optimizer.name.lower() not in SHARDED_OPTIMIZERS,
     }
     return next((problem for problem, is_present in problems.items() if is_present), None)
 

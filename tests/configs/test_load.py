@@ -178,7 +178,12 @@ FLAG_MISTAKES = {
     "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
     "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),
     "opts value": (["-opts", "SEED=[1"], r"cannot be read as a value"),
+    "no space": (["-opts", "MODEL.KWARGS={img_size:64}"], r"'img_size:64'.* space after the colon"),
+    "name of timm": (["-opts", "TRAIN.LR=1"], r"TRAIN\.LR; .*TRAIN\.BASE_LR"),
+    "other name of timm": (["-opts", "LEARNING_RATE=1"], r"TRAIN\.BASE_LR"),
     "no file": (["-cfg=nowhere.yaml"], r"nowhere.yaml: cannot be read: No such file"),
+    "other ending": (["-cfg=lora.yml"], r"configs/lora\.yaml"),
+    "no folder": (["-cfg=probe"], r"configs/probe\.yaml"),
     "opts deep": (["-opts", "SEED" + ".a" * 9000 + "=1"], r"unknown key SEED(\.a){30,40}$"),
     "ngpus": (["-ngpus=0"], r"-ngpus 0: must be at least 1"),
 }

@@ -92,12 +92,16 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, refer
     assert results[0]["top1"] == results[1]["top1"] and results[0]["loss"] == pytest.approx(results[1]["loss"])
 
 
-def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path):
+def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
     folder = tmp_path / "hf"
     export.main([str(digits_run), "-format", "hf", f"-output={folder}"])
     export.main([str(digits_run), "-format", "hf", f"-output={folder}"])  # replaces the earlier export
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert f"{sum(map(torch.numel, model.parameters())):,} parameters" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"hf/model\.safetensors"):  # which is a source
+        export.main([str(folder), "-format", "onnx"])
+    export.main([str(folder / "model.safetensors"), "-format", "safetensors", f"-output={folder / 'a.safetensors'}"])
     assert reference.largest_difference(model) < 1e-5
     config = json.loads((folder / "config.json").read_text())
     assert config["label_names"] == list("0123456789") and config["num_classes"] == 10
@@ -204,6 +208,22 @@ def test_pdparams_has_the_names_and_arrays_of_paddlepaddle(name, tmp_path):
     ours = read_pdparams(tmp_path / "a.pdparams").state
     assert ours.keys() == {key for key in theirs if "relative_position_index" not in key}
     assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["MODEL.FEATURES=token_avg"], "MODEL.FEATURES=token_avg"),
+        (["MODEL.FEATURES=avg"], "MODEL.FEATURES=avg"),
+        (["MODEL.ATTN_HEAD_SIZE=4"], "MODEL.ATTN_HEAD_SIZE"),
+    ],
+)
+def test_a_vit_that_timm_has_not_is_refused_with_the_key(options, key, tmp_path):
+    """Also without a comparison of logits: avg has the shapes of timm's model."""
+    config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *options]).config
+    model = build_model(config.model, config.data, torch.device("cpu"))[0]
+    with pytest.raises(UserError, match=key):
+        write_export(model, TrainedModel(config, None, []), None, "hf", tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind, name", [("hf", "PoolFormer"), ("pdparams", "SwinTransformer"), ("pdparams", "LeViT")])

@@ -1,5 +1,6 @@
 """parity.py: the translation of a recipe for timm's train.py, images and results. No test runs timm's train.py."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -107,6 +108,15 @@ def test_the_learning_rate_of_every_step_is_timms():
     for step in range(num_epochs * steps):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(ours.lr_at(step), rel=1e-12)
         scheduler.step_update(step + 1)
+
+
+def test_arguments_of_timms_class_are_passed():
+    options = ["MODEL.TYPE=timm", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS={init_values: 1e-5, fc_norm: true}"]
+    config = parse_command_line(["-dataset=digits", "-opts", *options]).config
+    words = timm_flags(config, Path("/data"), Path("/out"), interval=50)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--model-kwargs", nargs="*", action=timm.utils.ParseKwargs)  # as in timm's train.py
+    assert parser.parse_known_args(words)[0].model_kwargs == {"init_values": 1e-5, "fc_norm": True}
 
 
 def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):

@@ -100,6 +100,18 @@ def test_activations_of_vits_agree_with_the_formula(vit_g):
     assert o1.passes[False].fixed == pytest.approx(2 * o1.parameters, rel=0.05)  # the weights that autocast casts
 
 
+def test_frozen_blocks_have_no_gradients_moments_activations_or_weight_gradients():
+    full, last = (
+        measure_workload(config_of("-model=vit_tiny_patch16_224", "-opts", f"MODEL.TUNE={tune}", "MODEL.DROPOUT=0.0"))
+        for tune in ("full", "last:3")
+    )
+    one = layout_of(last, parse_cluster("H100", 1), "ddp")
+    assert state_of(last, one) == 4 * last.parameters + 12 * last.trained and last.trained < 0.3 * full.trained
+    assert last.passes[False].per_image < 0.35 * full.passes[False].per_image  # of 3 of 12 blocks, and one forward pass
+    # All blocks forward; of a quarter of them the backward pass, with twice the FLOPs.
+    assert last.flops_per_image == pytest.approx((1 / 3 + 2 / 3 / 4) * full.flops_per_image, rel=0.03)
+
+
 def test_checkpointing_keeps_one_input_per_block(vit_g):
     inputs = 2 * 257 * 1408 * 40  # in bf16
     one_block = vit_g.passes[False].per_image / 40
@@ -180,6 +192,10 @@ def test_what_the_trainer_refuses_is_not_planned(tiny):
     cluster = parse_cluster("8xH100", 1)
     refused = replace(tiny, sharding_problem="batch norms")
     assert list(strategies(refused, Parallel(), cluster)) == ["ddp"]
+    lora = measure_workload(config_of("-model=vit_tiny_patch16_224", "-opts", "MODEL.TUNE=lora", "MODEL.DEPTH=2"))
+    assert list(strategies(lora, Parallel(), cluster)) == ["ddp"]
+    with pytest.raises(UserError, match=r"MODEL\.TUNE.*head"):
+        plan.main(["-devices=H100", *TINY, "MODEL.TUNE=probe"])
     with pytest.raises(UserError, match="SHARDS_PER_GROUP 3 does not divide 8 devices"):
         strategies(tiny, Parallel(STRATEGY="hsdp", SHARDS_PER_GROUP=3), cluster)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from utils.errors import UserError
-from utils.files import make_temporary_folder, remove_temporary_folder
+from utils.files import make_temporary_folder
 
 
 class MappedArrays(Mapping[str, np.ndarray]):
@@ -66,21 +66,17 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
     Raises:
         UserError: the folder cannot be written.
     """
+    folder = None
     try:
         folder = make_temporary_folder("ampvit-samples-")
-    except OSError as error:
-        raise _cannot_write(tempfile.gettempdir(), error) from error
-    try:
-        save_arrays(folder, arrays)
-        mapped = MappedArrays(folder, arrays)
+        save_arrays(Path(folder.name), arrays)
+        mapped = MappedArrays(Path(folder.name), arrays)
     except BaseException as error:
-        remove_temporary_folder(folder)
+        if folder:
+            folder.cleanup()
         if isinstance(error, OSError):
-            raise _cannot_write(folder, error) from error
+            problem = f"the list of images cannot be written ({error.strerror}); free space or set TMPDIR"
+            raise UserError(f"{tempfile.gettempdir()}: {problem}") from error
         raise
-    weakref.finalize(mapped, remove_temporary_folder, folder)
+    weakref.finalize(mapped, folder.cleanup)
     return mapped
-
-
-def _cannot_write(folder: Path | str, error: OSError) -> UserError:
-    return UserError(f"{folder}: the list of images cannot be written ({error.strerror}); free space or set TMPDIR")

@@ -131,8 +131,8 @@ def moments_per_parameter(options: Train) -> float:
 
 
 def describe_tuning(model: nn.Module, tuned: str, options: Train) -> list[str]:
-    """A line for the log: what is trained, and the fp32 memory of it beside training all weights; none if all are."""
-    if tuned == "full":
+    """A line for the log: what is trained, and its fp32 memory beside training all weights; none for full and probe."""
+    if tuned in ("full", "probe"):
         return []
     total, trained = count_parameters(model)
     moments, base = moments_per_parameter(options), total - adapter_size(model)

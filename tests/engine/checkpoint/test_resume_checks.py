@@ -21,6 +21,7 @@ INVALID_CHANGES = {  # option -> what the error names
     "TRAIN.OPTIMIZER.NAME=SGD": r"TRAIN\.OPTIMIZER\.NAME.*AdamW",
     "TRAIN.MODEL_EMA=true": r"TRAIN\.MODEL_EMA.*false",
     "EVAL.BEST_METRIC=loss": r"EVAL\.BEST_METRIC.*null",
+    "MODEL.TUNE=head": r"MODEL\.TUNE.*full.* -pretrained",
     "TRAIN.LAST_EPOCH=1": "-last_epoch 1.*epoch 0",
     "MODEL.EMBED_DIM=32": "cls_token",
     "SEED=5": "SEED 0.* 5",

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, digits_flags, environment, read_result, run_folders, run_script, train
+from conftest import ROOT, TINY_VIT, digits_flags, environment, read_result, rows, run_folders, run_script, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -45,14 +45,19 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     keys = ("top1", "loss", "samples")
     assert [read_result(evaluated)[key] for key in keys] == [result[key] for key in keys]
     assert (probed / "evaluation" / "per_class.csv").exists() and not (probed / "train_batch.png").exists()
+    log = (probed / "log.txt").read_text()
+    assert "DATA.BATCH_SIZE_EVAL=50" in log and "Step[0000/0001], Loss: " in log and rows(probed)[0]["lr"] == ""
+    assert not any(word in log for word in ("ACCUM_ITER=", "DATA.BATCH_SIZE=", "AdamW", "Lr: ", "Tuned (", "moments"))
     model, backbone = (torch.load(folder / "best.pth")["model"] for folder in (probed, trained_digits()))
+    with pytest.raises(UserError, match=r"MODEL\.TUNE.*probe.* -pretrained"):
+        run(parse_command_line([f"-resume={probed}", "-opts", "MODEL.TUNE=lora"]), cpu)
     changed = {name for name in model if not torch.equal(model[name], backbone[name])}
     assert changed == {"head.weight", "head.bias"}
     val = features_of(probed.parent, "val")
     assert features_of(probed.parent, "train").shape == (1437, 16)
     run(parse_command_line(["-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}"]), cpu)
-    rows = list(csv.DictReader((tmp_path / "val" / "embeddings.csv").open()))
-    targets = np.array([int(row["target"]) for row in rows])
+    embedded = list(csv.DictReader((tmp_path / "val" / "embeddings.csv").open()))
+    targets = np.array([int(row["target"]) for row in embedded])
     logits = val @ model["head.weight"].numpy().T + model["head.bias"].numpy()
     assert 100 * (logits.argmax(1) == targets).mean() == pytest.approx(result["top1"])
 

@@ -29,7 +29,7 @@ from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.facts import FACTS, Devices, RunWarning
 from engine.training.run_report import RunReport
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
 from utils.tables import safe_cell
 
@@ -291,6 +291,8 @@ def test_damaged_files_give_a_line_each(run):
 
 
 def test_folders_that_are_no_run_are_refused(tmp_path, run):
+    with pytest.raises(Unavailable, match="gone: does not exist"):
+        write_report(tmp_path / "gone")
     with pytest.raises(UserError, match=r"no config\.yaml"):
         write_report(tmp_path)
     (run / "metrics.csv").write_bytes(b"epoch,val_top1\n1,\xff\n")
