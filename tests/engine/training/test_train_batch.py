@@ -114,3 +114,4 @@ def test_lines_of_a_target(target, lines):
     names = ["cat", "dog", f"a white{'-' * 40}white\nhen", "Füchse", "e", "f"]
     assert target_text(target, names).split("\n") == lines
     assert target_text(torch.tensor(1), None) == "class 1"
+    assert target_text(torch.tensor(2), ["cat", "dog"]) == "class 2"
