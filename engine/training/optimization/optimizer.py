@@ -44,7 +44,7 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     name = _timm_name(chosen)
     if options.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
-    _register(chosen.name)
+    _register(chosen)
     known = [str(one) for one in timm.optim.list_optimizers()]
     if name not in known:
         hint = did_you_mean(name, known)
@@ -71,14 +71,15 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _register(name: str) -> None:
+def _register(chosen: Optimizer) -> None:
     """Adds the optimizer of a plugin to timm's table, which has no public function for it (timm 1.0)."""
-    if "_" in name and name in OPTIMIZERS.added:
-        raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: timm reads no name with _; rename it in the plugin")
-    if name in OPTIMIZERS.added and name.lower() not in timm.optim.list_optimizers():
-        known = inspect.signature(optimizer := OPTIMIZERS.added[name][0]).parameters
-        has: dict[str, Any] = {f"has_{key}": key in known for key in ("eps", "momentum", "betas")}
-        default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))
+    if chosen.name in OPTIMIZERS.added:
+        optimizer, name = OPTIMIZERS.added[chosen.name][0], _timm_name(chosen)
+        if name not in timm.optim.list_optimizers() and "_" not in name:
+            has: Any = {f"has_{key}": key in inspect.signature(optimizer).parameters for key in ("eps", "momentum", "betas")}
+            default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))
+        elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not optimizer:
+            raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
 
 
 def _timm_name(chosen: Optimizer) -> str:
