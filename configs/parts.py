@@ -1,5 +1,6 @@
 """The tables of parts that options name: losses, augmentations, optimizers; a plugin adds its own (docs/plugins.md)."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -38,7 +39,7 @@ class Parts:
 
     def build(self, name: str, values: dict[str, Any] | None) -> Any:
         """A plugin's part: an object of its class, or its function with the argument `options`."""
-        part, options = self.added[name][0], self.added[name][1].model_validate(values or {})
+        part, options = self.added[name][0], self.added[name][1].model_validate_json(json.dumps(values or {}))
         return part(options) if isinstance(part, type) else partial(part, options=options)
 
     def build_all(self, named: dict[str, Any] | None, *sections: Any) -> list[Any]:
@@ -64,7 +65,8 @@ class Parts:
         """The options of a part with their defaults; None for none. Raises ValueError, which begins with the key."""
         options = self.added[name][1] if name in self.added else Options
         try:
-            return options.model_validate({} if values is None else values).model_dump(mode="json") or None
+            given = json.dumps({} if values is None else values)  # a list of JSON may be a tuple
+            return options.model_validate_json(given).model_dump(mode="json") or None
         except ValidationError as invalid:
             error = invalid.errors(include_url=False)[0]
             key, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")

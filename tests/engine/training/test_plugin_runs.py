@@ -15,16 +15,18 @@ from conftest import ROOT, assert_same_state, states, train
 from rank_pool import environment
 from safetensors.torch import load_file
 
-from configs.parts import LOSSES
+from configs.parts import HOST_AUGMENTATIONS, LOSSES
 from configs.reading.command_line import parse_command_line
 from configs.reading.plugins import open_plugin
 from configs.reading.weight_options import options_to_export
 from configs.reading.yaml_io import parse_value
-from configs.schema import Loss
+from configs.schema import Loss, Train
+from configs.schema.train import Optimizer
 from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.report.page import write_report
 from engine.training.losses.loss import build_loss
+from engine.training.optimization.optimizer import build_optimizer
 from utils.errors import UserError
 
 OPTIONS = [
@@ -57,6 +59,21 @@ def test_a_loss_without_one_value_per_sample_is_refused(plugin):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
+@pytest.mark.parametrize("options", [None, {"scale": [0.1, 2]}])
+def test_an_option_may_be_a_tuple(plugin, options):
+    open_plugin(plugin)
+    checked = HOST_AUGMENTATIONS.check_named({"range": options})
+    operation = HOST_AUGMENTATIONS.build("range", checked["range"])
+    assert operation.keywords["options"].scale == ((0.1, 2.0) if options else (0.5, 1.0))
+
+
+def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(plugin):
+    open_plugin(plugin)
+    train_options = Train().model_copy(update={"optimizer": Optimizer(NAME="lamb")})
+    with pytest.raises(UserError, match=r"OPTIMIZER.NAME lamb: .*rename"):
+        build_optimizer(torch.nn.Linear(2, 2), train_options)
+
+
 def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv, cpu):
     argv = [f"-plugin={plugin}", *digits_argv, *OPTIONS]
     whole = train([*argv, "NAME=whole"], cpu)
@@ -75,7 +92,11 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
     name = f"own_parts.py#sha256={sha256(text.encode()).hexdigest()}"
     assert (folder / "plugins" / name).read_text() == text
     assert torch.load(folder / "last.pth")["plugins"][str(Path(plugin).with_name(name))] == text
-    assert "def power(logits, targets, options)" in write_report(folder).read_text()
+    (tmp_path / "secret").write_text("of the reader")
+    (folder / "plugins/other.py#sha256=0").symlink_to(tmp_path / "secret")
+    page = write_report(folder).read_text()
+    assert "def power(logits, targets, options)" in page
+    assert "of the reader" not in page
     alone = shutil.copy(folder / "last.pth", tmp_path / "alone.pth")
     argv = ["-eval", f"-pretrained={alone}", *digits_argv]
     with pytest.raises(UserError, match=r"alone\.pth: PLUGINS: needs own_parts\.py"):
