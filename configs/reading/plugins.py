@@ -4,6 +4,7 @@ PLUGINS of a recipe, a run or weights states which files are needed. The resolve
 """
 
 import hashlib
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from utils.errors import UserError
 from utils.files import open_regular_file
 
 PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
-_HASH = "#sha256="
+HASH = "#sha256="
 
 
 class Plugin(NamedTuple):
@@ -27,7 +28,7 @@ class Plugin(NamedTuple):
 
     @property
     def entry(self) -> str:
-        return f"{self.path}{_HASH}{hashlib.sha256(self.text.encode()).hexdigest()}"
+        return f"{self.path}{HASH}{hashlib.sha256(self.text.encode()).hexdigest()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker runs the plugin when it unpickles it, before the objects of its classes that follow."""
@@ -57,8 +58,7 @@ def run_plugin(path: str, text: str) -> Plugin:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = error.lineno if isinstance(error, SyntaxError) else (lines or [1])[-1]
         raise UserError(f"-plugin {path}:{line}: {type(error).__name__}: {error} (-debug: traceback)") from error
-    plugin = _running[Path(path).name] = Plugin(path, text)
-    return plugin
+    return _running.setdefault(Path(path).name, Plugin(path, text))
 
 
 def open_plugin(path: str) -> Plugin:
@@ -71,29 +71,25 @@ def open_plugin(path: str) -> Plugin:
     return run_plugin(str(Path(path).absolute()), text)
 
 
-def plugin_path(entry: str) -> str:
-    return entry.partition(_HASH)[0]
-
-
 def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
     """Runs the plugins at `paths`, of -plugin; PLUGINS of the options then names them. Returns lines for the log."""
-    needed, origin = as_names(layers.values.get("PLUGINS")) or (), layers.origin(("PLUGINS",))
-    if not isinstance(needed, tuple) or not all(isinstance(entry, str) for entry in needed):
-        raise UserError(f"{origin}PLUGINS is {shorten(needed)}: must be a list of Python files")
     entries = [open_plugin(path).entry for path in paths]
-    warnings = check_plugins(needed, entries, origin)
+    warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
     if entries:
         layers.values["PLUGINS"] = entries
     return [f"Plugin: {entry}" for entry in entries] + warnings
 
 
-def check_plugins(needed: Iterable[str], given: Iterable[str], source: str) -> list[str]:
-    """A warning for each plugin in `given` that has changed since it was needed. Raises UserError if one is missing."""
-    hashes, warnings = {Path(plugin_path(entry)).name: entry.partition(_HASH)[2] for entry in given}, []
-    for path, _, then in (entry.partition(_HASH) for entry in needed):
+def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[str]:
+    """A warning for each needed plugin that has changed. Raises UserError: one is missing, `needed` is no list."""
+    needed = as_names(needed) or ()
+    if not isinstance(needed, tuple) or not all(isinstance(entry, str) for entry in needed):
+        raise UserError(f"{source}PLUGINS is {shorten(needed)}: must be a list of Python files")
+    hashes, warnings = {Path(path).name: now for path, _, now in (entry.partition(HASH) for entry in given)}, []
+    for path, _, then in (entry.partition(HASH) for entry in needed):
         now, name = hashes.get(Path(path).name), Path(path).name
         if now is None:
-            raise UserError(f"{source}PLUGINS: needs {name}, which is code: add -plugin={path} to run it")
+            raise UserError(f"{source}PLUGINS: needs {name}, which is code: add -plugin={shlex.quote(path)} to run it")
         if then and then != now:
             warnings.append(f"Warning: {name} has changed: its SHA-256 is {now[:12]}, in the run {then[:12]}")
     return warnings

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from configs.reading.command_line import Command
-from configs.reading.plugins import plugin_path
+from configs.reading.plugins import HASH
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ def next_command(command: Command, *flags: str, from_anywhere: bool = False) -> 
     device = [f"-device={command.device}"] if command.device else []
     path = str if from_anywhere else _from_here
     script = [path(Path(sys.executable)), path(_PROJECT / command.script)]
-    plugins = [f"-plugin={path(Path(plugin_path(entry)))}" for entry in command.config.plugins]
+    plugins = [f"-plugin={path(Path(entry.partition(HASH)[0]))}" for entry in command.config.plugins]
     return shlex.join([*script, *processes, *device, *plugins, *flags])
 
 
