@@ -217,7 +217,8 @@ def read_contents(folder: Path) -> RunContents:
             problems.append(f"{name} cannot be read: {str(error) or type(error).__name__}")
             return missing
 
-    status, plugins = read_json(folder / STATUS), sorted((folder / PLUGINS_FOLDER).glob("*"))
+    status, copies = read_json(folder / STATUS), sorted((folder / PLUGINS_FOLDER).glob("[!.]*#sha256=*"))
+    plugins = [one.name for one in copies if one.is_file() and not one.is_symlink()]  # no other file of the reader's
     return RunContents(
         folder=folder,
         options=options,
@@ -231,7 +232,7 @@ def read_contents(folder: Path) -> RunContents:
         facts=read(FACTS, read_facts, Facts()),
         evaluation=_read_evaluation(folder, EVALUATION, read),
         test=_read_evaluation(folder, TEST_EVALUATION, read),
-        plugins={one.name: read(f"{one.parent.name}/{one.name}", Path.read_text, "") for one in plugins},
+        plugins={name: read(f"{PLUGINS_FOLDER}/{name}", lambda one: one.read_text("utf-8"), "") for name in plugins},
         problems=problems,
     )
 
