@@ -142,8 +142,9 @@ def _write_recipe(folder: Path, command: Command) -> None:
     """
     if command.recipe is None or command.recipe.name == RUN_OPTIONS or (folder / RECIPE_OPTIONS).exists():
         return
+    argv = [f"-cfg={command.recipe}", *(f"-plugin={plugin.path}" for plugin in running_plugins())]
     with suppress(UserError):
-        atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line([f"-cfg={command.recipe}"]).config))
+        atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line(argv).config))
 
 
 def begin_status(folder: Path, context: ProcessContext, resume: str | None = None, **position: Any) -> RunStatus:
