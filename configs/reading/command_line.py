@@ -111,9 +111,9 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
-    plugin_notes = add_plugins(layers, arguments.plugin)
     for option in set_options:
         _add_option(layers, option, "-set")
+    plugin_notes = add_plugins(layers, arguments.plugin)
     dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
     old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))

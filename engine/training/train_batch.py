@@ -63,7 +63,6 @@ def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
     lines = []
     for label, share in sorted(shares, key=lambda item: -item[1])[:_MAX_CLASSES]:
         name = names[label] if names and label < len(names) else ""  # a head may have more outputs than names
-        name = name if name.isascii() and name else f"class {label}"
-        name = shortened(on_one_line(name), _MAX_NAME_CHARS)
+        name = shortened(on_one_line(name if name.isascii() and name else f"class {label}"), _MAX_NAME_CHARS)
         lines += [name if math.isclose(share, 1, rel_tol=1e-6) else f"{name} {share:.2f}"] if share > 0 else []
     return "\n".join(lines) or "no label"
