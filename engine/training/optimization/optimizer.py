@@ -76,7 +76,7 @@ def _register(chosen: Optimizer) -> None:
     if chosen.name in OPTIMIZERS.added:
         optimizer, name = OPTIMIZERS.added[chosen.name][0], _timm_name(chosen)
         if name not in timm.optim.list_optimizers() and "_" not in name:
-            has: Any = {f"has_{key}": key in inspect.signature(optimizer).parameters for key in ("eps", "momentum", "betas")}
+            has: Any = {f"has_{k}": k in inspect.signature(optimizer).parameters for k in ("eps", "momentum", "betas")}
             default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))
         elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not optimizer:
             raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
