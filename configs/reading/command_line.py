@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.amp_preset import apply_preset
-from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, nearest_key
+from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
@@ -147,7 +147,14 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0][:80]
         if flag.lstrip("-") == "mae_pretrain":
             parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
-        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
+        if flag.endswith((".yaml", ".yml")):
+            parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
+        if key := key_of_flag(flag):
+            raise UserError(f"unknown flag {flag}; use -opts {key}=VALUE (timm's flags: docs/recipes.md)")
+        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")
+    if len(arguments.cfg or ()) > 1:
+        parser.error(f"-cfg is given {len(arguments.cfg)} times; name one file, which can name others in its key BASE")
+    arguments.cfg = arguments.cfg and arguments.cfg[0]
     if arguments.cfg and arguments.cfg.endswith(".py"):
         raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
     check_local_rank(arguments.local_rank)
