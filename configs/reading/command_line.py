@@ -110,6 +110,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     arguments = _parse_flags(argv, prog)
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
+    replaced = [f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced]
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
     plugin_notes = add_plugins(layers, arguments.plugin)
     for option in set_options:
@@ -129,7 +130,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
+        notes=(*replaced, *plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -152,9 +153,7 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
         if key := key_of_flag(flag):
             raise UserError(f"unknown flag {flag}; use -opts {key}=VALUE (timm's flags: docs/recipes.md)")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")
-    if len(arguments.cfg or ()) > 1:
-        parser.error(f"-cfg is given {len(arguments.cfg)} times; name one file, which can name others in its key BASE")
-    arguments.cfg = arguments.cfg and arguments.cfg[0]
+    *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if arguments.cfg and arguments.cfg.endswith(".py"):
         raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
     check_local_rank(arguments.local_rank)
