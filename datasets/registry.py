@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.schema import Data
+from configs.schema.data import WITHOUT_FILES
 from datasets.sources.arrays.cifar import cifar10, cifar100
 from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
@@ -196,7 +197,8 @@ def _read(
             findings += _find_problems(of_split, split, data, context)
     if findings:
         by_text = {str(finding): finding for finding in findings}  # two splits of one list have the same messages
-        raise combine_findings(f"{data.data_path}: {len(by_text)} problems", list(by_text.values()))
+        place = data.dataset if data.dataset in WITHOUT_FILES else data.data_path
+        raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
     return list(samples.values())
 
 

@@ -112,8 +112,8 @@ def print_escaped(text: str, file: TextIO | None = None) -> None:
     print(escape_control_characters(text), file=file, flush=True)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """'; did you mean X?' for the known name most similar to `name`, or '' if no name is similar."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f"; did you mean {by_lower[matches[0]]}?" if matches else ""

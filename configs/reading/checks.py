@@ -14,7 +14,19 @@ from configs.schema.model import Model
 from utils.errors import combine_findings, did_you_mean
 
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
-_REPLACEMENTS = {  # of a key, a section, or a last part of keys
+_OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
+    "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
+    "CLIP_GRAD": "TRAIN.GRAD_CLIP", "CUTMIX": "TRAIN.CUTMIX_ALPHA", "DROP": "MODEL.DROPOUT",
+    "DROP_PATH": "MODEL.DROPPATH", "EPOCHS": "TRAIN.NUM_EPOCHS", "HFLIP": "DATA.HFLIP_PROB",
+    "LABEL_SMOOTHING": "TRAIN.SMOOTHING", "LEARNING_RATE": "TRAIN.BASE_LR", "LOG_INTERVAL": "REPORT_FREQ",
+    "LR": "TRAIN.BASE_LR", "MEAN": "DATA.IMAGENET_MEAN", "MIN_LR": "TRAIN.END_LR", "MIXUP": "TRAIN.MIXUP_ALPHA",
+    "OPT": "TRAIN.OPTIMIZER.NAME", "OPT_BETAS": "TRAIN.OPTIMIZER.BETAS", "OPT_EPS": "TRAIN.OPTIMIZER.EPS",
+    "RATIO": "DATA.RANDOM_CROP_RATIO", "RECOUNT": "TRAIN.RANDOM_ERASE_COUNT", "REMODE": "TRAIN.RANDOM_ERASE_MODE",
+    "REPROB": "TRAIN.RANDOM_ERASE_PROB", "SCALE": "DATA.RANDOM_CROP_SCALE", "SCHED": "TRAIN.LR_SCHEDULER.NAME",
+    "STD": "DATA.IMAGENET_STD", "TRAIN_INTERPOLATION": "DATA.INTERPOLATION", "VAL_INTERVAL": "VALIDATE_FREQ",
+    "VFLIP": "DATA.VFLIP_PROB", "WARMUP_LR": "TRAIN.WARMUP_START_LR", "WD": "TRAIN.WEIGHT_DECAY",
+}  # fmt: skip
+_REPLACEMENTS = _OTHER_NAMES | {  # of a key, a section, or a last part of keys
     "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
     "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
     "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
@@ -26,8 +38,6 @@ _REPLACEMENTS = {  # of a key, a section, or a last part of keys
     "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet
     "AMP_CONFIGS": "AMP, whose keys have the same names in upper case",  # of Fleet
     "FP16": AMP_OF_COLOSSALAI,
-    "LEARNING_RATE": "TRAIN.BASE_LR",
-    "LR": "TRAIN.BASE_LR",
 }
 
 
@@ -61,6 +71,8 @@ def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str
     if error["type"] == "model_type":
         is_switch = path in (("AMP",), ("EVAL",))
         message = "must be true, false or a section of keys" if is_switch else "must be a section of keys"
+        name = f"{'.'.join(path)}.NAME"
+        message += f", such as {name}" if name in known_keys(model_type(layers.values)) else ""
     if isinstance(error["input"], dict) and error["type"] == "value_error":
         # From the validator of a section: the message begins with the key.
         key = message.split()[0].rstrip(":")
@@ -72,10 +84,10 @@ def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str
 def nearest_key(dotted: str, family: str) -> str:
     """A hint for an unknown key: its replacement, the families that have it, or the nearest known key."""
     section, (parent, _, leaf) = dotted.upper().partition(".")[0], dotted.upper().rpartition(".")
-    if replacement := next(filter(None, map(_REPLACEMENTS.get, (dotted.upper(), section, leaf))), None):
-        return f"; use {replacement}"
     if parent.endswith(".KWARGS"):
         return f'; write "{parent}={{{leaf.lower()}: VALUE}}"'
+    if replacement := next(filter(None, map(_REPLACEMENTS.get, (dotted.upper(), section, leaf))), None):
+        return f"; use {replacement}"
     if owners := [name for name in MODEL_SECTIONS if dotted in known_keys(name)]:
         own = [name.upper() for name in MODEL_SECTIONS[family].model_fields if name not in Model.model_fields]
         similar = [key for key in own if key.rstrip("S") in leaf or leaf.rstrip("S") in key]  # DIMS for EMBED_DIM
@@ -83,3 +95,11 @@ def nearest_key(dotted: str, family: str) -> str:
         return f" of MODEL.TYPE {family}{nearest} (it is a key of {', '.join(owners[:3])})"
     same_leaf = [key for key in known_keys(family) if key.rpartition(".")[2] == leaf]
     return f"; did you mean {same_leaf[0]}?" if same_leaf else did_you_mean(dotted, known_keys(family))
+
+
+def key_of_flag(flag: str) -> str | None:
+    """The YAML key that a flag of timm's train.py stands for: one of `_OTHER_NAMES`, or the last part of a key."""
+    name, known = flag.lstrip("-").replace("-", "_").upper(), known_keys("vit")
+    by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
+    key = _OTHER_NAMES.get(name) or by_leaf.get(name)
+    return None if any(other.startswith(f"{key}.") for other in known) else key

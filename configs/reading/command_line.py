@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.amp_preset import apply_preset
-from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, nearest_key
+from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
@@ -110,6 +110,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     arguments = _parse_flags(argv, prog)
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
+    replaced = [f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced]
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
     for option in set_options:
         _add_option(layers, option, "-set")
@@ -129,7 +130,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
+        notes=(*replaced, *plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
         prediction=prediction,
         split=arguments.split,
     )
@@ -147,7 +148,12 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0][:80]
         if flag.lstrip("-") == "mae_pretrain":
             parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
-        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)))}")
+        if flag.endswith((".yaml", ".yml")):
+            parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
+        if key := key_of_flag(flag):
+            raise UserError(f"unknown flag {flag}; use -opts {key}=VALUE (timm's flags: docs/recipes.md)")
+        parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")
+    *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if arguments.cfg and arguments.cfg.endswith(".py"):
         raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
     check_local_rank(arguments.local_rank)

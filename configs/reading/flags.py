@@ -80,6 +80,7 @@ _ALIASES = {
     "batch_size": ("-b",),
     "cfg": ("--config",),
     "data_path": ("--data-dir",),
+    "image_size": ("--img-size",),
     "model": ("-a", "--arch"),
     "num_workers": ("-j", "--workers"),
     "pretrained": ("--initial-checkpoint",),
@@ -128,9 +129,8 @@ def entry_parser(prog: str) -> Parser:
 
     key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
     parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
-    add_flag(
-        parser, "cfg", metavar="FILE", help="YAML file of the run (default with -resume=RUN: the options of that run)"
-    )
+    cfg_help = "YAML file of the run (default with -resume=RUN: the options of that run)"
+    add_flag(parser, "cfg", action="append", metavar="FILE", help=cfg_help)
     add_flag(
         parser,
         "model",

@@ -42,8 +42,9 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     value = getattr(arguments, command)
     for name in ("top_k", "json", "format", "threshold", "explain", "split", "save_logits"):
         commands = {"split": ("eval", "predict", "embed"), "save_logits": ("eval",)}.get(name, ("predict",))
+        training = "; a training run has -opts EVAL.SAVE_LOGITS=true" if name == "save_logits" else ""
         if getattr(arguments, name) is not None and not any(getattr(arguments, one) for one in commands):
-            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it")
+            raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
     if value is None:
         return None
     for name in (name for name in {"predict", "eval", "profile"} - {command} if getattr(arguments, name)):

@@ -1,5 +1,6 @@
 """Reads batches, with or without worker processes, and copies them to the device."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,7 @@ from utils.errors import Unavailable, UserError
 from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import shared_zeros, tree_map_only
 
+warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
 PREFETCH_FACTOR = 2  # batches per worker
 _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
@@ -191,12 +193,12 @@ def _with_noted_errors(batches: Iterator[Batch | UserError]) -> Iterator[Batch |
 
 def num_workers(reader: BatchReader, context: ProcessContext) -> tuple[int, str]:
     """Loading workers of this rank, and the reason for the number."""
-    if reader.data.num_workers is not None:
-        return reader.data.num_workers, "DATA.NUM_WORKERS"
+    share, given = context.core_share or own_share(), reader.data.num_workers
+    if given is not None:
+        return given, "DATA.NUM_WORKERS" + (f", more than {share.source}" if given > max(1, share.cores) else "")
     on_gpu = context.device.type == "cuda"
     if reader.samples.in_memory and not (on_gpu and reader.transform.is_costly):
         return 0, "the images are in memory" + (" and not augmented" if on_gpu else "")
-    share = context.core_share or own_share()
     return default_num_workers(share, on_gpu), share.source + (", two per rank reserved for training" if on_gpu else "")
 
 

@@ -28,7 +28,7 @@ from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
 from engine.training.losses.loss import read_class_weights
-from engine.training.optimization.schedule import lr_warning
+from engine.training.optimization.schedule import lr_warning, schedule_warnings
 from engine.training.optimization.weight_average import average_warning, describe_average
 from engine.training.run_data import DataSplits, build_batches
 from engine.training.snapshot import RunPosition, restore
@@ -143,6 +143,7 @@ def _warnings(state: TrainState, is_new: bool) -> list[str]:
     """Options that do not fit the size of this run, or this device."""
     train, layout = state.config.train, state.layout
     warnings = (
+        *schedule_warnings(train),
         lr_warning(train, layout.global_batch_size),
         average_warning(train, train.num_epochs * layout.steps_per_epoch),
         cpu_warning(state.context.device),

@@ -181,6 +181,12 @@ FLAG_MISTAKES = {
     "no space": (["-opts", "MODEL.KWARGS={img_size:64}"], r"'img_size:64'.* space after the colon"),
     "name of timm": (["-opts", "TRAIN.LR=1"], r"TRAIN\.LR; .*TRAIN\.BASE_LR"),
     "other name of timm": (["-opts", "LEARNING_RATE=1"], r"TRAIN\.BASE_LR"),
+    "mixup of timm": (["-opts", "TRAIN.MIXUP=0.8"], r"TRAIN\.MIXUP; .*TRAIN\.MIXUP_ALPHA"),
+    "drop path of timm": (["-opts", "MODEL.DROP_PATH=0.1"], r"MODEL\.DROPPATH"),
+    "argument of a timm model": (["-opts", "MODEL.KWARGS.drop_path=0.1"], r"MODEL\.KWARGS={drop_path: "),
+    "section with a name": (["-opts", "TRAIN.OPTIMIZER=lamb"], r"TRAIN\.OPTIMIZER is 'lamb': .*TRAIN\.OPTIMIZER\.NAME"),
+    "section without a name": (["-opts", "DATA=digits"], r"DATA is 'digits': must be a section of keys$"),
+    "YAML file without a flag": (["configs/vit_digits.yaml"], r"-cfg=configs/vit_digits\.yaml"),
     "no file": (["-cfg=nowhere.yaml"], r"nowhere.yaml: cannot be read: No such file"),
     "other ending": (["-cfg=lora.yml"], r"configs/lora\.yaml"),
     "no folder": (["-cfg=probe"], r"configs/probe\.yaml"),
@@ -307,3 +313,10 @@ def test_the_options_of_a_run_have_absolute_paths_of_what_exists(tmp_path, monke
     config = parse_command_line([f"-cfg={tmp_path / 'run.yaml'}"]).config
     assert config.data.image_root == config.data.cache_dir == str(tmp_path / "images")
     assert config.model.pretrained == "timm"
+
+
+def test_the_log_says_that_a_second_yaml_file_replaces_the_first():
+    first, second = "-cfg=configs/vit_digits.yaml", "-cfg=configs/folder_small.yaml"
+    command = parse_command_line([first, second])
+    assert command.config == parse_command_line([second]).config
+    assert "configs/vit_digits.yaml is replaced" in command.notes[0] and "folder_small" in command.notes[0]

@@ -55,7 +55,7 @@ def test_a_prediction(argv, expected):
         (["-format=csv"], "-format is a flag of -predict"),
         (["-eval", WEIGHTS, "-explain"], "-explain is a flag of -predict"),
         (["-json"], "-json is a flag of -predict"),
-        (["-save_logits"], "-save_logits is a flag of -eval"),
+        (["-save_logits"], "EVAL.SAVE_LOGITS=true"),
         (["-predict", "photos", WEIGHTS, "-save_logits"], "-save_logits is a flag of -eval"),
         (["-split=val"], "-split is a flag of -eval and -predict"),
     ],

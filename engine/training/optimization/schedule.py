@@ -83,3 +83,10 @@ def lr_warning(options: Train, global_batch_size: int) -> str | None:
         f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {global_batch_size}: "
         f"set TRAIN.LINEAR_SCALED_LR={tuned_for} or TRAIN.SQRT_SCALED_LR={tuned_for}"
     )
+
+
+def schedule_warnings(options: Train) -> list[str]:
+    """A line for a warm-up longer than half of the run, and for a rate that rises after the warm-up."""
+    long = f"TRAIN.WARMUP_EPOCHS {options.warmup_epochs:g} exceeds half of NUM_EPOCHS {options.num_epochs}; lower it"
+    rising = f"TRAIN.END_LR {options.end_lr:g} exceeds BASE_LR {options.base_lr:g}, so the rate rises; lower it"
+    return [long] * (options.warmup_epochs > options.num_epochs / 2) + [rising] * (options.end_lr > options.base_lr)

@@ -198,6 +198,15 @@ def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
     assert numbers == [on_cpu, on_gpu]
 
 
+def test_more_workers_than_cores_are_a_line_of_the_log():
+    """In place of the warning of each DataLoader, which does not know the share of a rank."""
+    context, notes = ProcessContext(0, 0, 2, 2, torch.device("cpu"), core_share=CoreShare(8, "8 cores")), []
+    for workers in (8, 9):
+        data = Data.model_validate({"NUM_WORKERS": workers})
+        notes.append(num_workers(BatchReader(cifar(), data, build_eval_host_transform(data)), context))
+    assert notes[0] == (8, "DATA.NUM_WORKERS") and notes[1][0] == 9 and "8 cores" in notes[1][1]
+
+
 def no_policy() -> Train:
     return parse_command_line(["-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0"]).config.train
 

@@ -158,3 +158,9 @@ def test_links_to_parent_folders_are_noted(tmp_path, cpu):
     (tmp_path / "dog" / "itself").symlink_to(tmp_path / "dog")
     (note,) = notes_about(tmp_path, "folder", cpu)
     assert note.startswith(f"{tmp_path}: 2 link(s)") and note.endswith("'cat/up'")
+
+
+def test_a_report_on_data_without_files_names_the_data_set(tmp_path, cpu):
+    config = parse_command_line(["-dataset=digits", "-image_size=16", "-opts", "MODEL.NUM_CLASSES=5"]).config
+    with pytest.raises(Findings, match=r"^digits: 2 problems"):
+        samples_for(config, cpu, "train", "val")

@@ -7,7 +7,7 @@ import torch
 from timm.scheduler import PolyLRScheduler, StepLRScheduler, WSDLRScheduler, create_scheduler_v2
 
 from configs.schema import Train
-from engine.training.optimization.schedule import build_schedule, lr_warning
+from engine.training.optimization.schedule import build_schedule, lr_warning, schedule_warnings
 
 
 def paddlevit_lr(epoch: int, train: Train) -> float:
@@ -129,3 +129,18 @@ def test_warning_about_a_learning_rate_for_another_batch_size():
     assert all(part in warning for part in ("0.003", "4096", "64", "TRAIN.LINEAR_SCALED_LR", "TRAIN.SQRT_SCALED_LR"))
     for change in ({"linear_scaled_lr": 4096}, {"base_lr_batch_size": None}, {"base_lr_batch_size": 64}):
         assert lr_warning(train.model_copy(update=change), 64) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, ["WARMUP_EPOCHS 4"]),
+        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 3}, []),
+        ({"BASE_LR": 1e-4, "END_LR": 2e-4}, ["END_LR 0.0002"]),
+        ({"BASE_LR": 1e-4, "END_LR": 1e-4}, []),  # constant after the warm-up
+        ({"NUM_EPOCHS": 1, "WARMUP_EPOCHS": 1, "BASE_LR": 0, "END_LR": 1}, ["WARMUP_EPOCHS 1", "END_LR 1"]),
+    ],
+)
+def test_warnings_about_a_long_warmup_and_a_rising_rate(options, keys):
+    found = schedule_warnings(Train.model_validate(options))
+    assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))
