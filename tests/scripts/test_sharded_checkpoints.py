@@ -24,8 +24,9 @@ CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 @pytest.fixture(scope="module")
 def runs(trained_digits, tmp_path_factory) -> tuple[Path, Path]:
     """A run, and its copy with folders of shards in place of files."""
-    run = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
-    sharded = Path(shutil.copytree(run, tmp_path_factory.mktemp("out") / "sharded"))
+    shared = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+    folder = tmp_path_factory.mktemp("out")
+    run, sharded = (Path(shutil.copytree(shared, folder / name)) for name in ("run", "sharded"))
     for file in list(sharded.glob("*.pth")):
         to_shards(file)
     return run, sharded
