@@ -42,7 +42,6 @@ COLUMNS = [
 ]  # fmt: skip
 COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric"]
 GROUPS = "groups.csv"  # beside the page of several runs
-MISTAKES, MISTAKES_BY_CLASS = "mistakes.csv", "mistakes-by-class.csv"  # of -mistakes, beside the page
 _MAX_OPTIONS, _MAX_COLUMN_CHARS, _MAX_CLASSES = 6, 1000, 21  # in the terminal
 
 
@@ -52,7 +51,7 @@ def main(argv: list[str]) -> int:
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
     if flags.mistakes and (flags.csv or len(folders) != 2):
-        raise UserError("-mistakes is for two runs, and without -csv; it writes CSV files")
+        raise UserError(f"-mistakes compares two runs, without -csv; give two folders, not {len(folders)}")
     paired = compare_mistakes(*map(read_contents, folders)) if flags.mistakes else None
     page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
     if len(folders) == 1:
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> int:
     elif len(folders) > 1:
         print(_tables(runs, groups), end="\n\n")
     if paired:
-        print(_write_mistakes(folders, *paired, page.parent), end="\n\n")
+        print(_write_mistakes(folders, *paired, page), end="\n\n")
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
 
@@ -157,15 +156,18 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     return "\n\n".join([*parts, aligned_table(["run", "options that differ"], rows, _MAX_COLUMN_CHARS)])
 
 
-def _write_mistakes(runs: Sequence[Path], classes: Rows, images: Rows, folder: Path) -> str:
-    """Writes both tables; returns the classes with the smallest p-values."""
-    _write(folder / MISTAKES, table_text(IMAGE_COLUMNS, images))
-    _write(folder / MISTAKES_BY_CLASS, table_text(CLASS_COLUMNS, classes))
+def _write_mistakes(runs: Sequence[Path], classes: Rows, images: Rows, page: Path) -> str:
+    """Writes both tables beside the page, with the runs in their headers; returns the smallest p-values."""
+    files = [page.with_name(f"{page.stem}-mistakes{kind}.csv") for kind in ("", "-by-class")]
+    a, b = (f"{letter} ({safe_cell(str(run))})" for letter, run in zip("AB", runs, strict=True))
+    for file, columns, rows in zip(files, (IMAGE_COLUMNS, CLASS_COLUMNS), (images, classes), strict=True):
+        _write(file, table_text([column.format(a=a, b=b) for column in columns], rows))
+    header = [column.format(a="A", b="B") for column in CLASS_COLUMNS]
     lines = [
         f"Mistakes of A, {runs[0]}, and B, {runs[1]}, on the same images:",
-        aligned_table(CLASS_COLUMNS, classes[:_MAX_CLASSES], _MAX_COLUMN_CHARS),
+        aligned_table(header, classes[:_MAX_CLASSES], _MAX_COLUMN_CHARS),
         "p: McNemar's exact test, two-sided; p (Holm): corrected for the number of classes",
-        f"All classes: {folder / MISTAKES_BY_CLASS}; {len(images)} images: {folder / MISTAKES}",
+        f"All classes: {files[1]}; {len(images)} images: {files[0]}",
     ]
     return escape_control_characters("\n".join(lines))
 

@@ -19,7 +19,9 @@ from engine.precision.policy import Precision
 from scripts import export
 
 PROGRAMS = {"scripts/export.py": export.main, "main_single_gpu.py": main_single_gpu.main}
-BLOCKS = re.findall(r"```(shell|python)\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.S)
+PAGE = (ROOT / "docs/python.md").read_text()
+EXAMPLE = re.findall(r"^RUN=(.*)$", PAGE, re.M)[0]
+BLOCKS = re.findall(r"```(shell|python)\n(.*?)```", PAGE, re.S)
 
 
 @pytest.mark.slow
@@ -28,17 +30,18 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     average = "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"
     run = digits_run("DATA.IMAGE_SIZE=16", "DATA.CROP_PCT=0.9", "DATA.BATCH_SIZE=32", "TRAIN.BASE_LR=1e-2", *average)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "RUN").symlink_to(run)
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     run.parent.rename(tmp_path / "output")
+    run = (tmp_path / "output" / run.name).rename(tmp_path / EXAMPLE)
     (tmp_path / "out").symlink_to("output")
     names: dict = {}
     for kind, text in BLOCKS:
         if kind == "python":
             exec(text, names)
-        else:
-            _, program, *flags = shlex.split(text)
+        elif not text.startswith("RUN="):
+            _, program, *flags = shlex.split(text.replace("$RUN", EXAMPLE))
             assert not PROGRAMS[program](flags)
+    assert {path.name for path in tmp_path.iterdir()} == {"docs", "out", "output"}  # all files are in the run
     classes, model, images = names["class_names"], names["model"], names["images"]
     for row, probabilities in zip(names["rows"], names["probabilities"], strict=True):
         found = {row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in range(1, 6)}

@@ -10,14 +10,16 @@ from configs.reading.yaml_io import shorten
 from engine.evaluation.file_names import EVALUATION, PER_IMAGE
 from engine.report.contents import RunContents
 from engine.report.tables import evaluated_images
+from engine.run.facts import FACTS
 from utils.errors import UserError
 from utils.tables import safe_cell
 
-CLASS_COLUMNS = ("class", "images", "both right", "only A wrong", "only B wrong", "both wrong", "p", "p (Holm)")
-IMAGE_COLUMNS = ("index", "path", "true", "predicted by A", "predicted by B", "wrong")
+CLASS_COLUMNS = ("class", "images", "both right", "only {a} wrong", "only {b} wrong", "both wrong", "p", "p (Holm)")
+IMAGE_COLUMNS = ("index", "path", "true", "predicted by {a}", "predicted by {b}", "wrong")
 Rows = list[list[str]]
 _Class = tuple[str, str]  # label and name: two classes may have one name
 _NONE = "-1", ""  # of an image that could not be read
+_NEW_EVALUATION = "compare the folder of a new evaluation: -eval -resume=RUN"
 
 
 def compare_mistakes(a: RunContents, b: RunContents) -> tuple[Rows, Rows]:
@@ -27,8 +29,13 @@ def compare_mistakes(a: RunContents, b: RunContents) -> tuple[Rows, Rows]:
     """
     if a.is_multi_label or b.is_multi_label:
         raise UserError(f"-mistakes needs one label per image: DATA.MULTI_LABEL is on in {a.folder} or {b.folder}")
+    if a.folder.resolve() == b.folder.resolve():
+        raise UserError(f"-mistakes: {a.folder} and {b.folder} are one folder; give the folders of two runs")
+    for run in (a, b):
+        if not evaluated_images(run):
+            raise UserError(f"{run.folder / FACTS}: lacks the number of the evaluated images; {_NEW_EVALUATION}")
     if evaluated_images(a) != evaluated_images(b):
-        raise UserError(f"{b.folder}: has other images or classes than {a.folder}; use -eval with one -split for both")
+        raise UserError(f"{b.folder}: other images or classes than in {a.folder}; compare runs on one data set's split")
     counts, images = defaultdict[_Class, list[int]](lambda: [0, 0, 0, 0]), Rows()
     pairs = zip_longest(_read_images(a), _read_images(b), fillvalue=("", "", _NONE, _NONE))
     for index, ((crc, path, true, by_a), (crc_of_b, _, true_of_b, by_b)) in enumerate(pairs):
@@ -66,12 +73,18 @@ def mcnemar(only_a: int, only_b: int) -> float:
 def _read_images(run: RunContents) -> Iterator[tuple[str, str, _Class, _Class]]:
     """Checksum, path, true and predicted class of each image."""
     path = run.folder / EVALUATION / PER_IMAGE
+    number, (images, _) = 0, evaluated_images(run) or (0, "")
     rows = run.evaluation.classes if run.evaluation else []
     classes = {label: (label, row["class"]) for row in rows if (label := row.get("label"))} | {_NONE[0]: _NONE}
     try:
         with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
+            reader = csv.DictReader(line for line in file if line.endswith("\n"))
+            for row in reader:
+                number += 1
                 yield row["checksum"], row["path"], classes[row["label"]], classes[row["predicted"]]
+        if number != images:
+            raise ValueError(f"it has {number} of {images} images")
     except (OSError, ValueError, KeyError, csv.Error) as error:
-        problem = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({shorten(str(error))})"
-        raise UserError(f"{path}: {problem}; compare the folder of a new evaluation: -eval -resume=RUN") from None
+        cause = f"no column or class {error}" if isinstance(error, KeyError) else str(error)
+        problem = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({shorten(cause)})"
+        raise UserError(f"{path}: {problem}; {_NEW_EVALUATION}") from None

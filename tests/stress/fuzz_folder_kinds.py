@@ -55,7 +55,8 @@ def read_run(data: bytes, folder: Path) -> None:
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         report.main([str(run)])
         report.main([str(run), str(run), "-output", str(folder / "compare.html")])
-        report.main([str(run), str(run), "-mistakes", "-output", str(folder / "compare.html")])
+        copy = shutil.copytree(run, folder / "copy")
+        report.main([str(run), str(copy), "-mistakes", "-output", str(folder / "compare.html")])
 
 
 def sharded_examples() -> list[bytes]:

@@ -53,7 +53,7 @@ def test_the_tables_count_each_image_once(tmp_path, capsys):
     labels_a[22] = labels_b[23] = -1
     folders = make_evaluated(tmp_path / "z", of_a, labels_a), make_evaluated(tmp_path / "b", of_b, labels_b)
     assert main([*map(str, folders), "-mistakes"]) == 0
-    total, *classes = rows_of(tmp_path / "mistakes-by-class.csv")
+    total, *classes = rows_of(tmp_path / "compare-mistakes-by-class.csv")
     assert [*total.values()][:7] == ["all", "22", "1", "13", "7", "1", f"{binomtest(13, 20).pvalue:.3g}"]
     p = 2 * 0.5**12, 2 * 0.5**6
     corrected = 3 * p[0], 2 * p[1], 1  # Holm: times 3, 2, 1
@@ -61,7 +61,9 @@ def test_the_tables_count_each_image_once(tmp_path, capsys):
     assert [" ".join([*row.values()][:6]) for row in classes] == expected
     figures = [[float(row[key]) for row in classes] for key in ("p", "p (Holm)")]
     assert figures[0] == pytest.approx([*p, 1], rel=1e-2) and figures[1] == pytest.approx(corrected, rel=1e-2)
-    images = rows_of(tmp_path / "mistakes.csv")
+    assert f"only A ({folders[0]}) wrong" in total
+    images = rows_of(tmp_path / "compare-mistakes.csv")
+    assert [*images[0]][3:5] == [f"predicted by A ({folders[0]})", f"predicted by B ({folders[1]})"]
     assert [row["wrong"] for row in images] == ["A"] * 12 + ["B"] * 6 + ["B", "A", "both"]
     assert [int(row["index"]) for row in images] == [*range(18), 19, 20, 21]
     assert [*images[12].values()] == ["12", "12.png", "'=dog", "'=dog", "fox", "B"]
@@ -76,10 +78,11 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
     def problem(*folders, more=()) -> str:
         with pytest.raises(UserError) as error:
             main([*map(str, folders), "-mistakes", *more])
-        assert not (tmp_path / "mistakes.csv").exists() and len(str(error.value).splitlines()) == 1
+        assert not (tmp_path / "compare-mistakes.csv").exists() and len(str(error.value).splitlines()) == 1
         return str(error.value)
 
     assert "two runs" in problem(one) and "two runs" in problem(one, one, one)
+    assert "one folder" in problem(one, one / ".." / "one")
     assert "-csv" in problem(one, one, more=["-csv"])
     assert "other images" in problem(one, make_evaluated(tmp_path / "digest", labels, labels, "other"))
     assert "MULTI_LABEL" in problem(
@@ -87,7 +90,9 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
     )
     for name, old, new, text in (
         ("order", "2,2.png,14", "2,2.png,15", "image 2 is another"),
-        ("short", "2,2.png,14,2,2\r\n", "", "image 2 is another"),
+        ("short", "2,2.png,14,2,2\r\n", "", "has 2 of 3 images"),
+        ("inside", "2,2.png,14,2,2\r\n", "2,2.p", "has 2 of 3 images"),
+        ("header", "index,path,checksum,label,predicted\r\n", "", "column or class 'checksum'"),
         ("label", "14,2,2", "14,2,9", "per_image.csv: is damaged"),
         ("text", "14,2,2", "14,x,2", "per_image.csv: is damaged"),
         ("column", "checksum", "crc", "per_image.csv: is damaged"),
@@ -99,8 +104,12 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
         assert old in content
         file.write_bytes(content.replace(old, new).encode(errors="surrogateescape"))
         assert text in problem(one, other)
+    file.write_bytes(b"")
+    assert "has 0 of 3 images" in problem(one, other) and "has 0 of 3 images" in problem(other, one)
     file.unlink()
     assert "per_image.csv: is missing" in problem(one, other)
+    (other / "facts.jsonl").write_text('{"fact": "TrainingData", "train')
+    assert "facts.jsonl: lacks" in problem(one, other) and "facts.jsonl: lacks" in problem(other, one)
 
 
 @pytest.mark.slow
@@ -118,6 +127,6 @@ def test_evaluations_on_one_and_two_ranks_keep_equal_logits(tmp_path, trained_di
     top1 = 100 * (one["logits"].argmax(1) == one["labels"]).mean()
     assert top1 == pytest.approx(read_result(folders[0])["top1"], abs=100 / 360)  # rounding may make two logits equal
     main([str(trained), str(folders[1]), "-mistakes", f"-output={tmp_path / 'compare.html'}"])
-    (total, *_) = rows_of(tmp_path / "mistakes-by-class.csv")
-    assert [total[key] for key in ("images", "only A wrong", "only B wrong", "p")] == ["360", "0", "0", "1"]
+    (total, *_) = rows_of(tmp_path / "compare-mistakes-by-class.csv")
+    assert [[*total.values()][column] for column in (1, 3, 4, 6)] == ["360", "0", "0", "1"]
     assert int(total["both right"]) == round(3.6 * read_result(folders[0])["top1"])
