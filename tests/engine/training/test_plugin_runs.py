@@ -15,7 +15,7 @@ from conftest import ROOT, assert_same_state, states, train
 from rank_pool import environment
 from safetensors.torch import load_file
 
-from configs.parts import HOST_AUGMENTATIONS, LOSSES
+from configs.parts import HOST_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options
 from configs.reading.command_line import parse_command_line
 from configs.reading.plugins import open_plugin
 from configs.reading.weight_options import options_to_export
@@ -67,8 +67,8 @@ def test_an_option_may_be_a_tuple(plugin, options):
     assert operation.keywords["options"].scale == ((0.1, 2.0) if options else (0.5, 1.0))
 
 
-def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(plugin):
-    open_plugin(plugin)
+def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS.added, "lamb", (torch.optim.SGD, Options))
     train_options = Train().model_copy(update={"optimizer": Optimizer(NAME="lamb")})
     with pytest.raises(UserError, match=r"OPTIMIZER.NAME lamb: .*rename"):
         build_optimizer(torch.nn.Linear(2, 2), train_options)
