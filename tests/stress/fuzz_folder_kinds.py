@@ -50,12 +50,12 @@ def run_examples() -> list[bytes]:
 
 
 def read_run(data: bytes, folder: Path) -> None:
-    run = folder / "run"
-    split_files(data, run)
+    run, copy = folder / "run", folder / "copy"
+    for path in (run, copy):
+        split_files(data, path)
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         report.main([str(run)])
         report.main([str(run), str(run), "-output", str(folder / "compare.html")])
-        copy = shutil.copytree(run, folder / "copy")
         report.main([str(run), str(copy), "-mistakes", "-output", str(folder / "compare.html")])
 
 
