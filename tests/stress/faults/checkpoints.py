@@ -43,7 +43,7 @@ def checkpoint_faults() -> list[Fault]:
         "incomplete, with a valid checksum": (_resumed(keep_the_format), r"model, ema, .* missing"),
         "not finite": (_not_finite, r"NaN|not finite|infinite"),
         "of another model": (_resumed(_unchanged, "MODEL.EMBED_DIM=32"), r"checkpoint is of another model"),
-        "without adapters": (_resumed(_unchanged, "MODEL.TUNE=lora"), r"checkpoint is of another model"),
+        "without adapters": (_resumed(_unchanged, "MODEL.TUNE=lora"), r"MODEL.TUNE: differs"),
         "of another optimizer": (_resumed(_unchanged, "TRAIN.OPTIMIZER.NAME=SGD"), r"OPTIMIZER.NAME: differs .* AdamW"),
         "without the average": (_resumed(_unchanged, "TRAIN.MODEL_EMA=true"), r"TRAIN.MODEL_EMA: differs"),
         "of another metric": (_resumed(_unchanged, "EVAL.BEST_METRIC=loss"), r"EVAL.BEST_METRIC: differs .* null"),

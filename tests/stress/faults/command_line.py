@@ -142,7 +142,7 @@ def recipe_faults() -> list[Fault]:
         "a key twice": (recipe("SEED: 1\nSEED: 2"), r"recipe.yaml:2: SEED is given twice, first in line 1"),
         "a tag with code": (recipe("SAVE: !!python/object/apply:os.system [ls]"), r":1: the tag .* is not allowed"),
         "an alias": (recipe("SEED: &a 1\nSAVE_FREQ: *a"), r":2: aliases are not allowed"),
-        "an unknown key": (recipe("TRAIN:\n  EPOCHS: 3"), r":2: unknown key TRAIN.EPOCHS; did you mean"),
+        "an unknown key": (recipe("TRAIN:\n  NUM_EPOCH: 3"), r":2: unknown key TRAIN.NUM_EPOCH; did you mean"),
         "two mistakes": (recipe("SEED: -1\nTRAIN: {EPOCHS: 3}"), r"2 options are wrong:"),
         "a wrong type": (recipe("DATA:\n  IMAGE_SIZE: big"), r":2: DATA.IMAGE_SIZE is 'big'"),
         "not a number": (recipe("TRAIN: {BASE_LR: .nan}"), r":1: TRAIN.BASE_LR is '.nan'"),
