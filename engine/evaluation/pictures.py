@@ -3,6 +3,7 @@
 Legend: B images, C channels, S pixels on a side, H heads, T tokens.
 """
 
+import io
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.parallel.compile import run_eagerly
 from models.attention import explicit_attention
-from utils.atomic_file import open_atomically
+from utils.atomic_file import atomic_write
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
@@ -146,5 +147,6 @@ def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _S
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
-    with open_atomically(path, "wb") as file:
-        picture.save(file, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)
+    encoded = io.BytesIO()  # the temporary file is open for a short time: the folder may be moved meanwhile
+    picture.save(encoded, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)
+    atomic_write(path, encoded.getvalue())

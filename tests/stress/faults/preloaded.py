@@ -113,7 +113,6 @@ def _import(modules: Sequence[str]) -> None:
     gc.freeze()  # no fork has to copy the memory of these modules to collect or free their objects
 
 
-@atexit.register  # first, so that it runs last
 def _skip_teardown() -> None:
     """Ends the process before the interpreter frees its modules, for which a fork would have to copy their memory."""
     sys.stdout.flush()
@@ -122,6 +121,7 @@ def _skip_teardown() -> None:
 
 
 if __name__ == "__main__":
+    atexit.register(_skip_teardown)  # first, so that it runs last; not in the catalogue, which imports this module
     sys.path[0] = str(ROOT)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the caller, and the end of its requests this process
     own = Connection(int(sys.argv[1]))
