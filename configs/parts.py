@@ -57,7 +57,7 @@ class Parts:
         return name
 
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
-        """The options KWARGS of the part NAME; those of a part that is not in this table are unchanged."""
+        """The options KWARGS of the part NAME; unchanged if the part is not in this table."""
         name = info.data.get("name")
         return self._checked(name, kwargs) if name in (*self.names, *self.added) else kwargs
 

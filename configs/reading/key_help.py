@@ -100,7 +100,7 @@ def all_keys() -> list[Key]:
 
 
 def _plugin_keys() -> Iterator[Key]:
-    """The options of the parts of plugins; those of a loss or an optimizer need its NAME."""
+    """The options of the parts of plugins; a loss or an optimizer also needs its NAME."""
     for table in TABLES:
         for name, (_, options) in table.added.items():
             prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"
