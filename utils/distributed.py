@@ -6,6 +6,7 @@ context of a run of one process, which does not use torch.distributed.
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -23,10 +24,11 @@ from utils.memory_shortage import find_shortage
 from utils.processes.connect import connect_store
 from utils.processes.failure import abort_together
 from utils.processes.launch import exit_with_launcher
-from utils.processes.launcher import torchrun_variables
+from utils.processes.launcher import LOOPBACK, PICKLE_KEY, torchrun_variables
 from utils.processes.ranks import RankProcess, RunStore
 from utils.signals import raise_on_signals
 from utils.threads import DaemonPool
+from utils.torch_compat import sign_object_collectives
 
 T = TypeVar("T")
 
@@ -90,6 +92,11 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
     exit_with_launcher()
     place = torchrun_variables()
     os.environ.update(place)
+    if key := os.environ.pop(PICKLE_KEY, ""):  # child processes do not receive it
+        sign_object_collectives(bytes.fromhex(key))
+    if place["MASTER_ADDR"] in LOOPBACK:  # without an interface, gloo listens on the address of the host's name
+        for backend in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     rank, local_rank, world_size, local_world_size = (int(place[name]) for name in names)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # of the flight recorder: `Membership` reads it

@@ -1,5 +1,7 @@
 """Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.11, 2.15."""
 
+import hmac
+import io
 import json
 import os
 import pickle
@@ -8,7 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # no
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
+
+from utils.errors import Unavailable
 
 # torch._foreach_* is used directly elsewhere: these names have leading underscores, but optimizers outside of torch
 # (timm's among them) rely on them.
@@ -57,6 +61,39 @@ def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
         group: (int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1)))
         for group, status in groups.items()
     }
+
+
+_SIGNATURE_BYTES = 32  # of SHA-256
+
+
+def sign_object_collectives(key: bytes) -> None:
+    """Makes torch's collectives of objects send an HMAC with each pickle, and verify it before they unpickle.
+
+    distributed_c10d._pickler, _unpickler: `dist.all_gather_object`, `dist.broadcast_object_list` and all others, also
+    where torch calls them itself (`dcp.save`).
+    """
+
+    class SignedPickler:
+        def __init__(self, file: BinaryIO) -> None:
+            self._file = file
+
+        def dump(self, value: object) -> None:
+            content = pickle.dumps(value)
+            self._file.write(hmac.digest(key, content, "sha256") + content)
+
+    class VerifiedUnpickler(pickle.Unpickler):
+        def __init__(self, file: BinaryIO) -> None:
+            signature, content = file.read(_SIGNATURE_BYTES), file.read()
+            if not hmac.compare_digest(signature, hmac.digest(key, content, "sha256")):
+                raise Unavailable(
+                    "torch.distributed: an object has no valid signature of a rank of this run; another program on "
+                    "this host may write to its ports: see who uses the host, and resume"
+                )
+            super().__init__(io.BytesIO(content))
+
+    module: Any = dist.distributed_c10d
+    assert isinstance(module._pickler, type) and isinstance(module._unpickler, type)  # otherwise torch has changed
+    module._pickler, module._unpickler = SignedPickler, VerifiedUnpickler
 
 
 # DistributedDataParallel

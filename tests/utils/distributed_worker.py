@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ from utils.distributed import (
     ProcessContext,
     all_reduce_sum,
     broadcast_object,
+    gather_objects,
     process_group,
     work_while_others_wait,
 )
@@ -154,6 +156,20 @@ def one_hangs_under_nccl(context: ProcessContext) -> None:
     for _ in range(5000):
         numbers.add_(1)
     numbers.tolist()
+
+
+class _Code:
+    """An object whose pickle makes a folder when it is loaded."""
+
+    def __reduce__(self) -> tuple:
+        return os.makedirs, (os.environ["FORGED"], 0o777, True)
+
+
+def one_forges(context: ProcessContext) -> None:
+    """Rank 1 sends a plain pickle, as another program could that writes to the connections of rank 0."""
+    if context.rank == 1:
+        dist.distributed_c10d._pickler = pickle.Pickler
+    gather_objects(_Code() if context.rank == 1 else None, context)
 
 
 def owner_is_stopped(context: ProcessContext) -> None:

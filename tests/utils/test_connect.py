@@ -25,12 +25,15 @@ def place(port: int, rank: int = 1) -> dict[str, str]:
     return {"RANK": str(rank), "LOCAL_RANK": "0", "MASTER_ADDR": HERE, "MASTER_PORT": str(port)}
 
 
-def test_ranks_share_the_store_of_rank_0():
+@pytest.mark.parametrize("address", [HERE, "localhost"])
+def test_ranks_share_the_store_of_rank_0_which_no_other_host_reaches(address):
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
-    stores = [connect_store(place(port, rank), limit_seconds=60) for rank in (0, 1)]
+    stores = [connect_store(place(port, rank) | {"MASTER_ADDR": address}, limit_seconds=60) for rank in (0, 1)]
     stores[0].set("key", "value")
     assert stores[1].get("key") == b"value"
+    with pytest.raises(OSError):  # another address of this host
+        socket.create_connection(("127.0.0.2", port), timeout=1)
 
 
 def test_another_program_on_the_port_is_named(capsys):
@@ -38,7 +41,7 @@ def test_another_program_on_the_port_is_named(capsys):
         port = server.getsockname()[1]
         with pytest.raises(UserError, match=rf"MASTER_PORT: another program listens at {HERE}:{port}"):
             connect_store(place(port), limit_seconds=1)
-        with pytest.raises(UserError, match=rf"rank 0 cannot open {HERE}:{port} \(address already in use\)"):
+        with pytest.raises(UserError, match=rf"rank 0 cannot open {HERE}:{port} \(Address already in use\)"):
             connect_store(place(port, rank=0), limit_seconds=1)
     assert f"rank 1 waits for rank 0 at {HERE}:{port}" in capsys.readouterr().err
 

@@ -125,6 +125,16 @@ def test_error_ends_all_processes_and_is_printed_once(case):
 
 
 @pytest.mark.slow
+def test_a_pickle_without_a_signature_is_not_read(tmp_path):
+    """A run that starts its own processes signs; under srun the same pickle runs its code."""
+    ended = end(start([sys.executable, WORKER, "one_forges"], FORGED=str(tmp_path / "own")))
+    assert ended.status == 1
+    assert re.fullmatch(r"error: torch\.distributed: an object has no valid signature.*\n", ended.err)
+    assert [end(process).status for process in srun("one_forges", FORGED=str(tmp_path / "srun"))] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["srun"]
+
+
+@pytest.mark.slow
 def test_processes_exit_without_a_launcher_that_terminates_them():
     cases = ("one_fails_one_ignores_signals", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
     started = [process for case in cases for process in srun(case)]

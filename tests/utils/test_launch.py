@@ -176,6 +176,50 @@ def test_torchrun_variables_are_unchanged():
     assert torchrun_variables(env) == {name: value for name, value in env.items() if name != "PATH"}
 
 
+RANK_SCRIPT = """
+import os, signal, sys, time
+case, folder, *rest = sys.argv[1:]
+assert rest == ["$$a", "${local_rank}", "b c"], rest
+rank, names = os.environ["RANK"], ("0", "1")
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+if case == "ignores":
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+open(os.path.join(folder, rank), "w").close()
+while not all(os.path.exists(os.path.join(folder, name)) for name in names):
+    time.sleep(0.01)
+if case in ("signal", "ignores") and rank == "0":
+    os.kill(os.getppid(), signal.SIGUSR1)
+if case == "reports":
+    open(os.environ["AMPVIT_REPORT"], "a").close()
+if case in ("fails", "killed", "reports") and rank == "1":
+    sys.exit(3) if case == "fails" else os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(0 if case == "ends" else 600)
+"""
+
+
+@pytest.mark.usefixtures("handlers_after_test")
+@pytest.mark.parametrize(
+    ("case", "status", "line"),
+    [
+        ("ends", 0, ""),
+        ("fails", 3, ""),  # the other one is terminated
+        ("killed", 137, "error: the process of rank 1 was terminated by SIGKILL; possible cause: out of host memory\n"),
+        ("reports", 137, ""),  # a rank has printed the line
+        ("signal", 138, ""),
+        ("ignores", 138, ""),  # killed after the time to save a checkpoint
+    ],
+)
+def test_status_of_a_launch(monkeypatch, tmp_path, capsys, case, status, line):
+    monkeypatch.setattr(launch, "_SHUTDOWN_SECONDS", 1)
+    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
+    script = tmp_path / "rank.py"
+    script.write_text(RANK_SCRIPT)
+    words = [case, str(tmp_path), "$$a", "${local_rank}", "b c"]
+    assert launch.launch_processes(str(script), words, num_processes=2) == status
+    assert capsys.readouterr().err == line
+    assert launch.PICKLE_KEY not in os.environ
+
+
 def test_one_process_of_a_launcher_prints_the_error(monkeypatch, tmp_path):
     assert launch.claim_error_line() and launch.claim_error_line()  # without a launcher of this project
     monkeypatch.setenv("AMPVIT_REPORT", str(tmp_path / "reported"))

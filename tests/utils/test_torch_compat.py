@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import pickle
 import sys
 from datetime import timedelta
 from multiprocessing import forkserver
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from utils import torch_compat
+from utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -79,6 +81,28 @@ def test_recorder_counts_the_collectives_of_each_group():
     assert {1, 2} <= {started for started, _ in numbers}
     assert all(ended <= started for started, ended in numbers)
     assert torch_compat.collective_numbers("nccl") == {}
+
+
+@pytest.mark.usefixtures("cpu_group")
+def test_signed_collectives_of_objects_refuse_another_key(monkeypatch):
+    """`_pickler` and `_unpickler` serve all collectives of objects, and the ones of distributed checkpoints."""
+    module = dist.distributed_c10d
+    for name in ("_pickler", "_unpickler"):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    torch_compat.sign_object_collectives(b"key")
+    for call in (dist.all_gather_object, lambda box, value: dist.gather_object(value, box)):
+        call(received := [None], {"loss": 1.5})
+        assert received == [{"loss": 1.5}]
+    dist.broadcast_object_list([7], src=0)
+    dist.scatter_object_list(received, [8], src=0)
+    assert received == [8]
+    own, pickler = module._unpickler, module._pickler
+    torch_compat.sign_object_collectives(b"another key")
+    for reader, writer in ((own, module._pickler), (own, pickle.Pickler), (module._unpickler, pickler)):
+        monkeypatch.setattr(module, "_unpickler", reader)
+        monkeypatch.setattr(module, "_pickler", writer)
+        with pytest.raises(UserError, match="no valid signature"):
+            dist.all_gather_object([None], 1)
 
 
 def test_loss_scale_and_growth_tracker_can_be_modified():

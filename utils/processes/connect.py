@@ -8,10 +8,24 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from utils.errors import Unavailable
+from utils.processes.launcher import LOOPBACK
 from utils.threads import DaemonPool
 from utils.waits import wait_for
 
 _ATTEMPT_SECONDS = 3.0  # of a connection
+
+
+def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) -> dist.TCPStore:
+    """A key-value store that only processes of this host reach; torch's own socket listens on all interfaces.
+
+    address: of `LOOPBACK`. port: 0 for a free one.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, port))
+        port, timeout = server.getsockname()[1], timedelta(seconds=limit_seconds)
+        descriptor = server.detach()
+        return dist.TCPStore(address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
@@ -35,6 +49,8 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
     def connect() -> dist.Store:
         if not (is_server or wait_for(accepts, limit_seconds)):  # torch would log each attempt at length
             accepts()  # raises the reason
+        if is_server and address in LOOPBACK:
+            return open_loopback_store(address, port, limit_seconds)
         timeout = timedelta(seconds=limit_seconds)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 

@@ -3,19 +3,24 @@
 torch is imported only where processes are started, because its import is slow.
 """
 
+import contextlib
 import ctypes
-import logging
+import math
 import os
+import secrets
 import signal
+import subprocess
 import sys
 import tempfile
-from typing import Any
+import time
 
-from utils.processes.launcher import PARENT_PID
-from utils.signals import TERMINATION_SIGNALS, record_signals
+from utils.processes.launcher import PARENT_PID, PICKLE_KEY
+from utils.signals import TERMINATION_SIGNALS
 
 _REPORT = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
 _SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
+_TERMINATION_SECONDS = 30  # the same after the failure of one of them
+_POLL_SECONDS = 0.1
 
 
 def exit_with_launcher() -> None:
@@ -42,41 +47,68 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
 
     If one fails, the others are terminated. The termination signals are forwarded; the status is then 128 + the
-    signal number. The launcher itself prints only the death of a process by a signal.
+    signal number. The launcher itself prints only the death of a process by a signal. It reads nothing that another
+    program can send: torch's own agent unpickles the content of its key-value store.
     """
     import torch
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    agent_log = logging.getLogger("torch.distributed.elastic")
-    agent_log.addHandler(logging.NullHandler())
-    agent_log.propagate = False
-    os.environ[PARENT_PID] = str(os.getpid())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        max_restarts=0,
-        run_id=f"ampvit-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        signals_to_handle=",".join(number.name for number in TERMINATION_SIGNALS),
-    )
-    arguments = [argument.replace("$", "$$") for argument in argv]  # the agent expands ${local_rank} in arguments
+    from utils.processes.connect import open_loopback_store
+
+    received: list[int] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    store = open_loopback_store("127.0.0.1")
     with tempfile.TemporaryDirectory() as folder:
         os.environ[_REPORT] = os.path.join(folder, "reported")
+        variables = os.environ | {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes))),
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
+            PARENT_PID: str(os.getpid()),
+            PICKLE_KEY: secrets.token_hex(32),
+        }
+        for number in TERMINATION_SIGNALS:
+            signal.signal(number, lambda number, frame: received.append(number))
         try:
-            elastic_launch(config, sys.executable)("-u", script, *arguments)
-        except ChildFailedError as error:
-            return _failure_status(error.failures)
-        except SignalException as error:
-            record_signals()  # the agent's handler would raise the next one here
-            return 128 + error.sigval
-    return 0
+            for rank in map(str, range(num_processes)):
+                of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank}
+                command = [sys.executable, "-u", script, *argv]
+                processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True))
+            ended = _wait(processes, received)
+        finally:
+            _send(processes, signal.SIGKILL)
+            for process in processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
+                    process.wait(_TERMINATION_SECONDS)
+        return 128 + received[0] if received else _failure_status(ended)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> dict[int, int]:
+    """The statuses of the processes that have ended in time, by rank, in the order of their ends."""
+    ended: dict[int, int] = {}
+    num_sent, deadline = 0, math.inf
+    while len(ended) < len(processes) and time.monotonic() < deadline:
+        for number in received[num_sent:]:
+            _send(processes, number)
+            num_sent += 1
+        for rank, process in enumerate(processes):
+            if rank not in ended and process.poll() is not None:
+                ended[rank] = process.returncode
+        if deadline == math.inf and (num_sent or any(ended.values())):
+            if not num_sent:
+                _send(processes, signal.SIGTERM)
+            deadline = time.monotonic() + (_SHUTDOWN_SECONDS if num_sent else _TERMINATION_SECONDS)
+        time.sleep(_POLL_SECONDS)
+    return ended
+
+
+def _send(processes: list[subprocess.Popen[bytes]], number: int) -> None:
+    """Sends a signal to the processes that have not ended, and to the processes that they have started."""
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, number)
 
 
 def claim_error_line() -> bool:
@@ -88,14 +120,17 @@ def claim_error_line() -> bool:
     return True
 
 
-def _failure_status(failures: dict[int, Any]) -> int:
-    """The exit status of the process that failed first. torch's agent terminates the others with SIGTERM."""
-    rank = min(failures, key=lambda rank: (failures[rank].exitcode == -signal.SIGTERM, failures[rank].timestamp))
-    status = failures[rank].exitcode
-    if status > 0:
+def _failure_status(ended: dict[int, int]) -> int:
+    """The exit status of the process that failed first; the launcher terminates the others with SIGTERM. 0: none has.
+
+    ended: the statuses by rank, in the order of their ends.
+    """
+    failed = sorted((rank for rank in ended if ended[rank]), key=lambda rank: ended[rank] == -signal.SIGTERM)
+    status = ended[failed[0]] if failed else 0
+    if status >= 0:
         return status
     hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
-    name = failures[rank].signal_name()
+    name = signal.Signals(-status).name
     if claim_error_line():
-        print(f"error: the process of rank {rank} was terminated by {name}{hint}", file=sys.stderr, flush=True)
+        print(f"error: the process of rank {failed[0]} was terminated by {name}{hint}", file=sys.stderr, flush=True)
     return 128 - status

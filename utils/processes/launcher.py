@@ -12,7 +12,9 @@ from collections.abc import Mapping
 
 from utils.errors import UserError
 
-PARENT_PID = "AMPVIT_PARENT_PID"  # environment variable of the processes that `utils.processes.launch` starts
+# Environment variables of the processes that `utils.processes.launch` starts. The key signs their pickles.
+PARENT_PID, PICKLE_KEY = "AMPVIT_PARENT_PID", "AMPVIT_PICKLE_KEY"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
 # Variables of SkyPilot, of torchrun's options and of PaddlePaddle, and their values where this process is the only one.
 _ALONE = {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
 _ALONE |= {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0"}

@@ -1,0 +1,87 @@
+"""A run that starts its own processes listens on the loopback interface only, and keeps its key to its ranks."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, digits_flags, run_folders
+from rank_pool import environment
+
+LIMIT_SECONDS = 300
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as in /proc
+KEY = b"AMPVIT_PICKLE_KEY="
+# A host with its own network, whose name is an address that other hosts reach. $1: its /etc/hosts
+HOST = (
+    "ip link set lo up && ip link add av0 type veth peer name av1 && ip addr add 10.213.9.1/24 dev av0 && "
+    'ip link set av0 up && ip link set av1 up && hostname host-c && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+)
+
+
+@pytest.fixture
+def host(tmp_path) -> list[str]:
+    """The start of a command line on this host."""
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n10.213.9.1 host-c\n")
+    command = ["unshare", "--net", "--uts", "--mount", "sh", "-c", HOST, "sh", str(tmp_path / "hosts")]
+    if not (shutil.which("unshare") and shutil.which("ip")):
+        pytest.skip("needs unshare and ip")
+    if subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("may not make a network namespace")
+    return command
+
+
+def descendants(parent: int) -> list[int]:
+    """A process and all processes below it."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [parent, *(process for child in children for process in descendants(int(child)))]
+
+
+def listening(process: int) -> list[str]:
+    """The addresses on which a process listens: the lines of its own sockets in state 0A."""
+    tables = (Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    fields = [line.split() for table in tables for line in table]
+    own = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            own.add(os.readlink(descriptor))
+    return [one[1].partition(":")[0] for one in fields if one[3] == "0A" and f"socket:[{one[9]}]" in own]
+
+
+def wait_for_epoch(output: Path, launcher: subprocess.Popen) -> Path:
+    """The folder of the run, when its first epoch has ended."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline and launcher.poll() is None:
+        for folder in run_folders(output):
+            if (folder / "last.pth").exists():
+                return folder
+        time.sleep(0.1)
+    raise AssertionError("no epoch has ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_without_a_launcher_listens_on_loopback_only(host, tmp_path, count):
+    flags = [f"-ngpus={count}", "-num_workers=1", *digits_flags(tmp_path / "out"), "TRAIN.NUM_EPOCHS=10000"]
+    with open(tmp_path / "printed", "wb") as printed:
+        command = [*host, sys.executable, "main_multi_gpu.py", *flags]
+        launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=printed, stderr=printed)
+    try:
+        folder = wait_for_epoch(tmp_path / "out", launcher)
+        processes = descendants(launcher.pid)
+        addresses = {process: listening(process) for process in processes}
+        variables = {process: Path(f"/proc/{process}/environ").read_bytes() for process in processes}
+    finally:
+        launcher.send_signal(signal.SIGTERM)
+        status = launcher.wait(LIMIT_SECONDS)
+    assert status == 128 + signal.SIGTERM
+    assert {address for found in addresses.values() for address in found} <= LOOPBACK
+    ranks = [process for process in processes if KEY in variables[process]]
+    assert len(ranks) == count and len(processes) > 1 + count  # the loading workers have no key
+    assert all(addresses[process] for process in (launcher.pid, *(ranks if count > 1 else [])))
+    key = variables[ranks[0]].partition(KEY)[2][:64]
+    assert not [path for path in folder.rglob("*") if path.is_file() and key in path.read_bytes()]
