@@ -3,12 +3,14 @@
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 from urllib.request import urlopen
 
 import timm
 import torch
 from timm.data import resolve_data_config
+from timm.models import build_model_with_cfg
 from torch import nn
 
 from configs.schema import Data
@@ -18,6 +20,9 @@ from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
+LOADER_ARGUMENTS = {
+    key for function in (timm.create_model, build_model_with_cfg) for key in inspect.signature(function).parameters
+}
 
 
 def build_timm(options: TimmModel, data: Data) -> nn.Module:
@@ -32,7 +37,7 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
     arguments = {"img_size": data.image_size} | shared_arguments(options, data) | kwargs
     with errors_of_building(f"MODEL.NAME: {name}", data):
         if kwargs:
-            _check_kwargs(name, kwargs)
+            check_kwargs(name, kwargs)
         if options.pretrained == "timm":
             arguments |= {"pretrained": True, "pretrained_cfg_overlay": _published_file(name)}
         model = _create(name, arguments)
@@ -53,17 +58,35 @@ def _published_file(name: str) -> dict[str, Any]:
     return {}
 
 
-def _check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
+def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:
     """Raises UserError for a key of MODEL.KWARGS that the class of the model does not have, or that has its own key."""
     with torch.device("meta"):
         model_class = type(timm.create_model(name))
-    constructors = [inspect.signature(owner).parameters for owner in model_class.__mro__[:-1]]
-    known = set[str]().union(*constructors)
-    if all("kwargs" in parameters for parameters in constructors):  # for a configuration, which refuses wrong ones
-        known |= kwargs.keys()
+    entry = inspect.signature(timm.model_entrypoint(name)).parameters.keys()
+    known = (class_arguments(model_class) | entry) - LOADER_ARGUMENTS
     for key in kwargs.keys() - (known - OWN_KEYS.keys()):
         hint = f"; its key is {OWN_KEYS[key]}" if key in OWN_KEYS else did_you_mean(key, known)
         raise UserError(f"MODEL.KWARGS: {key[:80]} is no further argument of {model_class.__name__}{hint}")
+
+
+def class_arguments(model_class: type[nn.Module]) -> set[str]:
+    """The arguments of the constructors; if these end in **kwargs, also the fields of their configuration class.
+
+    No other name may follow from **kwargs: timm's functions take some for themselves, and download any address.
+    """
+    constructors = [inspect.signature(owner).parameters for owner in model_class.__mro__[:-1]]
+    names = set[str]().union(*constructors)
+    if all("kwargs" in parameters for parameters in constructors):
+        kinds = [kind for one in constructors[0].values() for kind in (one.annotation, *get_args(one.annotation))]
+        names |= set[str]().union(*map(_fields, kinds))
+    return names
+
+
+def _fields(kind: Any) -> set[str]:
+    """The fields of a dataclass; with `conv_` and its name, those of MaxxVit's field `conv_cfg`."""
+    kinds = {field.name: field.type for field in fields(kind)} if is_dataclass(kind) else {}
+    inner = (name.removesuffix("cfg") + key for name in kinds if name.endswith("_cfg") for key in _fields(kinds[name]))
+    return kinds.keys() | set(inner)
 
 
 def published_preprocessing(name: str) -> tuple[dict[str, Any], str]:

@@ -1,12 +1,19 @@
 """timm's models by name: further arguments of the class, published weights, and weights of another image size."""
 
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from inspect import signature
+from threading import Thread
+
 import pytest
 import timm
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from timm.models._registry import _model_entrypoints
 
 from configs.reading.command_line import parse_command_line
 from models.build import build_model
+from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
 from utils.errors import Unavailable, UserError
 
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -68,7 +75,7 @@ def test_further_arguments_reach_the_class():
     ("test_vit", "reg_token", "did you mean reg_tokens"),
     ("deit_tiny_distilled_patch16_224", "init_value", "did you mean init_values"),  # of a class that it inherits from
     ("test_resnet", "stem_widht", "did you mean stem_width"),
-    ("regnety_002", "stem_widht", "stem_widht"),  # its class has **kwargs
+    ("regnety_002", "stem_widht", "did you mean stem_width"),  # a field of its configuration
     ("test_vit", "out_indices", "no further argument"),  # timm's function takes it, and its class does not
     ("test_vit", "checkpoint_path", "no further argument"),
     ("test_vit", "img_size", "DATA.IMAGE_SIZE"),
@@ -78,6 +85,71 @@ def test_further_arguments_reach_the_class():
 def test_a_wrong_argument_is_one_line(name, key, words):
     with pytest.raises(UserError, match=rf"(?s)^(?=.*{key})(?=.*{words})[^\n]*$"):
         model_of(name, **{key: 3})
+
+
+DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions between these and the constructor
+    "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn",
+    "pretrained_custom_load", "pretrained_model_args", "custom_load", "kwargs_filter", "feature_cfg", "feature_cls",
+    "features_only", "pruned", "model_cfg", "model_cls", "model_name", "variant", "cfg_variant", "checkpoint_path",
+    "cache_dir", "url", "file", "source", "state_dict", "hf_hub_id", "hf_hub_filename", "kwargs",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["regnetx_002", "resnet51q", "nf_regnet_b0", "maxvit_tiny_rw_224", "hrnet_w18_small"])
+def test_a_recipe_makes_no_request(name):
+    """The classes of these models take **kwargs, and timm's functions take the weights' address out of them."""
+    requests = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            self.send_error(404)
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        overlay = f"{{url: 'http://127.0.0.1:{server.server_port}/weights.pth', hf_hub_id: null, file: null}}"
+        with pytest.raises(UserError, match=r"^MODEL.KWARGS: pretrained\S* is no further argument of \w+[^\n]*$"):
+            model_of(name, pretrained=True, pretrained_cfg_overlay=overlay)
+        server.shutdown()
+        thread.join()
+    assert not requests
+
+
+def test_no_model_of_timm_takes_a_dangerous_argument():
+    """All classes of the modules that register timm's models: a superset of the classes of all names."""
+    modules = {timm.model_entrypoint(name).__module__ for name in timm.list_models()}
+    for module in modules:
+        for owner in vars(sys.modules[module]).values():
+            if isinstance(owner, type) and issubclass(owner, torch.nn.Module):
+                assert not DANGEROUS & (class_arguments(owner) - LOADER_ARGUMENTS), owner
+    entry_arguments = {key for name in timm.list_models() for key in signature(timm.model_entrypoint(name)).parameters}
+    assert not DANGEROUS & (entry_arguments - LOADER_ARGUMENTS)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [
+    ("regnety_002", {"se_ratio": 0.5, "act_layer": "silu", "stem_width": 16}),
+    ("resnet51q", {"stem_chs": (16, 16), "num_features": 64, "drop_block_rate": 0.1}),  # ByobNet
+    ("nf_regnet_b0", {"alpha": 0.3, "width_factor": 0.5}),
+    ("maxvit_rmlp_pico_rw_256", {"transformer_window_size": (8, 8), "conv_expand_ratio": 2.0, "stem_width": 16}),
+    ("naflexvit_base_patch16_gap", TINY | {"reg_tokens": 2}),
+    ("cs3darknet_s", {"act_layer": "relu"}),
+    ("swin_tiny_patch4_window7_224", {"embed_dim": 24, "qkv_bias": False}),
+    ("convnext_atto", {"ls_init_value": 0.1}), ("efficientnet_lite0", {"se_layer": None}),
+    ("resnet10t", {"block_reduce_first": 2}),
+])  # fmt: skip
+def test_arguments_of_the_configuration_are_accepted(name, arguments):
+    check_kwargs(name, arguments)
+    with torch.device("meta"):
+        timm.create_model(name, **arguments)
+
+
+def test_arguments_of_a_plugins_model(monkeypatch):
+    """Those of the function that timm registers are accepted, too."""
+    monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: torch.nn.Linear(width, 1))
+    check_kwargs("own_net", {"width": 3})
+    with pytest.raises(UserError, match="pretrained is no further argument of Linear"):
+        check_kwargs("own_net", {"pretrained": True})
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nand more"), TimeoutError()])

@@ -58,6 +58,7 @@ def command_line_faults() -> list[Fault]:
         "misspelt argument": (option("TRAIN.OPTIMIZER.KWARGS={amsgrat: true}"), r"KWARGS: .*; did you mean amsgrad"),
         "unknown timm model": (timm("MODEL.NAME=resnet180"), r"timm has no model resnet180; did you mean"),
         "misspelt argument of a model": (argument("reg_token"), r"MODEL.KWARGS: reg_token .*mean reg_tokens"),
+        "argument of a loader": (argument("pretrained"), r"MODEL.KWARGS: pretrained is no further argument"),
         "argument that has a key": (argument("img_size"), r"MODEL.KWARGS: img_size .*its key is DATA.IMAGE_SIZE"),
         "a model folder without config.json": (given("-model=local-dir:none"), r"none/config.json: is missing"),
         "size that timm refuses": (timm("MODEL.NAME=convnext_atto", "DATA.IMAGE_SIZE=16"), r"IMAGE_SIZE 16"),
