@@ -1,15 +1,12 @@
 """Python's fork server: the parent process of the loading workers, which imports their modules once. Without torch."""
 
 import multiprocessing
-import os
 import signal
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 
 from utils.errors import UserError
+from utils.processes.import_path import inherited_import_path
 from utils.signals import TERMINATION_SIGNALS
 
 _PRELOADED = ["datasets.loading.loader"]
@@ -28,10 +25,10 @@ def start_worker_server() -> None:
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
-    resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
-    signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
-        with _import_path():
+        with inherited_import_path():
+            resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
+            signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
             forkserver.ensure_running()
     except OSError as error:  # such as 'AF_UNIX path too long'
         raise UserError(
@@ -40,21 +37,3 @@ def start_worker_server() -> None:
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-
-
-@contextmanager
-def _import_path() -> Iterator[None]:
-    """Gives a new Python process the import path of this one.
-
-    Python 3.11 to 3.13 do not give it to the server, which then imports from the working folder alone and ignores that
-    a module is missing.
-    """
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
