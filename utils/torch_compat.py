@@ -7,6 +7,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
@@ -192,6 +193,21 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
 
 
 # Autograd
+
+
+def compile_cache_folders() -> dict[str, str]:
+    """The folders from which torch.compile runs code, by the environment variable that moves them."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+
+    named = {"TRITON_CACHE_DIR": os.environ["TRITON_CACHE_DIR"]} if "TRITON_CACHE_DIR" in os.environ else {}
+    return {"TMPDIR": default_cache_dir(), "TORCHINDUCTOR_CACHE_DIR": cache_dir()} | named
+
+
+def empty_compile_cache() -> AbstractContextManager[None]:
+    """The context in which torch.compile uses a new folder, which is then removed."""
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()
 
 
 def in_backward_pass() -> bool:

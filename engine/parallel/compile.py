@@ -4,6 +4,7 @@ Only training is compiled. Evaluation, the search for non-finite modules and DDP
 they use other batch sizes and modes, and each would need a compilation of its own.
 """
 
+import os
 from contextlib import AbstractContextManager
 
 import torch
@@ -14,7 +15,13 @@ from configs.schema import Train
 from models.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.torch_compat import allow_recompilations, split_graphs_at_ddp_buckets
+from utils.processes.import_path import inherited_import_path
+from utils.torch_compat import (
+    allow_recompilations,
+    compile_cache_folders,
+    empty_compile_cache,
+    split_graphs_at_ddp_buckets,
+)
 
 
 def compile_model(
@@ -81,10 +88,34 @@ def _whole_model_mode(options: Train, context: ProcessContext, in_step_graph: bo
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Compiles a small function, so that a missing compiler is found before training starts."""
+    """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts."""
+    folders = compile_cache_folders()
+    for variable, folder in folders.items():
+        _check_owner(variable, folder)
     try:
-        torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))
+        _compile_function(device)
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
         cause = getattr(error, "inner_exception", error)
         reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-        raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile") from error
+        try:
+            with empty_compile_cache():
+                _compile_function(device)
+        except Exception:
+            raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile") from error
+        cache = folders["TORCHINDUCTOR_CACHE_DIR"]
+        raise UserError(f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
+
+
+def _check_owner(variable: str, folder: str) -> None:
+    """Creates the folder unless it exists. torch.compile unpickles and loads its files."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if {os.stat(folder, follow_symlinks=follows).st_uid for follows in (True, False)} != {os.geteuid()}:
+        raise UserError(
+            f"{variable}: {folder} belongs to another user, and torch.compile runs code from it; set {variable} to a "
+            "folder of your own, or remove -compile"
+        )
+
+
+def _compile_function(device: torch.device) -> None:
+    with inherited_import_path():  # torch asks Python processes which vector instructions work
+        torch.compile(lambda tensor: tensor.sin() + 1)(torch.zeros(8, device=device))

@@ -240,6 +240,18 @@ def test_close_fork_server_pipe(monkeypatch):
         os.close(writer)
 
 
+def test_folders_of_the_compile_cache(tmp_path, monkeypatch):
+    named = {name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    for name, folder in named.items():
+        monkeypatch.setenv(name, folder)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folders = torch_compat.compile_cache_folders()
+    assert folders == {"TMPDIR": folders["TMPDIR"]} | named and folders["TMPDIR"].startswith(f"{tmp_path}/torch")
+    with torch_compat.empty_compile_cache():
+        assert torch_compat.compile_cache_folders()["TORCHINDUCTOR_CACHE_DIR"] != named["TORCHINDUCTOR_CACHE_DIR"]
+    assert torch_compat.compile_cache_folders() == folders
+
+
 def test_trees():
     tree = {"a": [1, (2.0,)], "b": 3}
     assert torch_compat.tree_leaves(tree) == [1, 2.0, 3]
