@@ -1,7 +1,7 @@
 # Not built yet: its commands were run one by one in an empty folder.
 #
 #   docker build -t registry.example.com/ampvit:latest .
-#   docker run --rm --gpus all --shm-size=8g -v /dataset:/dataset -v $PWD/output:/workspace/ampvit/output \
+#   docker run --rm --init --gpus all --shm-size=8g -v /dataset:/dataset -v $PWD/output:/workspace/ampvit/output \
 #       registry.example.com/ampvit:latest torchrun --nproc_per_node=8 main_multi_gpu.py -cfg=... -amp -resume=auto
 #
 # The driver comes from the host, CUDA from the packages. The full image has the C compiler that torch.compile needs.

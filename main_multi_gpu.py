@@ -13,6 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
+if __name__ == "__main__":
+    from utils.processes.first_process import leave_first_process
+
+    leave_first_process()  # before the imports, which take a second
+
 from configs.reading.command_line import Command, parse_command_line
 from configs.reading.flags import requested_device
 from datasets.loading.worker_server import start_worker_server

@@ -4,6 +4,14 @@ python scripts/kubernetes/torchrun.py --nproc_per_node=2 main_multi_gpu.py -cfg=
 """
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+if __name__ == "__main__":
+    from utils.processes.first_process import leave_first_process
+
+    leave_first_process()  # before torch is imported
 
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
