@@ -1,6 +1,5 @@
 """Records the environment of a run: versions, commit, hardware, hosts, and variables that contain no credentials."""
 
-import fnmatch
 import os
 import platform
 import shlex
@@ -22,12 +21,20 @@ PACKAGES = (  # the required ones, and a decoder, which changes pixels
     "torch", "torchvision", "timm", "pydantic", "pyyaml", "tqdm", "numpy", "pillow", "safetensors",
     "nvidia-nvimgcodec-cu13",
 )  # fmt: skip
-_VARIABLES = (
+_VARIABLES = (  # exact names from documentation: another variable with such a prefix may contain a password
     "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "GOMP_SPINCOUNT", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT",
-    "MKL_NUM_THREADS", "NCCL_*", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA",
-    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST",
-    "TORCHELASTIC_RESTART_COUNT", "TORCH_NCCL_*",
+    "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_COLLNET_ENABLE", "NCCL_CROSS_NIC", "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX", "NCCL_IB_HCA",
+    "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_TC", "NCCL_IB_TIMEOUT", "NCCL_LAUNCH_MODE", "NCCL_MAX_CTAS",
+    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_NET_PLUGIN",
+    "NCCL_NSOCKS_PERTHREAD", "NCCL_NTHREADS", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO",
+    "NCCL_SHM_DISABLE", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_NTHREADS", "NCCL_TOPO_FILE",
+    "NCCL_TUNER_PLUGIN", "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "TORCHELASTIC_RESTART_COUNT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_NCCL_HIGH_PRIORITY", "TORCH_NCCL_NAN_CHECK", "TORCH_NCCL_TRACE_BUFFER_SIZE",
 )  # fmt: skip
 _DRIVER = Path("/sys/module/nvidia/version")  # nvidia-smi may take seconds
 _CLONE = Path(__file__).parents[2]
@@ -42,8 +49,7 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     found = _versions(on_gpu=context.device.type == "cuda") | {"commit": _commit()}
     found["devices"] = " and ".join(f"{number} x {name}" for name, number in Counter(devices).items())
     parts = {name: str(part) for name, part in found.items() if part}
-    permitted = sorted(name for pattern in _VARIABLES for name in fnmatch.filter(os.environ, pattern))
-    variables = {name: hide_passwords(os.environ[name]) for name in permitted}
+    variables = {name: hide_passwords(os.environ[name]) for name in _VARIABLES if name in os.environ}
     before = (read_environment(resumed) if resumed else {}).get("parts", parts)
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)

@@ -41,6 +41,8 @@ def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
         "WANDB_API_KEY": "hunter2",
         "HTTPS_PROXY": url,
         "SLURM_JWT": "hunter2",
+        "NCCL_MY_PASSWORD": "hunter2",
+        "TORCH_NCCL_TOKEN": "hunter2",
     }
     for name, value in (secret | {"NCCL_DEBUG": url, "OMP_NUM_THREADS": "3"}).items():
         monkeypatch.setenv(name, value)
