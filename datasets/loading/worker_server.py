@@ -26,9 +26,10 @@ def start_worker_server() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
-        with inherited_import_path():
+        with inherited_import_path(PYTHONWARNINGS="ignore:resource_tracker"):  # of semaphores that it removes
             resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
-            signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+        with inherited_import_path():
             forkserver.ensure_running()
     except OSError as error:  # such as 'AF_UNIX path too long'
         raise UserError(

@@ -4,9 +4,12 @@ import atexit
 import ctypes
 import errno
 import functools
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -30,6 +33,9 @@ _CAUSES = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
+_SHARED_MEMORY = "/dev/shm"  # macOS has none
+_MIN_SHARED_BYTES = 2**20  # per worker: its semaphores, and a batch of a few images
+_WORKER_FILES, _OTHER_FILES = 8, 16  # descriptors: pipes and batches of a worker; checkpoints and logs
 _PINNING_ENDED = "the thread that pins batches has ended; its error is above, probably too many open files"
 _FILES_FIX = "raise the limit (ulimit -n 65536), or lower -num_workers"
 
@@ -75,12 +81,22 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
             resource is exhausted.
     """
     try:
+        _check_limits(batches.num_workers)
         iterator = iter(batches)
     except (OSError, EOFError) as error:
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
         raise Unavailable(_exhausted_resource(error) or otherwise) from error
     _kill_workers_at_exit()
     return _with_timeout(iterator, limit_seconds)
+
+
+def _check_limits(workers: int) -> None:
+    """Raises OSError before the first worker starts: one that loses its rank while it starts prints a traceback."""
+    with ExitStack() as reserved:
+        for _ in range(_WORKER_FILES * workers + _OTHER_FILES):
+            reserved.enter_context(open(os.devnull))
+    if os.path.exists(_SHARED_MEMORY) and shutil.disk_usage(_SHARED_MEMORY).free < _MIN_SHARED_BYTES * workers:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _with_timeout(iterator: Iterator[Any], limit_seconds: float) -> Iterator[Any]:

@@ -1,8 +1,10 @@
 """Systems that cannot run the program end with one line, before an import that fails there."""
 
 import os
+import re
 import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -65,6 +67,15 @@ def test_no_folder_for_temporary_files(monkeypatch):
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [os.devnull, "/nonexistent"])
     problem = why_unusable()
     assert problem.startswith("TMPDIR: ") and "/nonexistent" in problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["ulimit -n 40", "ulimit -v 500000"])
+def test_a_low_limit_is_one_line(limit):
+    """Also with two ranks: torch's store would wait for minutes, and its import ends with a traceback."""
+    command = f"{limit}; exec {sys.executable} main_multi_gpu.py -dataset=digits -ngpus=2 -device=cpu"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and re.fullmatch(rf"error: {limit[:9]} is {limit[10:]}\b.* raise .*\n", done.stderr)
 
 
 def test_a_missing_required_package(monkeypatch):

@@ -3,13 +3,14 @@
 import errno
 import io
 import os
+import resource
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, UserError, print_escaped, to_single_line
+from utils.errors import Findings, Unavailable, UserError, print_escaped, to_single_line
 from utils.processes.launch import claim_error_line
 from utils.processes.launcher import rank_of_process
 from utils.signals import Interrupted, raise_on_signals
@@ -29,7 +30,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for terminals without UTF-8; the default of stderr
     try:
-        return main(argv)
+        return _run_in_limited_memory(main, argv)
     except UserError as error:
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
         record_run_end("failed", error.status, message=message)
@@ -48,6 +49,17 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     except Exception as error:
         record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}"))
         raise
+
+
+def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) -> int:
+    try:
+        return main(argv)
+    except (ImportError, MemoryError) as error:
+        limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit_bytes == resource.RLIM_INFINITY:
+            raise
+        reason = str(error) or type(error).__name__
+        raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({reason}); raise it") from error
 
 
 def _report_thread_exception(error: threading.ExceptHookArgs) -> None:

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def inherited_import_path() -> Iterator[None]:
+def inherited_import_path(**variables: str) -> Iterator[None]:
     """Gives Python processes that start in the block the import path of this one.
 
     They are started with `python -c`, which imports from the working folder first: its files are data, and may have the
     names of modules. Python 3.11 to 3.13 do not give the path to the fork server, which ignores that a module is
     missing.
+
+    variables: other environment variables for the processes.
     """
-    variables = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+    variables |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:

@@ -2,14 +2,17 @@
 
 import gc
 import math
+import multiprocessing
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -321,6 +324,32 @@ def test_workers_that_cannot_start(monkeypatch, error, expected):
     monkeypatch.setattr(type(loader._batches), "__iter__", cannot_start)
     with pytest.raises(UserError, match=expected):
         next(iter(loader))
+
+
+@pytest.fixture
+def few_open_files():
+    """Room for 25 more descriptors: two workers could start, but not be used."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as lowest_free:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free.fileno() + 25, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_few_open_files_are_found_before_a_worker_starts(few_open_files):
+    loader = loader_of(Images())
+    with pytest.raises(UserError, match=r"^too many open files for loading workers; raise the limit \(ulimit -n"):
+        iter(loader)
+    assert not multiprocessing.active_children()
+
+
+def test_little_shared_memory_is_found_before_a_worker_starts(monkeypatch):
+    monkeypatch.setattr("datasets.loading.workers._SHARED_MEMORY", os.devnull)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=64 * 1024))
+    loader = loader_of(Images())
+    with pytest.raises(UserError, match=r"^shared memory is full: no room for loading workers; enlarge /dev/shm"):
+        iter(loader)
+    assert not multiprocessing.active_children()
 
 
 SCRIPT = """

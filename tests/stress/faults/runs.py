@@ -180,8 +180,11 @@ def worker_faults() -> list[Fault]:
 
         return act
 
+    two = two_ranks(loading)
     killed, unanswered = r"loading worker \d+ was killed by SIGKILL", r"no loading worker has answered"
     return [
         Fault("worker killed", loading, killed, act=to_worker(signal.SIGKILL), can_fork=False),
         Fault("worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP), can_fork=False),
+        Fault("ranks: few open files", two, r"ulimit -n is 40", (1,), MULTI, shell="ulimit -n 40; {}"),
+        Fault("little memory for torch", loading, r"ulimit -v is 500000", (1,), shell="ulimit -v 500000; {}"),
     ]
