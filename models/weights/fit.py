@@ -1,6 +1,7 @@
 """Loads a state dict into a model: checks, resized position embeddings and tables, heads by class."""
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,6 +49,9 @@ def load_pretrained(
     """
     file = find_weights(path)
     (state, entry), own = read_weights(str(file), paddle_converter(model, options or Model())), model.state_dict()
+    if not state.keys() & own.keys():
+        head = "".join(_head_names(model)[:1])  # as in the tutorial on Caltech-256: self.model, and self.l0 as its head
+        state = {re.sub(r"^l0\b", head, name.removeprefix("model.")): tensor for name, tensor in state.items()}
     if not state.keys() & own.keys():
         raise UserError(
             f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "

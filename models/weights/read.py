@@ -7,6 +7,7 @@ import pickle
 import re
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ _MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 # An archive may unpack to 64 MB + 20 times its size: zeros compress more, trained weights much less.
 _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
+# The loss object that a checkpoint may have beside the weights becomes a record: no class of torch is used.
+_LOSSES: Any = [(SimpleNamespace, f"torch.nn.modules.loss.{name}") for name in torch.nn.modules.loss.__all__]
 
 
 def read_weights(path: str, from_paddle: Converter = lambda file, state: state) -> Weights:
@@ -94,7 +97,8 @@ def _read_torch(file: Path) -> Weights:
     verify_checksum(file)
     file_bytes = checked_archive_bytes(file)
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_LOSSES):
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))
         if forbidden is None:

@@ -313,3 +313,17 @@ def test_unused_tensors_are_reported(tmp_path):
     lines = load_pretrained(small_vit(), str(tmp_path / "vit.pth"))
     assert lines[0].startswith(f"weights: {tmp_path / 'vit.pth'}")
     assert lines[1].startswith("not used: pre_logits.fc.weight, mask_token, ") and lines[1].endswith("and 3 more")
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_the_checkpoint_of_the_tutorial_on_caltech256(tmp_path, bare):
+    """The model is in a module as `model`, with a head `l0` beside it; a loss object is beside the weights."""
+    source, model = (timm.create_model("test_resnet", num_classes=3) for _ in range(2))
+    wrapped = {f"model.{name}": tensor for name, tensor in source.state_dict().items() if not name.startswith("fc.")}
+    wrapped |= {"model.last_linear.weight": torch.ones(1000, source.num_features)}
+    wrapped |= {f"l0.{name}": tensor for name, tensor in source.fc.state_dict().items()}
+    loss = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
+    torch.save(wrapped if bare else {"epoch": 5, "model_state_dict": wrapped, "loss": loss}, tmp_path / "amp.pth")
+    notes = load_pretrained(model, str(tmp_path / "amp.pth"), needs_head=True)
+    assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert notes[-1] == "not used: last_linear.weight"

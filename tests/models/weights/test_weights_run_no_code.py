@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from weight_files import google_arrays, paddle_state, pickled, random_vit, refusal
+from weight_files import google_arrays, load_pretrained, paddle_state, pickled, random_vit, refusal, small_vit
 
 
 class Bomb:
@@ -66,3 +66,16 @@ def test_no_code_runs_from_npz_and_from_pickles_under_another_ending(tmp_path, b
     refusal(tmp_path / "vit.npz")
     for ending in ("safetensors", "npz", "pth", "pt"):
         refusal(pickled(tmp_path / f"vit.{ending}", bomb))
+
+
+def test_a_loss_beside_the_weights_is_not_built(tmp_path, bomb, monkeypatch):
+    """No class of torch is instantiated; what the object contains is checked as the rest of the file is."""
+    monkeypatch.setattr(torch.nn.Module, "__setstate__", lambda *_: pytest.fail("built"))
+    loss = torch.nn.CrossEntropyLoss()
+    torch.save({"model": random_vit().state_dict(), "loss": loss}, tmp_path / "vit.pth")
+    assert load_pretrained(small_vit(), str(tmp_path / "vit.pth"))
+    loss.bomb = bomb
+    torch.save({"model": random_vit().state_dict(), "loss": loss}, tmp_path / "vit.pth")
+    assert f"refers to {os.system.__module__}.system," in refusal(tmp_path / "vit.pth")
+    (tmp_path / "vit.pth").write_bytes(b"\x80\x02ctorch.nn.modules.loss\nL1Loss\nX\x01\x00\x00\x00a\x85R.")
+    assert "is damaged" in refusal(tmp_path / "vit.pth")
