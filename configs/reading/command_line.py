@@ -15,7 +15,7 @@ from configs.reading.model_options import follow_source, read_family, set_model
 from configs.reading.old_keys import replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.plugins import add_plugins, open_plugin
-from configs.reading.prediction import Prediction, Split, read_prediction
+from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.probe_options import for_probe
 from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
@@ -45,6 +45,7 @@ class Command:
     num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
     script: the entry script. recipe: the file of -cfg.
     prediction: of -predict or -embed. split: of -split, to evaluate or to predict.
+    others: of a prediction of several runs, the command of each further run.
     """
 
     config: Config
@@ -58,6 +59,7 @@ class Command:
     notes: tuple[str, ...]
     prediction: Prediction | None
     split: Split | None
+    others: tuple["Command", ...] = ()
 
     @property
     def name(self) -> str:
@@ -109,6 +111,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     """
     arguments = _parse_flags(argv, prog)
     prediction = read_prediction(arguments)
+    runs = runs_to_predict(arguments.resume or [], prediction)
+    arguments.resume = runs[0] if runs else None
     recipe = Path(arguments.cfg) if arguments.cfg else None
     replaced = [f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced]
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
@@ -133,6 +137,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         notes=(*replaced, *plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
         prediction=prediction,
         split=arguments.split,
+        others=tuple(parse_command_line([*argv, f"-resume={run}"], prog, set_options) for run in runs[1:]),
     )
 
 
@@ -150,6 +155,8 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
             parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
         if flag.endswith((".yaml", ".yml")):
             parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
+        if arguments.resume and os.path.exists(unknown[0]):
+            parser.error(f"{unknown[0]}: is no flag; to name several runs, write -resume RUN RUN2 without '='")
         if key := key_of_flag(flag):
             raise UserError(f"unknown flag {flag}; use -opts {key}=VALUE (timm's flags: docs/recipes.md)")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")

@@ -32,6 +32,15 @@ class Prediction:
     embeds: bool = False
 
 
+def runs_to_predict(names: list[str], prediction: Prediction | None) -> list[str]:
+    """The runs that -resume names, in a prediction all runs of a sweep; raises UserError where only one can be."""
+    inside = {name: sorted(Path(name).glob("*/metrics.csv")) if prediction else [] for name in names}
+    runs = [run for name, files in inside.items() for run in [str(file.parent) for file in files] or [name]]
+    if len(runs) > 1 and (not prediction or prediction.embeds or prediction.explain):
+        raise UserError(f"-resume names {len(runs)} runs: only the labels of -predict are averaged; give one run")
+    return runs
+
+
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     """The prediction that the flags ask for; None without `-predict` and `-embed`.
 

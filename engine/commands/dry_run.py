@@ -8,7 +8,7 @@ from configs.reading.command_line import Command
 from configs.reading.compare import resumed_options
 from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
-from engine.commands.open_evaluation import open_evaluation
+from engine.commands.ensemble import open_models
 from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.run.log import RunLogger
 from engine.run.loggers.group import check_loggers
@@ -28,7 +28,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     log_options(command, logger)
     if config.eval.enabled:
         check_writable(Path(config.save))
-        opened = open_evaluation(command, context, logger)
+        opened, *_ = open_models(command, context, logger)
         config, model = opened.config, opened.meta_model
     else:
         config, model = _build_training(command, context, logger)

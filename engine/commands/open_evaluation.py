@@ -14,7 +14,7 @@ from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
 from configs.schema.model import IMAGENET_CLASSES
-from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled
+from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled, recognize_dataset
 from datasets.sources.class_names import number_by
 from datasets.sources.digest import digest_of
 from datasets.sources.files.image_checks import check_images
@@ -99,8 +99,10 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
         UserError: as `read_samples` and `check_images`; no such weights; a preprocessing that contradicts the options.
             In a prediction, missing and unreadable images are no errors.
     """
-    prediction = command.prediction
-    options, trained_on, notes = options_of_weights(command)
+    prediction, data = command.prediction, recognize_dataset(command.config.data, context)
+    options, trained_on, notes = options_of_weights(
+        replace(command, config=command.config.model_copy(update={"data": data}))
+    )
     split = _split_of(options.data, trained_on, command.split)
     if prediction:
         options = _for_prediction(options, trained_on, prediction)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction
-from datasets.loading.batches import build_eval_loader
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
-from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
+from engine.commands.ensemble import build_loader, in_one, open_models
+from engine.commands.open_evaluation import OpenedEvaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.commands.shared_folder import check_shared
 from engine.evaluation.evaluate import TOP_K
@@ -39,7 +39,7 @@ _SHOWN_ROWS = 10
 def predict(command: Command, context: ProcessContext) -> int:
     """Labels the images of `-predict`, and writes `predictions.csv`, or writes the features of the images of `-embed`.
 
-    It continues a run that was killed.
+    The probabilities of several runs are averaged. It continues a run that was killed.
 
     Raises:
         UserError: no image can be read; the file then has the reasons. Another process writes to the folder. The model
@@ -49,7 +49,8 @@ def predict(command: Command, context: ProcessContext) -> int:
     assert options
     if context.is_main and options.folder:
         check_writable(options.folder)
-    opened = open_evaluation(command, context, logger)
+    models = open_models(command, context, logger)
+    opened = in_one(models)
     config, samples = opened.config, opened.samples
     prefix = "embed-" if options.embeds else "predict-"
     folder = options.folder or open_new_folder(replace(command, config=config), context, logger, prefix)
@@ -61,9 +62,9 @@ def predict(command: Command, context: ProcessContext) -> int:
         check_shared(folder, context)  # each rank writes the maps of its images
     num_readable = 0
     with lock_run_folder(folder) if context.is_main else nullcontext():
-        part = _open_part(folder, opened, options, context, logger) if context.is_main else None
+        part = _open_part(folder, models, options, context, logger) if context.is_main else None
         first = broadcast_object(part.num_samples if part else 0, context)
-        batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, first=first)
+        batches = build_loader(models, context, first)
         started, top_k = time.perf_counter(), max(options.top_k, TOP_K)
         explain = partial(write_maps, folder, samples, opened.model, opened.evaluator) if options.explain else None
         for results in opened.evaluator.classify(opened.model, batches, top_k, BATCHES_PER_WRITE, explain):
@@ -120,11 +121,11 @@ def _write_table(path: Path, samples: Samples, errors: dict[int, str], names: Se
 
 
 def _open_part(
-    folder: Path, opened: OpenedEvaluation, asked: Prediction, context: ProcessContext, logger: RunLogger
+    folder: Path, models: Sequence[OpenedEvaluation], asked: Prediction, context: ProcessContext, logger: RunLogger
 ) -> PartFile:
     """The results of an earlier run with the same options, images and weights, or else an empty file."""
-    samples, weights = opened.samples, opened.model.state_dict().values()
-    digest = digest_inputs(opened.config, samples, weights, asked.top_k, asked.explain, context.device.type)
+    samples, more = models[0].samples, (asked.top_k, asked.explain, context.device.type)
+    digest = " ".join(digest_inputs(one.config, samples, one.model.state_dict().values(), *more) for one in models)
     path = folder / f"{CSV_FILE}.part"
     existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest)
     if existed:

@@ -109,9 +109,7 @@ class Evaluator:
             try:
                 loaded = zip(self._with_progress(batches, sampler.end), sampler, strict=True)
                 for number, (batch, keys) in enumerate(loaded, 1):
-                    with self.precision.autocast(), run_eagerly():
-                        outputs = self.forward(model, self.transform(batch.images))
-                    parts.append(summarize(outputs, batch.targets))
+                    parts.append(summarize(self.outputs(model, batch.images), batch.targets))
                     if batch.bad:
                         reasons = (error.reason for error in batch.bad)
                         errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
@@ -134,6 +132,11 @@ class Evaluator:
                 last, speed, done, total = now, (end(number) - end(0)) / (now - started), end(number), end(len(batches))
                 figures = f"{format_speed(speed)}, left {format_duration((total - done) / speed)}"
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {total} images done, {figures}")
+
+    def outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """What `forward` returns for uint8 images."""
+        with self.precision.autocast(), run_eagerly():
+            return self.forward(model, self.transform(images))
 
     def forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""

@@ -11,7 +11,6 @@ from configs.reading.command_line import Command, to_yaml
 from configs.reading.weight_options import options_to_export
 from configs.reading.yaml_io import parse_value
 from configs.schema import Config
-from datasets.registry import recognize_dataset
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
@@ -99,7 +98,6 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
         UserError: the validation images are missing.
     """
     config = command.config.with_model(resume=None)
-    config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
     try:
         config, samples, _, notes = read_evaluation_data(replace(command, config=config), context)
     except UserError as error:

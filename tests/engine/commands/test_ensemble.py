@@ -1,0 +1,149 @@
+"""-predict with several runs: the mean of the probabilities that -predict writes for each of them."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import GREY, TINY_VIT, run_script, train
+from PIL import Image
+from test_predict import predict
+
+from configs.reading.command_line import parse_command_line
+from engine.commands.run import run
+from engine.evaluation.part_file import PartFile
+from utils.errors import UserError
+
+CLASSES = ["ant", "bee", "cat"]
+MODEL = [option for option in TINY_VIT if "NUM_CLASSES" not in option]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """Noise whose mean depends on the class, of 11 x 9 pixels."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number in range(36):
+        (folder := root / CLASSES[number % 3]).mkdir(exist_ok=True)
+        pixels = np.clip(rng.normal(60 + 60 * (number % 3), 60, (11, 9)), 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    return root
+
+
+def train_run(images: Path, root: Path, name: str, cpu, *options: str) -> Path:
+    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", "-num_workers=0", f"-output={root}"]
+    rates = ["TRAIN.NUM_EPOCHS=8", "TRAIN.BASE_LR=2e-2"]
+    return train([*data, f"-name={name}", "-opts", *MODEL, *GREY, *rates, *options], cpu)
+
+
+@pytest.fixture(scope="module")
+def folds(images, tmp_path_factory, cpu) -> list[Path]:
+    """The runs of three folds; the second has another preprocessing and precision, the third averages over flips."""
+    second = ["DATA.IMAGE_SIZE=16", "DATA.CROP_PCT=0.7", "DATA.IMAGENET_MEAN=[0.2]", "AMP.ENABLED=true"]
+    root, options = tmp_path_factory.mktemp("sweep"), ([], second, ["EVAL.TTA=flip"])
+    return [
+        train_run(images, root, f"LR=2e-2,FOLD={fold}", cpu, "DATA.FOLDS=3", f"DATA.FOLD={fold}", *options[fold])
+        for fold in range(3)
+    ]
+
+
+def probabilities(rows: list[dict[str, str]]) -> np.ndarray:
+    by_class = [{row[f"class_{rank}"]: float(row[f"probability_{rank}"]) for rank in (1, 2, 3)} for row in rows]
+    return np.array([[row[name] for name in CLASSES] for row in by_class])
+
+
+def mean_of(argv: list[str], runs: list[Path], folder: Path, cpu) -> np.ndarray:
+    """The mean of the probabilities that predictions of one run each write."""
+    single = [predict(folder / str(number), cpu, *argv, f"-resume={one}") for number, one in enumerate(runs)]
+    return np.mean([probabilities(rows) for rows in single], axis=0)
+
+
+def test_the_probabilities_are_the_means_of_those_of_the_runs(images, folds, tmp_path, cpu, capsys):
+    argv = [str(images), "-batch_size_eval=5"]
+    means = mean_of(argv, folds, tmp_path, cpu)
+    assert np.ptp(means[:, 0]) > 0.1
+    argv += [f"-threshold={np.median(means.max(1)):.4f}", "-json"]
+    rows = predict(tmp_path / "mean", cpu, *argv, "-resume", *map(str, folds))
+    assert np.abs(probabilities(rows) - means).max() <= 1.01e-6
+    assert [row["class_1"] for row in rows] == [CLASSES[label] for label in means.argmax(1)]
+    assert "unknown" in {row["label"] for row in rows} != {"unknown"}
+    capsys.readouterr()
+    assert predict(tmp_path / "sweep", cpu, *argv, f"-resume={folds[0].parent}") == rows
+    printed = capsys.readouterr().out
+    assert all(f"Resume: from {one}" in printed for one in folds)
+    assert run(parse_command_line(["-predict", *argv[:2], "-dry_run", f"-resume={folds[0].parent}"]), cpu) == 0
+
+
+@pytest.mark.slow
+def test_two_ranks_write_the_same_bytes(images, folds, tmp_path, cpu):
+    shutil.copytree(images, photos := tmp_path / "photos")
+    (photos / "bee" / "01.png").write_bytes(b"hello")
+    argv = ["-predict", str(photos), "-batch_size_eval=5", "-num_workers=1", "-resume", *map(str, folds)]
+    one = predict(tmp_path / "one", cpu, *argv[1:])
+    assert [Path(row["path"]).name for row in one if row["error"]] == ["01.png"]
+    run_script("main_multi_gpu.py", "-ngpus=2", *argv, f"-output={tmp_path / 'two'}")
+    assert (tmp_path / "one" / "predictions.csv").read_bytes() == (tmp_path / "two" / "predictions.csv").read_bytes()
+
+
+def test_several_labels(images, tmp_path, cpu):
+    """The mean of sigmoids."""
+    names = sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
+    table = images / "all.csv"
+    table.write_text("image_path,target\n" + "".join(f'{name},"{name[:3]}"\n' for name in names))
+    options = ["DATA.DATASET=csv", f"DATA.DATA_PATH={table}", "DATA.MULTI_LABEL=true", "DATA.VAL_FRACTION=0.3"]
+    runs = [train_run(images, tmp_path / "runs", f"S{seed}", cpu, *options, f"SEED={seed}") for seed in (0, 1)]
+    means = mean_of([str(table)], runs, tmp_path, cpu)
+    rows = predict(tmp_path / "mean", cpu, str(table), "-resume", *map(str, runs))
+    assert np.abs(probabilities(rows) - means).max() <= 1.01e-6 and np.ptp(means.sum(1)) > 0.01
+    labelled = predict(tmp_path / "labelled", cpu, "-split=all", "-resume", *map(str, runs))
+    assert np.abs(probabilities(labelled) - means).max() <= 1.01e-6 and labelled[0]["target"] == "ant"
+
+
+def test_a_killed_prediction_continues_with_the_same_runs_only(images, folds, tmp_path, cpu, capsys, monkeypatch):
+    """36 images of one each are 36 batches; results are kept every 8 batches."""
+    argv, append, out = [str(images), "-batch_size_eval=1", "-resume"], PartFile.append, tmp_path / "out"
+    runs = list(map(str, folds))
+    expected = predict(tmp_path / "whole", cpu, *argv, *runs)
+
+    def stop(part: PartFile, results) -> None:
+        if part.num_samples == 16:
+            raise KeyboardInterrupt
+        append(part, results)
+
+    for names in (runs[:2], runs):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(PartFile, "append", stop)
+            predict(out, cpu, *argv, *names)
+    assert "starts again" in capsys.readouterr().out
+    assert predict(out, cpu, *argv, *runs) == expected
+    assert "continues after 16 of 36 images" in capsys.readouterr().out
+
+
+def test_labelled_images_have_the_figures_of_the_mean(images, folds, tmp_path, cpu, capsys):
+    """Runs that hold out the same images; runs of folds do not."""
+    runs = [train_run(images, tmp_path, f"S{seed}", cpu, "DATA.VAL_FRACTION=0.5", f"SEED={seed}") for seed in (0, 1)]
+    capsys.readouterr()
+    rows = predict(tmp_path / "out", cpu, "-resume", *map(str, runs))
+    top1 = 100 * np.mean([row["class_1"] == row["target"] for row in rows])
+    assert len(rows) == 18 and f"Validation Acc@1: {top1:.2f}%" in capsys.readouterr().out
+    with pytest.raises(UserError, match=rf"^-resume \S*{folds[1].name}: has other images than \S*{folds[0].name};"):
+        predict(tmp_path / "out", cpu, "-resume", *map(str, folds))
+
+
+def test_runs_of_other_classes_are_refused(images, folds, tmp_path, cpu):
+    shutil.copytree(images, other := tmp_path / "images")
+    (other / "bee").rename(other / "eel")
+    with pytest.raises(UserError, match=rf"has other classes than {folds[0]}; give runs of the same classes"):
+        predict(tmp_path / "out", cpu, str(images), "-resume", str(folds[0]), str(train_run(other, tmp_path, "E", cpu)))
+
+
+@pytest.mark.parametrize("argv", [["-predict", "x", "-explain"], ["-embed", "x"], ["-eval"], []])
+def test_several_runs_are_for_labels_only(argv, folds):
+    with pytest.raises(
+        UserError, match=r"^-resume names 2 runs: only the labels of -predict are averaged; give one run$"
+    ):
+        parse_command_line([*argv, "-resume", *map(str, folds[:2])])
+
+
+def test_several_runs_after_an_equals_sign(folds):
+    with pytest.raises(UserError, match=r"to name several runs, write -resume RUN RUN2"):
+        parse_command_line(["-predict", "x", f"-resume={folds[0]}", str(folds[1])])
