@@ -53,8 +53,7 @@ def build_train_state(
 ) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
-    class_weights: of the loss, (classes,), on the device. class_names: of the data, None if it has none; a teacher must
-    have the same.
+    class_weights: of the loss, (classes,), on the device. class_names: of the data or None, also those of a teacher.
     """
     train, data, device = config.train, config.data, context.device
     allow_kernels(config.model.attention, device)
@@ -76,7 +75,8 @@ def build_train_state(
     average, meta_model = build_average(model, train), copy_to_meta(model)
     notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
-    optimizer = build_optimizer(model, train)
+    schedule = build_schedule(train, layout.steps_per_epoch, layout.global_batch_size)
+    optimizer = build_optimizer(model, train, schedule.peak_lr)
     notes += [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] if config.model.tuned != "probe" else []
     if train.clip_mode == "agc":
         precision.scaler.adaptively_clipped = outside_heads(model)
@@ -97,7 +97,7 @@ def build_train_state(
         meta_model=meta_model,
         average=average,
         optimizer=optimizer,
-        schedule=build_schedule(train, layout.steps_per_epoch, layout.global_batch_size),
+        schedule=schedule,
         loss=loss,
         transform=build_train_transform(data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),

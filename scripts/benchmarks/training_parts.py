@@ -17,7 +17,7 @@ from engine.training.state import TrainState
 def bare_loop(state: TrainState, options: Train, batches: list[Batch]) -> Callable[[int], None]:
     """A plain training loop on float32 batches that are normalized in advance."""
     precision, model = state.precision, state.precision.weights.master
-    optimizer = build_optimizer(model, options)
+    optimizer = build_optimizer(model, options, state.schedule.peak_lr)
     scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.dtype == torch.float16)
     transform = build_eval_transform(state.config.data).to(precision.device)
     stream = cycle([(transform(batch.images), batch.targets) for batch in batches])

@@ -29,9 +29,10 @@ _KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"} | {
 _PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
 
 
-def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = None) -> torch.optim.Optimizer:
     """timm's optimizer of that name, without weight decay on biases, norms and tokens; fused if torch has a kernel.
 
+    peak_lr: of the schedule, None for BASE_LR; a corrected weight decay is relative to the rate given here.
     BETAS and EPS that are null are the optimizer's own, as in timm's `create_optimizer_v2`. With LAYER_DECAY the
     learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's `param_groups_layer_decay`, with the layers
     of the model's `group_matcher`. HEAD_LR_SCALE multiplies the learning rate of the head.
@@ -49,7 +50,8 @@ def build_optimizer(model: nn.Module, options: Train) -> torch.optim.Optimizer:
     if name not in known:
         hint = did_you_mean(name, known)
         raise UserError(f"TRAIN.OPTIMIZER.NAME: unknown optimizer {chosen.name[:80]}{hint}")
-    arguments: dict[str, Any] = {"opt": name, "lr": options.base_lr, "weight_decay": options.weight_decay}
+    lr = options.base_lr if peak_lr is None else peak_lr
+    arguments: dict[str, Any] = {"opt": name, "lr": lr, "weight_decay": options.weight_decay}
     if name in _FUSED and not (name == "sgd" and is_sharded(model)):  # torch has no fused SGD of sharded weights
         arguments["fused"] = True
     try:
