@@ -127,7 +127,7 @@ def _boxes(rng: np.random.Generator, weight: np.ndarray, size: int) -> np.ndarra
     """Boxes (D, 4) around uniform centers, clipped; before clipping their area is 1 - `weight` of the image."""
     side = (size * np.sqrt(1 - weight)).astype(int)
     center = rng.integers(0, size, (2, len(weight)))
-    start, stop = np.clip(center - side // 2, 0, size), np.clip(center + side // 2, 0, size)
+    start, stop = np.clip(center - side // 2, 0, size), np.clip(center + (side + 1) // 2, 0, size)
     return np.stack([start[0], stop[0], start[1], stop[1]], axis=1)
 
 

@@ -107,6 +107,28 @@ def test_boxes_and_corrected_weights_are_distributed_as_timms(minmax):
         assert stats.ks_2samp(ours, reference).pvalue > 0.001
 
 
+class FixedDraws:
+    """Draws these weights, and centers of CutMix boxes."""
+
+    def __init__(self, weights: np.ndarray, centers: np.ndarray) -> None:
+        self.beta, self.random = lambda *_: weights, np.zeros
+        self.integers = lambda *_: centers
+
+
+@pytest.mark.parametrize("size", [15, 16, 224])
+def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
+    """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
+    sides, places = np.arange(size), np.unique(np.linspace(0, size - 1, 16).astype(int))
+    side, top, left = (grid.ravel() for grid in np.meshgrid(sides, places, places))
+    weights, centers = 1 - ((side + 0.5) / size) ** 2, np.stack([top, left])
+    draws = mixup_of({"CUTMIX_ALPHA": 1.0}).draw(FixedDraws(weights, centers), len(side), size)
+    drawn = iter(centers.T.ravel())  # timm draws the row, then the column
+    monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, **__: next(drawn))
+    theirs = [timm_mixup.cutmix_bbox_and_lam((3, size, size), weight) for weight in weights]
+    assert draws.box.tolist() == [[int(edge) for edge in box] for box, _ in theirs]
+    assert draws.weight.tolist() == [share for _, share in theirs]
+
+
 def test_probabilities_and_weights():
     draws = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}).draw(np.random.default_rng(0), 20000, 224)
     mixed = draws.weight != 1
