@@ -135,6 +135,8 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
         values["LOSS"] = {"NAME": "bce"} | loss  # no other loss accepts several labels
     if not isinstance(train, dict):  # an error that the check of the options reports
         return values, notes
+    if given.level("TRAIN.BASE_LR") > given.level("TRAIN.BASE_LR_BATCH_SIZE"):  # which belongs to another rate
+        train.pop("BASE_LR_BATCH_SIZE", None)
     if family and family.teacher_distils and train.get("TEACHER_WEIGHTS") and "TRAIN.DISTILLATION_TYPE" not in written:
         train["DISTILLATION_TYPE"] = "hard"
         notes.append(f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")

@@ -75,13 +75,18 @@ def _lr_factor(options: Train, global_batch_size: int) -> float:
 
 
 def lr_warning(options: Train, global_batch_size: int) -> str | None:
-    """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's."""
+    """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's.
+
+    It names the rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
+    """
     tuned_for = options.base_lr_batch_size
     if tuned_for in (None, global_batch_size) or options.linear_scaled_lr or options.sqrt_scaled_lr:
         return None
+    rule = "linear_scaled_lr" if options.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
+    peak = options.base_lr * _lr_factor(options.model_copy(update={rule: tuned_for}), global_batch_size)
     return (
         f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {global_batch_size}: "
-        f"set TRAIN.LINEAR_SCALED_LR={tuned_for} or TRAIN.SQRT_SCALED_LR={tuned_for}"
+        f"set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}"
     )
 
 

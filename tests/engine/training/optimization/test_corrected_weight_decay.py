@@ -29,7 +29,8 @@ def our_state(name: str, cpu, *options: str, batch: int = BATCH) -> TrainState:
         ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32",
          "MODEL.KWARGS={depth: 2, embed_dim: 12}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.BASE_LR={BASE_LR}",
          f"TRAIN.OPTIMIZER.KWARGS={OPTIMIZERS[name]}", f"TRAIN.WEIGHT_DECAY={DECAY}", "TRAIN.NUM_EPOCHS=2",
-         "TRAIN.WARMUP_EPOCHS=1", "TRAIN.WARMUP_START_LR=0", "TRAIN.END_LR=0", "TRAIN.LR_SCHEDULER.WARMUP_PREFIX=false", *options]
+         "TRAIN.WARMUP_EPOCHS=1", "TRAIN.WARMUP_START_LR=0", "TRAIN.END_LR=0",
+         "TRAIN.LR_SCHEDULER.WARMUP_PREFIX=false", *options]
     ).config  # fmt: skip
     return build_train_state(config, cpu, EpochLayout(4 * batch, batch, 1, config.seed))[0]
 

@@ -123,12 +123,18 @@ def test_scaling_doubles_all_three_learning_rates(key, batch_size):
     assert lr_warning(train, 1024) is None
 
 
-def test_warning_about_a_learning_rate_for_another_batch_size():
-    train = Train.model_validate({"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 4096})
+@pytest.mark.parametrize(
+    ("optimizer", "key", "lr"), [("AdamW", "SQRT_SCALED_LR", 3e-4), ("SGD", "LINEAR_SCALED_LR", 3e-5)]
+)
+def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimizer, key, lr):
+    options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
+    train = Train.model_validate(options)
     warning = lr_warning(train, 64)
-    assert all(part in warning for part in ("0.003", "4096", "64", "TRAIN.LINEAR_SCALED_LR", "TRAIN.SQRT_SCALED_LR"))
-    for change in ({"linear_scaled_lr": 4096}, {"base_lr_batch_size": None}, {"base_lr_batch_size": 64}):
-        assert lr_warning(train.model_copy(update=change), 64) is None
+    assert all(part in warning for part in ("0.003", "6400", "64", f"TRAIN.{key}=6400", f"makes it {lr:g}"))
+    advised = Train.model_validate(options | {key: 6400})
+    assert build_schedule(advised, 10, 64).peak_lr == pytest.approx(lr)
+    for fitting in (advised, *(train.model_copy(update={"base_lr_batch_size": size}) for size in (None, 64))):
+        assert lr_warning(fitting, 64) is None
 
 
 @pytest.mark.parametrize(
