@@ -26,6 +26,8 @@ OPTIONS = {  # what does not fit: family, option, the key and the values that th
         "MODEL.NUM_HEADS=[1, 2, 3, 4]",
         r"NUM_HEADS of stage 3 is 3, no divisor of 32",
     ),
+    "another number of stages": ("SwinTransformer", "MODEL.NUM_HEADS=[1, 2, 4]", r"has 3 values, STAGE_DEPTHS 4; give"),
+    "no stages": ("SwinTransformer", "MODEL.STAGE_DEPTHS=[]", r"STAGE_DEPTHS is .* at least 1 item"),
     "width of timm's convolutions": ("MobileOne", "MODEL.CHANNELS=[8, 9, 16, 24, 32]", r"gives 9 channels"),
     "value that timm lacks": ("LeViT", "MODEL.MLP_RATIO=4", r"MODEL.MLP_RATIO is 4: .* less than or equal to 2"),
     "rate that timm lacks": (

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.families.family import Family, arguments, family_defaults, per_stage, shifted
+from configs.schema.families.family import Family, arguments, family_defaults, shifted
 from configs.schema.model import Model
 from configs.schema.section import Counts
 
@@ -14,8 +14,8 @@ class Swin(Model):
     patch_size: int = Field(4, ge=1, description="height and width of a patch, pixels")
     window_size: int = Field(7, ge=1, description="height and width of an attention window, patches")
     embed_dim: int = Field(96, ge=1, description="channels of a token in the first stage; they double in each stage")
-    num_heads: Counts = per_stage((3, 6, 12, 24), "attention heads of each stage")
-    stage_depths: Counts = per_stage((2, 2, 6, 2), "blocks of each stage")
+    num_heads: Counts = Field((3, 6, 12, 24), description="attention heads of each stage; as many as STAGE_DEPTHS")
+    stage_depths: Counts = Field((2, 2, 6, 2), min_length=1, description="blocks of each stage")
     mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / channels")
     qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
     qk_scale: None = Field(None, description="PaddleViT's custom attention scale: not in timm")
@@ -24,6 +24,9 @@ class Swin(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "Swin":
+        stages, heads_given = len(self.stage_depths), len(self.num_heads)
+        if stages != heads_given:
+            raise ValueError(f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage")
         for stage, heads in enumerate(self.num_heads):
             if self.embed_dim * 2**stage % heads:
                 raise ValueError(
