@@ -20,14 +20,19 @@ from utils.errors import UserError, did_you_mean
 from utils.torch_compat import DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
 
 OPS = (
-    "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention",
-    "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize",
+    "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "scaled_dot_product_attention",
+    "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize", "cosine_similarity",
     "gelu", "relu", "silu", "hardswish", "sigmoid", "tanh", "softplus",
-    "add", "sub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "mean", "sum", "var", "norm", "cumsum",
-    "cat", "stack", "interpolate", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
+    "add", "sub", "elementwise_mul", "div", "pow", "square", "exp", "log", "sqrt", "rsqrt", "mean", "sum", "var",
+    "norm", "cumsum", "cat", "stack", "interpolate", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d",
 )  # fmt: skip
 NORM_OPS = ("layer_norm", "rms_norm", "group_norm")
-_OTHER_NAMES = {"matmul": ("mm", "bmm", "addmm", "baddbmm"), "div": ("truediv", "true_divide"), "cat": ("concat",)}
+_OTHER_NAMES = {
+    "matmul": ("mm", "bmm", "addmm", "baddbmm"), "elementwise_mul": ("mul",), "div": ("truediv", "true_divide"),
+    "cat": ("concat",),
+}  # fmt: skip
+_PADDLE_OPS = {"conv2d_transpose": "conv_transpose2d", "depthwise_conv2d": "conv2d", "cos_sim": "cosine_similarity"}
+_PADDLE_LOSSES = {"cross_entropy", "cross_entropy2", "softmax_with_cross_entropy", "sigmoid_cross_entropy_with_logits"}
 Function = Callable[..., Any]
 _BLACK, _WHITE = "AMP.CUSTOM_BLACK_LIST", "AMP.CUSTOM_WHITE_LIST"
 
@@ -130,7 +135,9 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
         matched |= found
         if entry in OPS:
             ops.add(entry)
-        elif not found:
+        elif entry == "mul" and not found:
+            raise UserError(f"{key}: mul is a matrix product in Paddle, not in torch; write linear or elementwise_mul")
+        elif not found and not (key == _BLACK and entry in _PADDLE_LOSSES):  # the loss is always computed in fp32
             hint = did_you_mean(entry, (*OPS, *paths))
             raise UserError(
                 f"{key}: {entry[:80]} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})"
@@ -140,7 +147,7 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
 
 def _op_name(entry: str) -> str:
     """torch's name of Paddle's op, such as elementwise_add, reduce_mean and matmul_v2; else the entry itself."""
-    name = re.sub(r"^(elementwise|reduce)_|_v2$", "", entry)
+    name = _PADDLE_OPS.get(entry) or re.sub(r"^(elementwise|reduce)_|_v2$", "", entry)
     return name if name in OPS else entry
 
 

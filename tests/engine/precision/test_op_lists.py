@@ -49,7 +49,7 @@ def error(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> flo
     return difference / math.sqrt(sum(value.square().sum().item() for value in exact.values()))
 
 
-ALL_OPS = ("linear", "matmul", "softmax", "gelu", "layer_norm", "conv2d", "add", "mul")
+ALL_OPS = ("linear", "matmul", "softmax", "gelu", "layer_norm", "conv2d", "add", "elementwise_mul")
 
 
 def test_all_ops_in_fp32_give_fp32_gradients():
@@ -110,6 +110,34 @@ def test_paddles_names_of_ops_are_torchs():
         policy(black).apply_op_lists(models[-1])
     torchs, paddles = (model.blocks[0].casting_mode.dtypes for model in models)
     assert torchs == paddles and torchs
+
+
+PADDLE_WHITE = ("conv2d", "conv2d_transpose", "depthwise_conv2d", "matmul", "matmul_v2")
+PADDLE_BLACK = (
+    "exp", "square", "log", "mean", "sum", "cos_sim", "softmax", "softmax_with_cross_entropy",
+    "sigmoid_cross_entropy_with_logits", "cross_entropy", "cross_entropy2",
+)  # fmt: skip
+
+
+def test_paddles_default_lists_are_accepted():
+    """All names but `mul`. The loss is computed in fp32 in any case."""
+    model, listed = vit(), policy(PADDLE_BLACK, PADDLE_WHITE)
+    listed.apply_op_lists(model)
+    dtypes = model.casting_mode.dtypes
+    black, white = (torch.square, torch.softmax, nn.functional.cosine_similarity), (nn.functional.conv_transpose2d,)
+    assert {dtypes[op] for op in black} == {FULL} and {dtypes[op] for op in (*white, torch.matmul)} == {HALF}
+    assert nn.functional.cross_entropy not in dtypes
+    with pytest.raises(UserError, match=r"AMP\.CUSTOM_WHITE_LIST: cross_entropy is neither"):
+        policy(white=("cross_entropy",)).apply_op_lists(vit())
+
+
+@pytest.mark.parametrize("lists", [{"black": ("mul",)}, {"white": ("mul",)}])
+def test_mul_is_refused_with_both_meanings(lists):
+    with pytest.raises(UserError, match=r"LIST: mul is a matrix product in Paddle.* write linear or elementwise_mul$"):
+        policy(**lists).apply_op_lists(vit())
+    model = vit()
+    policy(black=("elementwise_mul",)).apply_op_lists(model)
+    assert model.casting_mode.dtypes.keys() >= {torch.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
 
 
 @pytest.mark.parametrize(("black", "white", "expected"), LISTS.values(), ids=LISTS.keys())
