@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,6 +64,8 @@ class _Training:
     def __init__(self, run: Run, batches: Iterator[Batch]) -> None:
         self.run, self.batches = run, batches
         self.progress = run.state.new_progress(epoch=0)
+        steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
+        run.reporter.num_epochs = math.ceil(steps / run.state.layout.steps_per_epoch)
         run.reporter.start(epochs_done=0, steps_done=0)
 
     @property
