@@ -54,7 +54,11 @@ class Model(Section):
     freeze_backbone: bool = Field(False, description="PaddleViT's key of TUNE head")
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
     attention_dropout: Probability = Field(0.0, description="dropout rate of the attention weights")
-    droppath: Probability = Field(0.0, description="drop-path rate of the last block; linear from 0 at the first")
+    droppath: Probability = Field(
+        0.0,
+        description="drop-path rate of the last block, linear from 0 at the first; in CaiT, XCiT, CoaT, LeViT and MLPs "
+        "of all blocks",
+    )
     grad_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, about a third more computation"
     )
