@@ -67,6 +67,7 @@ def command_line_faults() -> list[Fault]:
         "an unknown loss": (option("LOSS.NAME=focal"), r"LOSS.NAME is 'focal': .*known: cross_entropy, bce"),
         "too few class weights": (option("LOSS.CLASS_WEIGHTS=[1.0, 2.0]"), r"LOSS.CLASS_WEIGHTS: .*2 .*10 classes"),
         "a class weight of 0": (option("LOSS.CLASS_WEIGHTS=[0.0, 1.0]"), r"LOSS.CLASS_WEIGHTS is .0.0, 1.0"),
+        "an op of two meanings": (option("AMP={ENABLED: true, CUSTOM_BLACK_LIST: [mul]}"), r"mul is a matrix product"),
         "two scalings": (option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"), r"SQRT_SCALED_LR"),
         "decay epochs of a cosine": (option("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3"), r"DECAY_EPOCHS .*cosine"),
         "a cooldown of steps": (
@@ -156,8 +157,12 @@ def recipe_faults() -> list[Fault]:
         "a zero byte in a path": (recipe('SAVE: "a\\0"'), r":1: SAVE is .*: a path cannot contain a zero byte"),
         "a key of another family": (swins_key, r":3: unknown key MODEL.WINDOW_SIZE .*pvtv2; .*swin"),
         "a short list": (
+            recipe("MODEL:\n  TYPE: pvtv2\n  NUM_HEADS: [1, 2, 5]"),
+            r":3: MODEL.NUM_HEADS is .1, 2, 5.: list .*4",
+        ),
+        "stages of other heads": (
             recipe("MODEL:\n  TYPE: swin\n  NUM_HEADS: [3, 6, 12]"),
-            r":3: MODEL.NUM_HEADS is .3, 6, 12.: list .*4",
+            r":3: MODEL.NUM_HEADS has 3 values, STAGE_DEPTHS 4; give one per stage",
         ),
         "a family that timm lacks": (recipe("MODEL: {TYPE: CSwin}"), r":1: MODEL.TYPE CSwin: timm has no"),
         "no whole patches": (recipe("DATA: {IMAGE_SIZE: 30}\nMODEL: {TYPE: swin}"), r":1: DATA.IMAGE_SIZE 30 .*32"),
