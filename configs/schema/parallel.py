@@ -29,7 +29,7 @@ class Parallel(Section):
         "none", description="ddp: dtype in which gradients are exchanged; none: their own"
     )
     sync_bn: bool = Field(
-        False, description="ddp: batch norms use the mean and variance of all ranks' batches; see docs/clusters.md"
+        False, description="ddp on GPUs: batch norms use the statistics of all ranks' batches; see docs/clusters.md"
     )
     bucket_mb: float | None = Field(
         None,

@@ -28,7 +28,6 @@ class Format:
 FORMATS = {
     "safetensors": Format("safetensors_file", ".safetensors", "for -pretrained"),
     "hf": Format("hf_folder", "-hf", "a folder for timm and transformers"),
-    "pdparams": Format("pdparams_file", ".pdparams", "PaddleViT's names, for PaddlePaddle"),
     "onnx": Format("onnx_file", ".onnx", f"opset {OPSET}, any batch size"),
     "torch_export": Format("torch_export_file", ".pt2", "torch.export, any batch size"),
 }

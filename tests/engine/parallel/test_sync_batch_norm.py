@@ -1,6 +1,7 @@
 """PARALLEL.SYNC_BN: two ranks train the weights and statistics of one process with the whole batch."""
 
 import pytest
+import timm
 import torch
 from conftest import TINY_RESNET
 from sharding_cases import batches, difference, train, weights
@@ -9,6 +10,7 @@ from configs.reading.command_line import parse_command_line
 from configs.resolve import resolve
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
+from engine.parallel.sync_batch_norm import synchronize_batch_norms
 from engine.training.build import build_train_state
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -42,17 +44,6 @@ def trained(context: ProcessContext, options: list[str], whole: bool = False) ->
     return {name: tensor.cpu() for name, tensor in weights(state).items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_two_ranks_equal_one_process_with_the_whole_batch(ranks, options):
-    one = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-    alone = trained(one, [*options, "PARALLEL.SYNC_BN=true"], whole=True)
-    first, second = ranks(2)(trained, [*options, "PARALLEL.SYNC_BN=true"])
-    separate, _ = ranks(2)(trained, options)
-    assert difference(first, second) == 0
-    assert difference(first, alone) < 1e-5 < 1e-3 < difference(separate, alone)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
@@ -63,14 +54,7 @@ def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
     assert difference(first, second) == 0 and difference(first, alone) < 1e-4
 
 
-def without_batch_norms(context: ProcessContext) -> str:
-    try:
-        trained(context, ["MODEL.NAME=test_vit", "DATA.IMAGE_SIZE=160", "PARALLEL.SYNC_BN=true"])
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.slow
-def test_a_model_without_batch_norms_is_refused(ranks):
-    assert all("PARALLEL.SYNC_BN" in error for error in ranks(2)(without_batch_norms))
+@pytest.mark.parametrize("name, reason", [("test_vit", "no batch norms"), ("test_resnet", "no kernels for CPUs")])
+def test_a_model_without_batch_norms_and_cpus_are_refused(name, reason, cpu):
+    with pytest.raises(UserError, match=rf"^PARALLEL.SYNC_BN: .*{reason}"):
+        synchronize_batch_norms(timm.create_model(name), cpu)
