@@ -34,7 +34,7 @@ from datasets.sources.samples import EncodedImages
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, script_parser, split_flags
 from scripts.packing.source import parse_data, read_image_splits, read_usable
-from utils.atomic_file import fsync_path, temporary_path
+from utils.atomic_file import fsync_path
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{flags.output}: exists; remove it, or give another folder with -output")
     data, splits = read_image_splits(data)
     torch.set_num_threads(1)  # images are decoded in parallel
-    temporary = temporary_path(flags.output)
+    temporary = flags.output.with_name(f".{flags.output.name}.tmp")
     try:
         temporary.mkdir(parents=True)
         bad_images = BadImageList(temporary, 0)

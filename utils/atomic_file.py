@@ -80,13 +80,10 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
 
-    Several processes may write the same file: each has a temporary file of its own.
-
     Raises:
         OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
-    writer = f"{socket.gethostname()}.{os.getpid()}"  # ranks of two containers may have the same process id
-    temporary = path.with_name(f".{path.name}.{writer}.tmp")
+    temporary = temporary_path(path)
     encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)
     try:
         with open(temporary, mode, encoding=encoding, errors=errors, newline=newline) as file:
@@ -94,13 +91,16 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[A
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # a failed write() has none
         raise
 
 
 def temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
+    """A path of this process. Several processes may write the same file, with equal ids in two containers."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
 
 
 def tensors_in(content: Any) -> "list[torch.Tensor]":

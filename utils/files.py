@@ -1,14 +1,13 @@
 """Opening files that a user or a data set names, and temporary folders of this process."""
 
 import errno
-import fcntl
 import io
 import json
 import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from weakref import WeakSet
 
 _temporary_folders = WeakSet["tempfile.TemporaryDirectory[str]"]()
@@ -25,15 +24,6 @@ def remove_temporary_folders() -> None:
     """Removes them; for use before `os._exit`, which runs no exit handlers."""
     for folder in list(_temporary_folders):
         folder.cleanup()
-
-
-def try_lock(file: IO[Any]) -> bool:
-    """Locks an open file until it is closed; False if another process has locked it. True without support for locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return not isinstance(error, BlockingIOError)
-    return True
 
 
 def absolute_file(path: str) -> str:

@@ -60,11 +60,12 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes the temporary files and folders of a run that was killed while it saved."""
-    for file in folder.glob(f".*{FILE}.tmp"):
-        file.unlink()
-    for part in folder.glob(f".*{SHARDS}*.tmp"):
-        shutil.rmtree(part, ignore_errors=True)
+    """Removes what a run has left that was killed, on any host: these names are written under the lock only."""
+    for name in (LAST, PREVIOUS, BEST, f"{_EPOCH}*{FILE}"):
+        for file in folder.glob(f".{name}*.tmp"):
+            file.unlink(missing_ok=True)
+        for part in folder.glob(f".{folder_path(Path(name))}*.tmp"):
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def replace_other_kind(last: Path) -> None:

@@ -1,19 +1,14 @@
 """The folder of a run: created, recognized, and locked by one run at a time; its options files."""
 
 import os
-import shutil
-import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
-from utils.atomic_file import atomic_write
+from utils.atomic_file import atomic_write, link_or_copy
 from utils.errors import Unavailable, UserError
-from utils.files import try_lock
-from utils.waits import wait_for
+from utils.locks import locked
 
 _LOCK = ".lock"
 _LOCK_SECONDS = 5.0  # a run that was just stopped may need this time to exit
@@ -64,25 +59,15 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     current = folder / RUN_OPTIONS
     kept = folder / f"config-step-{steps_done:06d}.yaml"
     if current.is_file() and current.read_text(encoding="utf-8") != text and not kept.exists():
-        shutil.copyfile(current, kept)
+        link_or_copy(current, kept)
     atomic_write(current, text)
 
 
-@contextmanager
-def lock_run_folder(folder: Path) -> Iterator[None]:
-    """Locks the folder for this run; the system releases the lock when the process ends.
+def lock_run_folder(folder: Path) -> AbstractContextManager[None]:
+    """Locks the folder for this run, until the block or the process ends.
 
     Raises:
         UserError: another run has locked it.
     """
-    with open(folder / _LOCK, "a+") as file:
-        if not wait_for(partial(try_lock, file), _LOCK_SECONDS):
-            file.seek(0)
-            holder = file.read().strip()[:200] or "another process"
-            raise Unavailable(
-                f"{folder}: is in use by {holder}; stop that run first, or resume from a copy of its folder"
-            )
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
+    fix = "stop that run first, or resume from a copy of its folder"
+    return locked(folder / _LOCK, _LOCK_SECONDS, fix, is_essential=True)

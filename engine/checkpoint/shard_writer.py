@@ -24,15 +24,14 @@ from engine.checkpoint.paths import (
 )
 from engine.checkpoint.reader import FORMAT
 from engine.checkpoint.writer import BackgroundWriter, available_bytes, copy_to_host
-from utils.atomic_file import tensor_bytes
-from utils.distributed import ProcessContext
+from utils.atomic_file import temporary_path, tensor_bytes
+from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import (
     CONTENT,
     FileEntry,
     describe_file,
     replace_folder,
-    temporary_folder,
     write_manifest,
     write_synced,
 )
@@ -66,6 +65,7 @@ class ShardWriter(BackgroundWriter):
         self.folder, self.keep, self.on_written, self.context = folder, keep, on_written, context
         if context.is_main:  # before the other ranks can write: they wait for the group
             remove_temporary(folder)
+        self._temporary = broadcast_object(temporary_path(folder_path(folder / LAST)), context)
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
@@ -86,8 +86,7 @@ class ShardWriter(BackgroundWriter):
     def _write(
         self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], is_best: bool, periodic: str | None
     ) -> None:
-        last, files, problem = folder_path(self.folder / LAST), {}, None
-        temporary = temporary_folder(last)
+        last, files, problem, temporary = folder_path(self.folder / LAST), {}, None, self._temporary
         try:
             files = self._write_part(temporary, tensors)
         except (OSError, CheckpointException) as error:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from scripts.packing.tar import WrittenShard
-from utils.errors import Unavailable, UserError
-from utils.files import try_lock
+from utils.errors import UserError
+from utils.locks import locked
 
-PROGRESS = "_progress.jsonl"
+PROGRESS, _LOCK = "_progress.jsonl", ".lock"
 
 
 class Progress(NamedTuple):
@@ -36,12 +36,11 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    others = sorted(path.name for path in folder.iterdir() if not path.match(".*.tmp"))
+    others = sorted(path.name for path in folder.iterdir() if not path.match(".*"))
     if others and PROGRESS not in others:
         raise UserError(f"{folder}: contains other files ({others[0]}); give another folder with -output")
-    with open(folder / PROGRESS, "ab+") as file:
-        if not try_lock(file):
-            raise Unavailable(f"{folder}: another process writes to it; wait, or give another -output")
+    lock = locked(folder / _LOCK, 0.0, "wait, or give another -output", is_essential=True)
+    with lock, open(folder / PROGRESS, "ab+") as file:
         for path in folder.glob(".*.tmp"):  # of a writer that was killed
             path.unlink()
         file.seek(0)

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.atomic_file import fsync_path, link_or_copy
+from utils.atomic_file import fsync_path, link_or_copy, temporary_path
 from utils.errors import UserError
 from utils.file_formats.json_content import parse_json, refused
 from utils.files import open_regular_file
@@ -122,13 +122,9 @@ def _manifest_text(files: dict[str, FileEntry]) -> str:
     return json.dumps({"format": _FORMAT, "files": entries}, indent=1) + "\n"
 
 
-def temporary_folder(target: Path) -> Path:
-    return target.with_name(f".{target.name}.tmp")
-
-
 def link_folder(source: Path, target: Path) -> None:
     """`target` becomes a folder of hard links to the files of `source`, or of copies."""
-    temporary = temporary_folder(target)
+    temporary = temporary_path(target)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     for path in sorted(source.iterdir()):
@@ -158,7 +154,7 @@ def discard_folder(folder: Path) -> None:
 def _set_aside(folder: Path) -> Path | None:
     if not folder.exists():
         return None
-    aside = folder.with_name(f".{folder.name}.old.tmp")
+    aside = temporary_path(folder.with_name(f"{folder.name}.old"))
     shutil.rmtree(aside, ignore_errors=True)
     os.rename(folder, aside)
     return aside

@@ -5,11 +5,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 import torch.distributed as dist
 
 from utils.errors import Unavailable
+from utils.processes.process_stat import read_stat
 from utils.waits import wait_for
 
 _MESSAGES = "messages"  # a key of the store
@@ -64,17 +64,8 @@ class RankProcess:
 
     def _stat(self) -> tuple[str, str]:
         """The state of the process and its parent; empty texts if it has ended, also if another one has its id."""
-        state, parent, start_time = _read_stat(self.pid)
+        state, parent, start_time = read_stat(self.pid)
         return (state, parent) if start_time == self.start_time else ("", "")
-
-
-def _read_stat(pid: int) -> tuple[str, str, str]:
-    """State, parent and start time of a process on this host; empty texts if there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "", "", ""
-    return fields[0], fields[1], fields[19]
 
 
 class RunStore:
@@ -91,7 +82,7 @@ class RunStore:
         return RunStore(self.store.clone(), self.rank, self.world_size)
 
     def announce(self) -> None:
-        start_time = _read_stat(os.getpid())[2] or "-"
+        start_time = read_stat(os.getpid())[2] or "-"
         self.store.set(f"process {self.rank}", f"{os.getpid()} {start_time} {socket.gethostname()}")
 
     def processes(self, limit_seconds: float) -> list[RankProcess]:

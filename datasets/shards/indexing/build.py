@@ -1,7 +1,6 @@
 """Opens the index of a data set of shards: uses stored rows again, and reads new and changed shards in full."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import time
@@ -20,6 +19,7 @@ from datasets.shards.storage.store import ShardStore
 from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings
 from utils.files import open_regular_file
+from utils.locks import locked
 from utils.threads import DaemonPool
 
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images
@@ -123,23 +123,18 @@ class _StoredRows:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Locks a file for the processes of this host; raises UserError if its folder cannot be written."""
+    """Locks the index for one process at a time; raises UserError if its folder cannot be written."""
     lock = path.with_name(f".{path.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(lock, "ab")  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UserError(
-            f"{path.parent}: cannot store the index ({error.strerror}); set DATA.CACHE_DIR to a writable folder"
-        ) from error
-    with file:
-        with contextlib.suppress(OSError):  # the file system does not support locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
         try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                lock.unlink()  # processes that wait for it find the index; at worst two build it
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock))
+        except OSError as error:
+            raise UserError(
+                f"{path.parent}: cannot store the index ({error.strerror}); set DATA.CACHE_DIR to a writable folder"
+            ) from error
+        stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
+        yield
 
 
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:

@@ -5,22 +5,22 @@ disappear only under the lock of the folder. Readers verify a checksum of each s
 power cut has damaged.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
-from utils.errors import UserError, to_single_line
+from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import open_regular_file
+from utils.locks import locked
 from utils.status import RUN_LOG
 from utils.threads import DaemonPool
 
@@ -42,6 +42,7 @@ class ShardCache:
 
     def __init__(self, folder: Path, max_bytes: int, store: ShardStore) -> None:
         self.folder, self.max_bytes, self.store = folder / "shards", max_bytes, store
+        self._lock = self.folder / "lock"  # of a process that looks for room, or completes a shard
         self._resume_at = 0.0
         self._has_warned = False
 
@@ -69,12 +70,13 @@ class ShardCache:
         while time.monotonic() >= self._resume_at:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with self._locked():
-                    if self._path(shard).exists():
-                        return True
-                    part = self._reserve(shard, {self._path(other) for other in keep})
-                if part:
-                    self._fill(part, shard)
+                with ExitStack() as part_lock:
+                    with locked(self._lock):
+                        if self._path(shard).exists():
+                            return True
+                        part = self._reserve(shard, {self._path(other) for other in keep}, part_lock)
+                    if part:
+                        self._fill(part, shard)
                 return part is not None
             except BlockingIOError:
                 if not wait:
@@ -89,43 +91,35 @@ class ShardCache:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
         return self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lets one process at a time look for room, or complete a shard."""
-        with open(self.folder / "lock", "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-
-    def _reserve(self, shard: Shard, keep: Collection[Path]) -> BinaryIO | None:
+    def _reserve(self, shard: Shard, keep: Collection[Path], part_lock: ExitStack) -> BinaryIO | None:
         """Creates and locks a part as large as the shard, so that others count it; returns None if there is no room.
 
         Raises BlockingIOError if another process downloads the shard.
         """
         path = self._path(shard).with_suffix(_PART)
         for part in self.folder.glob(f"*{_PART}"):
-            with open(part, "ab") as file, suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(Unavailable), locked(part, 0.0):
                 part.unlink()  # its downloader was killed
         if path.exists():
             raise BlockingIOError
         if not self._make_room(shard.num_bytes, keep):
             return None
-        reserved = open(path, "xb")  # noqa: SIM115 - `_fill` closes it
-        fcntl.flock(reserved, fcntl.LOCK_EX)
+        part_lock.enter_context(locked(path))
+        reserved = open(path, "r+b")  # noqa: SIM115 - `_fill` closes it
         os.ftruncate(reserved.fileno(), shard.num_bytes)
         return reserved
 
     def _fill(self, part: BinaryIO, shard: Shard) -> None:
         """Downloads a shard into its part, and renames the part; removes it after an error."""
-        with part:  # locked until it has been renamed or removed
+        with part:
             try:
                 for chunk in self.store.stream(shard):
                     part.write(chunk)
                 part.flush()
-                with self._locked():
+                with locked(self._lock):
                     os.replace(part.name, self._path(shard))
             except BaseException:
-                with self._locked():
+                with locked(self._lock):
                     os.unlink(part.name)
                 raise
 

@@ -1,0 +1,209 @@
+"""Locks with `flock`, and leases on file systems without it."""
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+import pytest
+from conftest import ROOT, only_run, step_rows, train
+from rank_pool import environment
+
+from engine.checkpoint import run_folder
+from engine.checkpoint.run_folder import lock_run_folder
+from utils import locks
+from utils.errors import Unavailable
+from utils.files import read_json
+from utils.locks import locked
+from utils.processes.process_stat import read_stat
+from utils.status import RUN_LOG, STATUS
+
+NO_FLOCK = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]
+LIBRARY = "#include <errno.h>\nint flock(int file, int operation) { errno = ENOLCK; return -1; }\n"
+HOLDER = """
+import errno, fcntl, sys, time
+from pathlib import Path
+from utils.locks import locked
+def flock(*_):
+    raise OSError(errno.ENOSYS, "")
+fcntl.flock = flock
+with locked(Path(sys.argv[1])):
+    print("locked", flush=True)
+    time.sleep(600)
+"""
+
+
+def fail_flock(monkeypatch, number: int = errno.ENOSYS) -> None:
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.fixture
+def no_flock(monkeypatch):
+    fail_flock(monkeypatch)
+
+
+@pytest.fixture
+def lock(tmp_path):
+    return tmp_path / ".lock"
+
+
+def leases(folder: Path) -> list[Path]:
+    return list(folder.glob(".lock.lease.*"))
+
+
+def lease_of(lock: Path, pid: int, start_time: str, namespace: str) -> Path:
+    path = lock.with_name(f".lock.lease.node1.cluster.org.{namespace}.{pid}.{start_time}.0123abcd")
+    path.touch()
+    return path
+
+
+def is_free(lock: Path, **options) -> bool:
+    try:
+        with locked(lock, 0.0, **options):
+            return True
+    except Unavailable:
+        return False
+
+
+@pytest.mark.parametrize("number", NO_FLOCK)
+def test_without_flock_a_lease_locks_a_folder(tmp_path, monkeypatch, number):
+    fail_flock(monkeypatch, number)
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger(RUN_LOG).addHandler(handler)
+    with lock_run_folder(tmp_path):
+        (lease,) = leases(tmp_path)
+        with pytest.raises(Unavailable, match=rf"^{tmp_path}: .*process {os.getpid()} on"), lock_run_folder(tmp_path):
+            pass
+    logging.getLogger(RUN_LOG).removeHandler(handler)
+    assert len(lines) == 1 and lease.name in lines[0] and str(tmp_path) in lines[0]
+    assert leases(tmp_path) == [] and is_free(tmp_path / ".lock")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EAGAIN])
+def test_a_refusal_means_locked(lock, monkeypatch, number):
+    fail_flock(monkeypatch, number)
+    assert not is_free(lock) and leases(lock.parent) == []
+
+
+def test_a_killed_process_of_this_host_loses_its_lease_at_once(lock, no_flock):
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environment()) as process:
+        assert process.stdout.readline() == b"locked\n"
+        assert not is_free(lock)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie
+        assert is_free(lock) and leases(lock.parent) == []
+
+
+@pytest.mark.parametrize(("earlier", "ended"), [(0, False), (1, True)], ids=["this process", "its id was used before"])
+def test_a_process_is_known_by_its_id_and_start_time(lock, no_flock, earlier, ended):
+    lease_of(lock, os.getpid(), str(int(read_stat(os.getpid())[2]) - earlier), locks._namespace())
+    assert is_free(lock) == ended
+
+
+@pytest.mark.parametrize("namespace", ["", "boot-1-0"], ids=["without /proc", "another host"])
+def test_the_lease_of_another_host_expires_by_the_times_of_files(lock, no_flock, monkeypatch, namespace):
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # the clock of this host
+    lease = lease_of(lock, os.getpid(), "1", namespace)
+    now = lease.stat().st_mtime
+    os.utime(lease, (now - 200, now - 200))
+    assert not is_free(lock)
+    os.utime(lease, (now - 301, now - 301))
+    assert is_free(lock) and leases(lock.parent) == []
+
+
+def test_an_essential_lock_waits_until_the_lease_of_another_host_expires(lock, no_flock, monkeypatch):
+    monkeypatch.setattr(locks, "_EXPIRY_SECONDS", 0.5)
+    lease_of(lock, 1, "1", "boot-1-0")
+    assert not is_free(lock)
+    assert is_free(lock, is_essential=True)
+
+
+def test_a_lease_is_renewed(lock, no_flock, monkeypatch):
+    monkeypatch.setattr(locks, "_RENEWAL_SECONDS", 0.01)
+    with locked(lock):
+        (lease,) = leases(lock.parent)
+        os.utime(lease, (0, 0))
+        while lease.stat().st_mtime == 0:
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_essential", [True, False])
+def test_a_process_that_has_lost_an_essential_lease_ends(lock, no_flock, monkeypatch, capfd, is_essential):
+    exits: list[int] = []
+    ended, renewed = Event(), Event()
+
+    def exit_now(status: int) -> None:
+        exits.append(status)
+        ended.set()
+        Event().wait()  # it does not return
+
+    def utime(*arguments) -> None:
+        try:
+            real_utime(*arguments)
+        finally:
+            renewed.set()
+
+    real_utime = os.utime
+    monkeypatch.setattr(locks, "exit_now", exit_now)
+    monkeypatch.setattr(locks, "_RENEWAL_SECONDS", 0.01)
+    with locked(lock, is_essential=is_essential):
+        (lease,) = leases(lock.parent)
+        assert exits == []
+        lease.unlink()  # by the process that takes over
+        if is_essential:
+            assert ended.wait(10)
+        else:
+            monkeypatch.setattr(os, "utime", utime)
+            assert renewed.wait(10)
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert (len(exits), len(errors)) == ((1, 1) if is_essential else (0, 0))
+    assert all(str(lock.parent) in error for error in errors)
+
+
+@pytest.mark.slow
+def test_of_two_resumes_without_flock_one_trains(digits_argv, tmp_path, cpu):
+    """The real programs, with a library whose `flock` fails as on Lustre; then one resume after SIGKILL."""
+    if not (compiler := shutil.which("cc") or shutil.which("gcc")):
+        pytest.skip("no C compiler")
+    (tmp_path / "noflock.c").write_text(LIBRARY)
+    library = tmp_path / "noflock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "noflock.c"], check=True)
+    train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
+    folder = only_run(Path(digits_argv[2].partition("=")[2]))
+
+    def resume(steps: int) -> subprocess.Popen[str]:
+        argv = [*digits_argv[:3], "-resume=auto", *digits_argv[3:], f"TRAIN.MAX_STEPS={steps}", "REPORT_FREQ=1"]
+        argv += ["TRAIN.NUM_EPOCHS=100"]
+        command = [sys.executable, str(ROOT / "main_single_gpu.py"), *argv]
+        variables = environment() | {"LD_PRELOAD": str(library)}
+        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    both = [resume(10**6), resume(10**6)]
+    while all(process.poll() is None for process in both):
+        time.sleep(0.1)
+    refused = next(process for process in both if process.poll() is not None)
+    (winner,) = (process for process in both if process is not refused)
+    assert refused.returncode == 1 and f"process {winner.pid} on" in refused.communicate()[0].splitlines()[-1]
+    winner.send_signal(signal.SIGKILL)
+    assert ".lock.lease." in winner.communicate()[0]
+    done = len(step_rows(folder))
+    last = resume(done + 30)
+    assert last.wait() == 0, last.communicate()[0]
+    last.communicate()
+    steps = [row["step"] for row in step_rows(folder)]
+    assert len(steps) == len(set(steps)) and leases(folder) == []
+    assert read_json(folder / STATUS)["state"] == "stopped"

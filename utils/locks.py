@@ -1,0 +1,139 @@
+"""Locks on files: `flock`, or a lease on a file system without it, such as Lustre mounted without `-o flock`."""
+
+import errno
+import fcntl
+import logging
+import math
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+
+from utils.errors import Unavailable, print_escaped
+from utils.processes.launch import claim_error_line
+from utils.processes.process_stat import read_stat
+from utils.signals import exit_now
+from utils.status import RUN_LOG
+from utils.waits import wait_for
+
+_EXPIRY_SECONDS, _RENEWAL_SECONDS = 300.0, 30.0
+
+
+@contextmanager
+def locked(path: Path, wait_seconds: float = math.inf, fix: str = "", is_essential: bool = False) -> Iterator[None]:
+    """Creates the file `path`, and locks it until the block or the process ends. The file names the process.
+
+    is_essential: the process ends if another one takes over its lease, which expires while the process is suspended.
+    The lease of another host is waited for until it expires: its process may have been killed.
+
+    Raises:
+        Unavailable: another process has locked it for `wait_seconds`.
+        OSError: the file cannot be created.
+    """
+    lease = _Lease(path, is_essential)
+    with open(path, "a+b", buffering=0) as file:
+
+        def try_lock() -> bool:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
+                return False
+            except OSError:  # ENOSYS, ENOLCK, EOPNOTSUPP; ESTALE if another host has removed the file
+                return lease.try_acquire()
+            return True
+
+        def holder() -> str:
+            return os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
+
+        try:
+            is_locked = try_lock() or wait_for(try_lock, wait_seconds)
+            if not is_locked and is_essential and lease.is_remote:
+                describe = lambda: f"{path.parent}: waits until {holder()} releases it or its lease expires"  # noqa: E731
+                is_locked = wait_for(try_lock, _EXPIRY_SECONDS + _RENEWAL_SECONDS, describe)
+            if not is_locked:
+                raise Unavailable(f"{path.parent}: is in use by {holder()}; {fix}")
+            with suppress(OSError):  # a full disk
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+        finally:
+            lease.release()
+
+
+class _Lease:
+    """A file beside `path` with a name of its own for each process. A thread renews its time.
+
+    At most one process has the lease: each creates its file, and then lists the folder. Of two, the one that lists
+    later sees the file of the other: a client of NFS lists a folder anew after it has changed it. Both may give way;
+    they try again after random times. An expired file is removed by its own name. With one name for all, a slow process
+    would remove the file of a faster one, which has just taken over; rename() and link() cannot exclude this.
+    """
+
+    def __init__(self, path: Path, is_essential: bool) -> None:
+        self.path, self.is_essential, self._is_created = path, is_essential, False
+        self.is_remote = False  # whether a process has it that is not visible here, such as one of another host
+        self._prefix, pid = f".{path.name.lstrip('.')}.lease.", os.getpid()
+        identity = f"{socket.gethostname()}.{_namespace()}.{pid}.{read_stat(pid)[2]}.{secrets.token_hex(4)}"
+        self._own, self._released = path.with_name(self._prefix + identity), Event()
+
+    def try_acquire(self) -> bool:
+        if not self._is_taken():
+            self._is_created = True
+            self._own.touch()
+            if not self._is_taken():
+                Thread(target=self._renew, daemon=True).start()
+                if self.is_essential:
+                    logging.getLogger(RUN_LOG).warning(
+                        f"----- {self.path.parent}: its file system has no flock; locked by the lease {self._own.name}"
+                    )
+                return True
+            time.sleep(secrets.randbelow(1000) / 1000)
+        self._own.unlink(missing_ok=True)
+        return False
+
+    def release(self) -> None:
+        self._released.set()
+        if self._is_created:
+            with suppress(OSError):
+                self._own.unlink()
+
+    def _renew(self) -> None:
+        while not self._released.wait(_RENEWAL_SECONDS):
+            try:
+                os.utime(self._own)
+            except OSError as error:
+                is_lost = error.errno in (errno.ENOENT, errno.ESTALE) and not self._released.is_set()
+                if is_lost and self.is_essential:
+                    reason = f"this process was suspended or cut off for {_EXPIRY_SECONDS:g} s and has lost its lease"
+                    if claim_error_line():
+                        print_escaped(f"error: {self.path.parent}: {reason}; it ends without saving", sys.stderr)
+                    exit_now(1)
+
+    def _is_taken(self) -> bool:
+        """Looks for leases of other processes; removes those that have expired or whose process has ended."""
+        self.path.touch()
+        now, is_taken = self.path.stat().st_mtime, False  # by the clock of the file server
+        for file in [file for file in self.path.parent.iterdir() if file.name.startswith(self._prefix)]:
+            _, namespace, pid, start_time, _ = file.name.removeprefix(self._prefix).rsplit(".", 4)
+            is_visible = bool(namespace) and namespace == _namespace()
+            state, _, started = read_stat(pid)
+            has_ended = is_visible and (state in "ZX" or started != start_time)
+            with suppress(FileNotFoundError):
+                if has_ended or now - file.stat().st_mtime > _EXPIRY_SECONDS:
+                    file.unlink()
+                elif file != self._own:
+                    is_taken, self.is_remote = True, not is_visible
+        return is_taken
+
+
+def _namespace() -> str:
+    """Names the process ids that this user can see in /proc; empty where there is none."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}-{os.getuid()}"
+    return ""
