@@ -34,14 +34,15 @@ class RunStatus:
     reason of that state.
     """
 
-    def __init__(self, folder: Path, world_size: int, resume: str | None = None, **position: Any) -> None:
-        """resume: the command that resumes the run until it has finished. position: checkpoint, epoch, step."""
+    def __init__(self, folder: Path, world_size: int, resume_command: str | None = None, **facts: Any) -> None:
+        """resume_command: of the run, from its first checkpoint on. facts: those that are known."""
         global _current
         self.path = folder / STATUS
         self.facts: dict[str, Any] = dict.fromkeys(KEYS) | {
             "state": "running", "stopped_early": False, "pid": os.getpid(), "host": socket.gethostname(),
-            "world_size": world_size, "started": _now(), "resume": resume, **position,
+            "world_size": world_size, "started": _now(), **facts,
         }  # fmt: skip
+        self._resume_command = resume_command
         self._lock = threading.Lock()  # checkpoints are written in a thread
         self.on_end: Callable[[], None] = lambda: None
         _current = self
@@ -52,23 +53,32 @@ class RunStatus:
             self._write()
 
     def update(self, **facts: Any) -> None:
-        """Changes facts while the run has not ended.
+        """Changes facts while the run has not ended, and no other process has resumed it.
 
         The first final state is kept: the first process to fail knows why.
         """
+        if "checkpoint" in facts:
+            facts["resume"] = self._resume_command
         with self._lock:
-            written = read_json(self.path)
-            if written.get("state", "running") in UNFINISHED:
-                self.facts = (written or self.facts) | facts
+            written = read_json(self.path) or self.facts
+            is_own = (written.get("pid"), written.get("host")) == (self.facts["pid"], self.facts["host"])
+            if is_own and written.get("state", "running") in UNFINISHED:
+                self.facts = written | facts
                 self._write()
         if facts.get("state", "running") not in UNFINISHED:
             with suppress(Exception):
                 self.on_end()
 
     def _write(self) -> None:
-        """Ignores a full disk: saving a checkpoint reports it."""
-        with suppress(OSError):
-            atomic_write(self.path, json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n")
+        """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too."""
+        text = json.dumps(self.facts | {"updated": _now()}, indent=2) + "\n"
+        try:
+            atomic_write(self.path, text)
+        except OSError:
+            with suppress(OSError), open(self.path, "r+b", buffering=0) as file:
+                old = os.fstat(file.fileno())
+                if len(text) <= 512 * old.st_blocks:
+                    file.write(text.ljust(old.st_size).encode())
 
 
 def record_run_end(state: str, exit_status: int = 1, **facts: Any) -> None:

@@ -1,5 +1,7 @@
 """Opening a run: its log, the checkpoint from which it resumes, and, when all was checked, its folder."""
 
+import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -147,9 +149,10 @@ def _write_recipe(folder: Path, command: Command) -> None:
         atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line(argv).config))
 
 
-def begin_status(folder: Path, context: ProcessContext, resume: str | None = None, **position: Any) -> RunStatus:
-    """resume, position: as `RunStatus`."""
-    status = RunStatus(folder, context.world_size, resume, **position)
+def begin_status(folder: Path, context: ProcessContext, resume_command: str | None = None, **facts: Any) -> RunStatus:
+    """resume_command, facts: as `RunStatus`. A collective call: all ranks write the status of the main process."""
+    facts |= broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
+    status = RunStatus(folder, context.world_size, resume_command, **facts)
     if context.is_main:
         status.begin()
     return status

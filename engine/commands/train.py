@@ -84,8 +84,9 @@ def _open_trainer(
         write_held_out(run.folder, splits.split)
         logger.note(disk_note(run.state, run.folder))
     progress, checkpoint = position.progress, found and str(found.path.absolute())
-    saved = {"checkpoint": checkpoint, "epoch": progress.epoch, "step": progress.step} if found else {}
     resume = next_command(command, f"-resume={run.folder.absolute()}", from_anywhere=True)
+    saved = {"checkpoint": checkpoint, "epoch": progress.epoch, "step": progress.step} if found else {}
+    saved |= {"resume": resume} if found and found.run_folder else {}
     trainer = _trainer_type(config)(run, begin_status(run.folder, context, resume, **saved), position)
     if report := trainer.report:
         trainer.status.on_end = lambda: report.update(now=True)

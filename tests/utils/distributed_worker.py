@@ -120,7 +120,7 @@ def one_is_slow(context: ProcessContext) -> None:
 
 
 def one_is_stopped(context: ProcessContext) -> None:
-    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size).begin()
+    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size, pid=os.getppid()).begin()  # equal on all ranks
     set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

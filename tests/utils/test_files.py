@@ -2,13 +2,16 @@
 
 import errno
 import itertools
+import os
 import random
+import socket
 
 import pytest
 import torch
 
+from engine.checkpoint.paths import remove_temporary
 from engine.checkpoint.run_folder import make_run_folder
-from utils.atomic_file import atomic_save, verify_checksum
+from utils.atomic_file import atomic_save, open_atomically, temporary_path, verify_checksum
 from utils.errors import UserError
 from utils.files import read_json
 from utils.seeding import derive_seed, seed_device
@@ -101,6 +104,66 @@ def test_first_final_state_is_kept(tmp_path):
     assert status["checkpoint"] == "last.pth" and status["signal"] is None
     RunStatus(tmp_path, 2).begin()  # resumed
     assert read_json(tmp_path / STATUS)["state"] == "running"
+
+
+def test_the_status_of_a_resumed_run_is_its_own(tmp_path):
+    """The first run was suspended while another process took its lock; a rank of it fails now."""
+    suspended, resumed = RunStatus(tmp_path, 2, pid=1, host="a"), RunStatus(tmp_path, 2, pid=1, host="b")
+    suspended.begin()
+    resumed.begin()
+    suspended.update(state="failed", message="rank 0 has ended")
+    resumed.update(state="finished")
+    status = read_json(tmp_path / STATUS)
+    assert (status["state"], status["host"], status["message"]) == ("finished", "b", None)
+
+
+def test_the_command_that_resumes_is_known_from_the_first_checkpoint_on(tmp_path):
+    status = RunStatus(tmp_path, 1, "python main.py -resume=run")
+    status.begin()
+    assert read_json(tmp_path / STATUS)["resume"] is None
+    status.update(slow_rank={"rank": 1})
+    assert read_json(tmp_path / STATUS)["resume"] is None
+    status.update(checkpoint="last.pth")
+    assert read_json(tmp_path / STATUS)["resume"] == "python main.py -resume=run"
+
+
+@pytest.mark.parametrize("message", ["no space: " + "x" * 900, "short"])
+def test_a_full_disk_has_room_for_the_last_status(tmp_path, monkeypatch, message):
+    status = RunStatus(tmp_path, 1)
+    status.begin()
+    status.update(slow_rank={"host": "a" * 100})  # the text becomes shorter
+
+    def full_disk(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("utils.status.atomic_write", full_disk)
+    status.update(slow_rank=None, state="failed", message=message)
+    written = read_json(tmp_path / STATUS)
+    assert (written["state"], written["message"]) == ("failed", message)
+    status.facts["message"] = "x" * 10**5  # would need another block
+    status.begin()
+    assert read_json(tmp_path / STATUS) == written
+
+
+def test_an_error_of_an_atomic_write_names_the_file(tmp_path):
+    with pytest.raises(OSError) as caught, open_atomically(tmp_path / "config.yaml"):
+        raise OSError(errno.ENOSPC, "No space left on device")  # of write(), which does not know the path
+    assert caught.value.filename == str(tmp_path / "config.yaml") and not list(tmp_path.iterdir())
+
+
+def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_path):
+    """The names are of another host, so that no two processes write one temporary file."""
+    left = [".last.pth.node1.7.tmp", ".previous.pth.node1.7.tmp", ".best.pth.tmp", ".epoch-003.pth.node1.7.tmp"]
+    others = [".average.pth.node1.8.tmp", ".status.json.node1.8.tmp", "last.pth"]
+    for name in (*left, *others):
+        (tmp_path / name).touch()
+    for name in (".last.shards.node1.7.tmp", ".best.shards.old.node1.7.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").touch()
+    remove_temporary(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+    name = temporary_path(tmp_path / "last.pth").name
+    assert socket.gethostname() in name and f".{os.getpid()}." in name
 
 
 def test_seeds_are_reproducible_and_distinct():
