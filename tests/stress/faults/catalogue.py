@@ -39,6 +39,7 @@ _MAY_PASS = (
     "weights: missing", "weights: an unreachable Hub", "teacher: missing", "teacher: PaddleViT's default",
     "predict: no such path",
     "checkpoint: missing", "checkpoint: a folder without one", "resume: another run has locked the folder",
+    "resume: a full disk",
     "sharded run: named, no manifest", "output: a file", "output: no folder for files", "output: read-only",
     "output: a full disk", "output: a disk that fills up while saving", "output: a limit on the file size",
     "output: the folder is moved", "the folder of the shell is deleted", "worker killed", "worker stopped",

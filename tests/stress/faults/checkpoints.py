@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 from faults.runner import Fault, Provoke, finished
-from faults.scene import GREY, Scene, flipped, torch_bytes, truncated, with_last
+from faults.scene import GREY, Scene, flipped, in_namespace, require_mounts, torch_bytes, truncated, with_last
 
 from engine.checkpoint.reader import load_checkpoint
 from utils.atomic_file import atomic_save
 
 _resumed = partial(with_last, "resume")
+_FULL = in_namespace(
+    "mount -t tmpfs -o size=16m tmpfs output && cp -r saved/* output && (cat /dev/zero > output/fill || true) 2>&-"
+)
 
 
 def checkpoint_faults() -> list[Fault]:
@@ -58,6 +61,7 @@ def resume_faults() -> list[Fault]:
     longer = "TRAIN.NUM_EPOCHS=3"
     return [
         Fault("resume: another run has locked the folder", _locked_folder, r"output/.*: is in use by"),
+        Fault("resume: a full disk", _full_disk, r"output/\S+: No space left", shell=_FULL),
         Fault("resume: another batch size, inside an epoch", _inside_an_epoch, r"used 192 samples .* batch size 80"),
         Fault("resume: balanced sampling, inside an epoch", _then_balanced, r"DATA.BALANCED_SAMPLING false"),
         finished("resume: a folder, the last is damaged", _damaged_in_folder, prints="Resume: skipped"),
@@ -106,6 +110,14 @@ def _locked_folder(scene: Scene) -> list[str]:
     scene.lock = open(folder / ".lock", "a")  # noqa: SIM115  # keeps the lock while the scene exists
     fcntl.flock(scene.lock, fcntl.LOCK_EX)
     return scene.digits(flags=(f"-resume={folder}",))
+
+
+def _full_disk(scene: Scene) -> list[str]:
+    require_mounts()
+    saved = scene.run_copy()
+    scene.output.rename(scene.folder / "saved")
+    scene.output.mkdir()
+    return scene.digits("TRAIN.NUM_EPOCHS=3", flags=(f"-resume={saved}",))
 
 
 def _inside_an_epoch(scene: Scene, option: str = "DATA.BATCH_SIZE=80") -> list[str]:
