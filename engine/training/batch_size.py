@@ -74,15 +74,16 @@ def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit
     peak_bytes: the peak memory with a size, about linear in it; infinite if the memory is exhausted. It is called for a
     few sizes only: the growth between two of them predicts which others fit.
     """
-    left, size, peak, growth = [*sizes], 0, 0.0, math.inf
+    left, size, peak, growth, too_large = [*sizes], 0, 0.0, math.inf, math.inf
     while left:
         fitting = [other for other in left if other <= size + (limit_bytes - peak) / growth]
         if not fitting and growth < math.inf:
             break
-        candidate = max((other for other in fitting if other <= _MAX_JUMP * size), default=left[0])
+        highest = size * min(_MAX_JUMP, math.sqrt(too_large / (size or 1)))
+        candidate = max((other for other in fitting if other <= highest), default=left[0])
         measured = peak_bytes(candidate)
         if measured > limit_bytes:
-            left = [other for other in left if other < candidate]
+            left, too_large = [other for other in left if other < candidate], candidate
             continue
         if size:
             growth = max(measured - peak, _MIN_GROWTH * measured) / (candidate - size)

@@ -12,7 +12,9 @@ reversed in every second round. A speedup is the median of the ratios within the
 once per mode, seed and number of epochs, and compares the top-1 of the last epoch.
 
 `-table` prints the table of a document (documents.py) with its settings, presets and formulas, beside its published
-figures. -cfg, -batch_size, -rounds and -steps replace its settings, for example on a CPU.
+figures. -cfg, -batch_size, -rounds and -steps replace its settings, for example on a CPU. The largest
+batch sizes of `-table colossalai` are `>=` where -limit or the number of images ended the search, not the memory. After
+SIGTERM or Ctrl-C the tables have the figures so far.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -37,7 +40,7 @@ from scripts.benchmarks.common import ENTRY, MODES, parse_names, print_result
 from scripts.benchmarks.documents import DOCUMENTS, SPEED_COLUMNS
 from scripts.benchmarks.programs import add_turn_flags, entry_program, run_turn
 from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
-from scripts.benchmarks.turns import SPEED, figures_table, ratio_table, speed_ratios, take_turns
+from scripts.benchmarks.turns import SPEED, Figures, figures_table, ratio_table, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, numbers, positive, positive_number, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
@@ -53,7 +56,7 @@ _NEXT, _MAX_GROWTH = 1.05, 1000  # candidates of the largest batch size: steps, 
 
 def main(argv: list[str]) -> int:
     flags, rest = parse_flags(argv)
-    document, rows = DOCUMENTS.get(flags.table), rows_of(flags)
+    rows = rows_of(flags)
     commands = {row: [*rest, "-opts", *options] for row, options in rows.items()}
     configs = {row: parse_command_line(command).config for row, command in commands.items()}  # reports wrong options
     with TemporaryDirectory() as temporary:
@@ -61,26 +64,38 @@ def main(argv: list[str]) -> int:
 
         def measure(row: str, number: int) -> dict[str, float]:
             if flags.table == "paddle":
-                return paddle_net.train(configs[row], single_process().device, flags.steps)
+                device, (epochs,) = single_process().device, flags.epochs
+                return paddle_net.train(configs[row], device, flags.steps, epochs, flags.width)
             if flags.accuracy:
                 return train(commands[row], number, folder / f"{row}-seed{number}")
-            return measure_speed(commands[row], configs[row], flags, folder / row)
+            known = figures[row] if number == flags.rounds else None
+            return measure_speed(commands[row], configs[row], flags, folder / row, known)
 
-        figures = take_turns(list(rows), flags.seeds if flags.accuracy else flags.rounds, measure, flags.json)
-    baseline, *others = rows
+        rounds, figures = flags.seeds if flags.accuracy else flags.rounds + (not flags.no_search), Figures()
+        try:
+            take_turns(list(rows), rounds, measure, flags.json, figures)
+        finally:
+            if not all("failed" in one for one in figures.values() if one):
+                print_tables(argv, flags, figures, next(iter(configs.values())).data.batch_size)
+    return 0
+
+
+def print_tables(argv: list[str], flags: argparse.Namespace, figures: Figures, batch_size: int) -> None:
+    """Prints the tables of all figures, of an interrupted measurement too."""
+    document, (baseline, *others) = DOCUMENTS.get(flags.table), figures
+    figures = {row: one or {"failed": "not measured"} for row, one in figures.items()}
     if document:
         first = figures[baseline].get("seconds")
         compared = {row: one | {"first": first} for row, one in figures.items()}
         texts = [figures_table(compared, document.columns, document.published[-1 if flags.loader else 0])]
     elif flags.accuracy:
         endings = [f", {number} epochs" for number in flags.epochs] or [""]
-        tables = [{row: figures[row] for row in rows if row.endswith(ending)} for ending in endings]
+        tables = [{row: one for row, one in figures.items() if row.endswith(ending)} for ending in endings]
         texts = [*(seed_table(table, next(iter(table))) for table in tables), NOISE]
     else:
         ratios = speed_ratios(figures, [(row, baseline) for row in others])
         texts = [figures_table(figures, SPEED_COLUMNS), ratio_table(ratios)]
-    print_result(SCRIPT, argv, configs[baseline].data.batch_size, texts, flags.json, figures=figures)
-    return 0
+    print_result(SCRIPT, argv, batch_size, texts, flags.json, figures=figures)
 
 
 def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -94,13 +109,16 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.set_defaults(**document.defaults if document else {})
     flags, rest = split_flags(parser, argv)
     given, table = entry_parser(SCRIPT).parse_args(rest), flags.table
-    is_random, on_gpu = not (flags.loader or flags.accuracy), visible_gpus() > 0
+    others = given != entry_parser(SCRIPT).parse_args([], argparse.Namespace(batch_size=given.batch_size))
+    is_random, on_gpu, searches = not (flags.loader or flags.accuracy), visible_gpus() > 0, not flags.no_search
     refused = {
         "-table: remove -modes and -accuracy; it has its own modes": table and (flags.modes or flags.accuracy),
-        "-table paddle: remove -loader and flags of training": table == "paddle" and (rest or flags.loader),
+        "-table paddle: remove -loader and flags of training": table == "paddle" and (others or flags.loader),
+        "-table paddle: give one number with -epochs": table == "paddle" and len(flags.epochs) > 1,
+        "-width: is a flag of -table paddle; add it": flags.width and table != "paddle",
         "-table caltech256: remove -batch_size; it has 256 and 512": table == "caltech256" and given.batch_size,
-        "-table colossalai: on a CPU, give -memory_gb": table == "colossalai" and not (flags.memory_gb or on_gpu),
-        "-epochs: is a flag of -accuracy; add it": flags.epochs and not flags.accuracy,
+        "-table colossalai: on a CPU, give -memory_gb or -no_search": searches and not (flags.memory_gb or on_gpu),
+        "-epochs: is a flag of -accuracy; add it": flags.epochs and not (flags.accuracy or table == "paddle"),
         "-dataset, -data_path: add -loader; the images are random": is_random and (given.dataset or given.data_path),
     }
     for message in (message for message, is_wrong in refused.items() if is_wrong):
@@ -123,8 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     add_turn_flags(parser, rounds=5, warmup=8, steps=100)
     add_flag(parser, "accuracy", action="store_true", help="compare the top-1 of the recipe over several seeds")
     add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="-accuracy: SEED 0 to N-1 (default: 8)")
-    epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's)"
+    epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's); -table paddle: one (default: 5)"
     add_flag(parser, "epochs", type=numbers, default=[], metavar="A,B", help=epochs)
+    add_flag(parser, "width", type=positive, metavar="N", help="-table paddle: features of each layer (default: 4096)")
+    search = "-table colossalai: do not search the largest batch sizes"
+    add_flag(parser, "no_search", action="store_true", default=True, help=search)
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
 
@@ -141,8 +162,10 @@ def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
     return {mode + ending: [*MODES[mode], *options] for ending, options in epochs.items() for mode in modes}
 
 
-def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Figures of a turn; for Colossal-AI's table also at the largest batch size.
+def measure_speed(
+    argv: list[str], config: Config, flags: argparse.Namespace, folder: Path, known: dict[str, Any] | None
+) -> dict[str, float]:
+    """Figures of a turn, or, if those are `known`, of the largest batch size.
 
     Raises:
         UserError: as `run_turn`, or the peak memory is above -memory_gb.
@@ -160,39 +183,43 @@ def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, fo
             raise UserError(f"out of memory: needs {needed} GB of {flags.memory_gb:g} GB")
         return figures
 
+    if known:
+        limit = 1e9 * flags.memory_gb if flags.memory_gb else torch.cuda.get_device_properties(0).total_memory
+        return largest_batch(run, size, {figure: values[-1] for figure, values in known.items()}, limit)
     figures = run(size)
     figures["seconds"] = 100 * size / figures[SPEED]
     figures["cpu_seconds"] = figures["seconds"] * figures["cpu_seconds_per_second"]
-    if flags.table == "colossalai":
-        limit = 1e9 * flags.memory_gb if flags.memory_gb else torch.cuda.get_device_properties(0).total_memory
-        figures |= largest_batch(run, size, figures, limit)
     return figures
 
 
 def largest_batch(
     run: Callable[[int], dict[str, float]], base: int, figures: dict[str, float], limit_bytes: float
 ) -> dict[str, float]:
-    """A batch size within 5% (or 8 images) of the largest in this memory, and its images/s.
+    """A batch size within 5% (or 8 images) of the largest that trains, and its images/s.
+
+    `at_least` is the size, too, if another limit than the memory was found.
 
     Args:
-        run: trains with a batch size; raises UserError if it needs more memory.
-        base, figures: a batch size that fits, and its figures.
+        run: trains with a batch size; raises UserError if it cannot.
+        base, figures: a batch size that trains, and its figures.
     """
-    measured, sizes = {base: figures}, [base // 2, base]
+    measured, sizes, of_memory = {base: figures}, [max(1, base // 2), base], True
 
     def peak_bytes(size: int) -> float:
+        nonlocal of_memory
         try:
             measured[size] = measured.get(size) or run(size)
         except UserError as error:
-            if not re.search("memory|SIGKILL", str(error)):
-                raise
+            print(f"batch size {size}: {error}", file=sys.stderr, flush=True)
+            of_memory = bool(re.search("memory|SIGKILL", str(error)))
             return math.inf
         return measured[size]["peak_memory_bytes"]
 
     while sizes[-1] < _MAX_GROWTH * base:
         sizes.append(max(sizes[-1] + 8, int(_NEXT * sizes[-1])) // 8 * 8)
-    size = largest_size(sizes, peak_bytes, limit_bytes)
-    return {"largest_batch_size": size, "largest_images_per_second": measured[size][SPEED]}
+    size = largest_size(sizes, peak_bytes, limit_bytes) or base
+    largest = {"largest_batch_size": size, "largest_images_per_second": measured[size][SPEED]}
+    return largest if of_memory else largest | {"at_least": size}
 
 
 def train(command: list[str], seed: int, output: Path) -> dict[str, float]:

@@ -8,10 +8,8 @@ from configs.schema import Config
 from engine.precision.policy import Precision
 from utils.device import timed
 
-EPOCHS = 5
 
-
-def train(config: Config, device: torch.device, batches: int, width: int = 4096) -> dict[str, float]:
+def train(config: Config, device: torch.device, batches: int, epochs: int, width: int) -> dict[str, float]:
     """The loss of the last batch, and the seconds of all epochs. Equal weights and batches in each precision.
 
     Args:
@@ -29,7 +27,7 @@ def train(config: Config, device: torch.device, batches: int, width: int = 4096)
     loss = torch.zeros((), device=device)
 
     def run() -> None:
-        for step in range(EPOCHS * batches):
+        for step in range(epochs * batches):
             inputs, targets = data[step % batches]
             with precision.autocast():
                 output = F.mse_loss(net(inputs), targets)

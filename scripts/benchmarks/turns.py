@@ -16,11 +16,12 @@ from utils.errors import UserError
 from utils.tables import markdown_table
 
 Figures = dict[str, dict[str, Any]]  # contender -> figure -> its value in each round; or the reason under "failed"
+Measure = Callable[[str, int], dict[str, float]]
 SPEED = "images_per_second"
 
 
 def take_turns(
-    names: Sequence[str], rounds: int, measure: Callable[[str, int], dict[str, float]], file: Path | None = None
+    names: Sequence[str], rounds: int, measure: Measure, file: Path | None = None, figures: Figures | None = None
 ) -> Figures:
     """Measures each contender once per round, in reverse order in every second round.
 
@@ -28,11 +29,13 @@ def take_turns(
 
     Args:
         measure: called with the contender and the number of the round; raises UserError if the measurement failed.
+        figures: receives the figures, for a caller that needs them during the measurements, or after a signal.
 
     Raises:
         UserError: all contenders failed.
     """
-    figures: Figures = {name: {} for name in names}
+    figures = {} if figures is None else figures
+    figures |= {name: {} for name in names}
     for number in range(rounds):
         for name in reversed(names) if number % 2 else names:
             if "failed" in figures[name]:

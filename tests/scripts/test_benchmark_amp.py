@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from scripts.benchmarks.benchmark_amp import largest_batch, parse_flags, rows_of
 from scripts.benchmarks.common import MODES, mode_config
 from scripts.benchmarks.programs import Program
 from utils.errors import UserError
+from utils.signals import Interrupted
 
 TINY = ["-batch_size=16", "-dataset=digits", "-opts", *TINY_VIT, *GREY]
 
@@ -46,7 +49,9 @@ def test_a_mode_overrides_the_options_of_the_user():
         (["-dataset=digits"], ["-dataset", "-loader"]),
         (["-data_path=flowers"], ["-data_path", "-loader"]),
         (["-table=paddlevit", "-modes=fp32"], ["-table", "-modes"]),
-        (["-table=paddle", "-batch_size=8"], ["-table paddle"]),
+        (["-table=paddle", "-lr=8"], ["-table paddle"]),
+        (["-table=paddle", "-epochs=1,2"], ["-epochs"]),
+        (["-width=8"], ["-width", "-table paddle"]),
         (["-table=caltech256", "-batch_size=8"], ["-batch_size"]),
         (["-epochs=50,90"], ["-epochs", "-accuracy"]),
         (["-accuracy", "-epochs=50,x"], ["-epochs"]),
@@ -102,7 +107,7 @@ def test_an_accuracy_table_has_a_row_per_mode_and_number_of_epochs():
 def test_the_speedup_is_the_ratio_of_the_averages(monkeypatch, capsys):
     """Published: 78.29 s / 41.14 s = 1.903."""
     measured = {"AMP off": {"seconds": [4.0, 2.0]}, "AMP on": {"seconds": [1.0, 3.0]}}
-    monkeypatch.setattr(benchmark_amp, "take_turns", lambda *_: measured)
+    monkeypatch.setattr(benchmark_amp, "take_turns", lambda *given: given[-1].update(measured))
     benchmark_amp.main(["-table=paddlevit"])
     header, _, *rows = capsys.readouterr().out.splitlines()[2:]
     assert header == "|  | 1st | 2nd | 3rd | 4th | 5th | 6th | 7th | Average | Speedup |"
@@ -123,8 +128,11 @@ def test_a_published_row_has_a_cell_per_column(name):
 
 @pytest.mark.parametrize(
     ("overhead", "limit", "reason", "found"),
-    [(0, 50e9, "", 240), (4e9, 50e9, "", 216), (4e9, 50e9, "ended by SIGKILL", 216), (0, 28e9, "", 128)],
-)
+    [
+        (0, 50e9, "", 240), (4e9, 50e9, "", 216), (4e9, 50e9, "ended by SIGKILL", 216), (0, 28e9, "", 128),
+        (4e9, 50e9, "not done within 60 s", 216),
+    ],
+)  # fmt: skip
 def test_the_largest_batch_size_fits_into_the_memory(overhead, limit, reason, found):
     """Peak: 2 GB and 0.2 GB per image; from 200 images on also an overhead."""
 
@@ -135,7 +143,29 @@ def test_the_largest_batch_size_fits_into_the_memory(overhead, limit, reason, fo
         return {"peak_memory_bytes": peak, "images_per_second": 5.0}
 
     largest = largest_batch(run, 128, run(128), limit)
-    assert largest == {"largest_batch_size": found, "largest_images_per_second": 5.0}
+    by_time = {"at_least": found} if "within" in reason else {}
+    assert largest == {"largest_batch_size": found, "largest_images_per_second": 5.0, **by_time}
+
+
+@pytest.mark.parametrize("search", [True, False])
+def test_a_signal_and_a_search_without_images_keep_the_measured_rows(monkeypatch, capsys, search):
+    """45 images, as of a small data set; the search of the second row receives SIGTERM."""
+    sizes = []
+
+    def run_turn(program: Program, warmup: int, steps: int, limit: int, size: int) -> dict[str, float]:
+        sizes.append(size)
+        if sizes.count(128) > 1:
+            raise Interrupted(signal.SIGTERM)
+        if size > 45:
+            raise UserError(f"45 training samples do not fill one batch of {size} on 1 device(s)")
+        return {"peak_memory_bytes": 1e9, "images_per_second": 5.0, "cpu_seconds_per_second": 2.0, "data_wait_share": 0}
+
+    monkeypatch.setattr(benchmark_amp, "run_turn", run_turn)
+    argv = ["-table=colossalai", "-loader", "-batch_size=8", "-num_workers=0"]
+    with pytest.raises(Interrupted) if search else nullcontext():
+        benchmark_amp.main([*argv, "-memory_gb=2" if search else "-no_search"])
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith("0% |")]
+    assert [(">= 40" in row, "| 1.0 |" in row) for row in rows] == [(False, True)] * 3 + [(search, True)]
 
 
 def test_a_mode_that_needs_more_memory_is_shown_as_such(monkeypatch, capsys):
@@ -151,6 +181,18 @@ def test_a_mode_that_needs_more_memory_is_shown_as_such(monkeypatch, capsys):
     assert printed.count("fp32 | failed: out of memory: needs") == 2 and printed.count("AMP | ") == 2
 
 
+def test_paddles_table_takes_the_sizes_of_the_user(monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(
+        paddle_net,
+        "train",
+        lambda config, *rest: given.append((config.data.batch_size, *rest[1:])) or {"loss": 1.0, "seconds": 2.0},
+    )
+    benchmark_amp.main(["-table=paddle", "-batch_size=8", "-steps=1", "-epochs=2", "-width=16"])
+    benchmark_amp.main(["-table=paddle"])
+    assert given == [(8, 1, 2, 16)] * 3 + [(512, 50, 5, 4096)] * 3 and "2.000 sec" in capsys.readouterr().out
+
+
 def paddle_config(row: str) -> Config:
     return parse_command_line(["-batch_size=8", "-opts", *documents.DOCUMENTS["paddle"].rows[row]]).config
 
@@ -158,7 +200,7 @@ def paddle_config(row: str) -> Config:
 @pytest.mark.parametrize(("mode", "accumulated"), [("default", 1), ("AMP, accumulation", 10)])
 def test_paddles_network_equals_a_plain_loop(mode, accumulated):
     """Width 32, batch size 8, 10 batches; Paddle's initial values give a loss near 1.25."""
-    found = paddle_net.train(paddle_config(mode), torch.device("cpu"), 10, width=32)
+    found = paddle_net.train(paddle_config(mode), torch.device("cpu"), 10, epochs=5, width=32)
     generator = torch.Generator().manual_seed(0)
     bound = (6 / (32 + 32)) ** 0.5  # Xavier
     weights = [nn.Parameter(torch.empty(32, 32).uniform_(-bound, bound, generator=generator)) for _ in range(3)]
