@@ -16,7 +16,7 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         description="cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); or a plugin's",
     )
     kwargs: Annotated[dict[str, Any] | None, AfterValidator(LOSSES.check_kwargs)] = Field(
-        None, validate_default=True, description="options of a plugin's loss"
+        None, description="options of a plugin's loss"
     )
     target_threshold: float | None = Field(
         None,

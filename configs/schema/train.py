@@ -26,7 +26,6 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
     momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
     kwargs: Annotated[dict[str, Any] | None, AfterValidator(OPTIMIZERS.check_kwargs)] = Field(
         None,
-        validate_default=True,
         description="other arguments of the optimizer's class, such as {caution: true} for lion",
     )
 

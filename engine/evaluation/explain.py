@@ -21,7 +21,7 @@ _CELLS = 14  # of a gradient map on a side: patches of 16 pixels of 224
 
 def explanation_file(index: int, name: str) -> str:
     """The file of the map of image `index`, relative to the folder of the prediction, in characters that are safe."""
-    return f"{EXPLANATIONS}/{index}-{re.sub('[^A-Za-z0-9_-]+', '_', PurePath(name).stem)[:60]}.png"
+    return f"{EXPLANATIONS}/{index:06d}-{re.sub('[^A-Za-z0-9_-]+', '_', PurePath(name).stem)[:60]}.png"
 
 
 def write_maps(

@@ -31,7 +31,8 @@ def test_paddlevits_schedule_is_the_cosine(tmp_path):
 def test_the_resolved_options_make_the_same_config(tmp_path, options):
     config = parsed(*options)
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config == config
+    again = parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config
+    assert again == config and to_yaml(again) == to_yaml(config)
 
 
 @pytest.mark.parametrize("name", ["AdamWDL", "adamwdl"])

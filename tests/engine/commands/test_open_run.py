@@ -29,6 +29,8 @@ def test_flags_override_the_options_of_the_folder_and_a_recipe_replaces_them(dig
 def test_options_that_a_resumed_run_replaces_are_kept_with_their_step(digits_run, cpu):
     folder = digits_run("TRAIN.MAX_STEPS=3")
     first = (folder / "config.yaml").read_text()
+    train([f"-resume={folder}"], cpu)
+    assert (folder / "config.yaml").read_text() == first and not [*folder.glob("config-*")]
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     second = (folder / "config.yaml").read_text()
     train([f"-resume={folder}"], cpu)  # the same options again

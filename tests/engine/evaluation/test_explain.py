@@ -70,6 +70,11 @@ def test_every_kind_of_model_has_maps(name, options, cells, cpu):
     assert maps.amax((1, 2)).tolist() == [1, 1] and maps.amin((1, 2)).tolist() == [0, 0]
 
 
+def test_the_maps_are_sorted_by_the_number_of_the_image():
+    files = [explanation_file(index, "a.png") for index in (1, 2, 10, 999, 1000)]
+    assert files == sorted(files)
+
+
 def test_the_names_of_files_are_safe_and_unique():
     hostile = [
         "a/é.png",
