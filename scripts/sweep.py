@@ -5,7 +5,8 @@
 
 The runs are in `output/NAME-sweep-CHECKSUM`, in folders that are named by their options. Finished runs are skipped,
 others are resumed. A run that fails stops no other one; it is named at the end, and the exit status is 1. Ctrl-C stops
-all runs, which save. At the end the runs are compared as `scripts/report.py` does.
+all runs, which save. At the end the runs are compared as `scripts/report.py` does. `null` stands for the default of a
+key that cannot be null: `-set LOSS.NAME=null,bce`.
 """
 
 import itertools
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.reading.command_line import parse_command_line
 from configs.reading.compare import non_default_options
 from configs.reading.flags import Parser, add_flag
+from configs.reading.key_help import all_keys
 from configs.reading.yaml_io import shorten
 from configs.schema.section import MAX_NAME_CHARS
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
@@ -100,12 +102,13 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
     if not 0 < (number := math.prod(map(len, grid.values()))) <= MAX_RUNS:
         raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
     runs, root = dict[str, list[str]](), Path()
+    defaults = {key.name: key.default for key in all_keys() if "null" not in key.type.split(" | ")}
     for combination in itertools.product(*grid.values()):
         pairs = list(zip(grid, combination, strict=True))
         name = ",".join(f"{key.rpartition('.')[2]}={Path(str(value)).name}" for key, value in pairs)
         if name in runs or len(name) > MAX_NAME_CHARS:
             raise UserError(f"-set: the name {name} is taken or too long; give each value once, and fewer keys")
-        given = [f"{key}={value}" for key, value in pairs]
+        given = [f"{key}={defaults.get(key, value) if value == 'null' else value}" for key, value in pairs]
         command = parse_command_line(others, set_options=given)
         if command.name != "train" or command.config.model.resume:
             raise UserError("a sweep trains, and resumes its runs itself; remove -resume, -eval, -predict and the like")
@@ -161,7 +164,7 @@ def _start(root: Path, name: str, argv: list[str], environment: dict[str, str]) 
     print(f"{name}: {'resumed' if folder else 'started'}", flush=True)
     with open(root / f"{name}.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, str(ENTRY), *([f"-resume={folder}"] if folder else argv)],
+            [sys.executable, str(ENTRY), *argv, *([f"-resume={folder}"] if folder else [])],
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

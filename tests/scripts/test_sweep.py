@@ -105,11 +105,31 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     assert sweep.main(argv) == 0
     again = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
     folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
-    assert again[1][0] == [f"-resume={folder}"] and again[:1] + again[2:] == facts[:1] + facts[2:]  # no other one ran
+    assert (
+        again[1][0] == [*facts[1][0], f"-resume={folder}"] and again[:1] + again[2:] == facts[:1] + facts[2:]
+    )  # no other one ran
     assert fake == [fake[0]] * 2 and "3 done" in capfd.readouterr().out
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.1)
     with lock_run_folder(Path(fake[0])), pytest.raises((Unavailable, UserError), match=fake[0]):  # by another process
         sweep.main(argv)
+
+
+def test_null_is_the_default_of_a_key_that_cannot_be_null():
+    _, runs = sweep.read_grid(["LOSS.NAME=null,bce", "TRAIN.GRAD_CLIP=null,1"], [*DIGITS, "DATA.FOLD=0"])
+    assert runs["NAME=null,GRAD_CLIP=null"][-2:] == ["LOSS.NAME=cross_entropy", "TRAIN.GRAD_CLIP=null"]
+    with pytest.raises(UserError, match="known: cross_entropy, bce"):
+        sweep.read_grid(["LOSS.NAME=null,poly"], [*DIGITS, "DATA.FOLD=0"])
+
+
+@pytest.mark.slow
+def test_a_sweep_with_a_plugin_continues_with_other_workers(tmp_path, plugin):
+    argv = [f"-output={tmp_path}", f"-plugin={plugin}", "-set=LOSS.NAME=power", "-epochs=1", *DIGITS, "DATA.FOLD=0"]
+    assert sweep.main(argv) == 0
+    (status,) = tmp_path.glob("*/*/status.json")
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "interrupted"}))
+    assert sweep.main([*argv[:2], "-num_workers=1", *argv[2:]]) == 0
+    assert json.loads(status.read_text())["state"] == "finished"
+    assert "NUM_WORKERS: 1" in (status.parent / "config.yaml").read_text()
 
 
 @pytest.mark.slow
