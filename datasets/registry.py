@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from configs.schema import Data
 from configs.schema.data import WITHOUT_FILES
+from datasets.decoding.bad_images import MissingImage
 from datasets.sources.arrays.cifar import cifar10, cifar100
 from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.packed import packed
@@ -196,9 +197,11 @@ def _read(
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:
-        by_text = {str(finding): finding for finding in findings}  # two splits of one list have the same messages
+        # Two splits of one list have the same messages; a list whose images are missing is one problem.
+        keys = [one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one) for one in findings]
+        by_text = dict(zip(keys[::-1], findings[::-1], strict=True))
         place = data.dataset if data.dataset in WITHOUT_FILES else data.data_path
-        raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
+        raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values())[::-1])
     return list(samples.values())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from configs.parts import TABLES
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import shorten
 from configs.schema.section import as_names
@@ -77,6 +78,10 @@ def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
     warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
     if entries:
         layers.values["PLUGINS"] = entries
+    with_parts = {part.__module__ for table in TABLES for part, _ in table.added.values()}
+    for module in (sys.modules[f"ampvit_plugin_{Path(path).stem}"] for path in paths):
+        if module.__name__ not in with_parts and not hasattr(module, "__all__"):  # to which timm adds models
+            warnings.append(f"Warning: {module.__file__} registers no part; use @register_model, @loss, ...")
     return [f"Plugin: {entry}" for entry in entries] + warnings
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from configs.reading.yaml_io import format_value, parse_value
+from datasets.sources.class_names import list_names
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.paths import BEST, FILE, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
 from engine.checkpoint.run_folder import is_run_folder
@@ -87,6 +88,8 @@ def find_checkpoint(
                 return FoundCheckpoint(path, load(path), list(map(str, refused)))
             except UserError as error:
                 refused.append(error)
+    if runs := [folder.name for folder in _runs_newest_first(named)] if named and not refused else []:
+        raise UserError(f"-resume {resume}: is a folder of {len(runs)} runs; give one of them: {list_names(runs)}")
     if not refused:
         problem = "no such file or folder" if named and not os.path.exists(named) else "no checkpoint found"
         raise Unavailable(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from configs.parts import LOSSES
 from configs.schema import Config
 from configs.schema.model import Model
 from datasets.sources.class_names import list_names, map_labels
@@ -70,7 +71,7 @@ def build_train_state(
     is_fixed = strategy.is_sharded or precision.level == "O3"
     notes += prepare_convolutions(model, config.model.channels_last, device, is_fixed)
     apply_op_lists(model, config.model.attention, precision)
-    base_loss, loss_notes = _build_base_loss(config, class_weights)
+    base_loss, loss_notes = _build_base_loss(config, class_weights, device)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
     average, meta_model = build_average(model, train), copy_to_meta(model)
     notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
@@ -106,12 +107,20 @@ def build_train_state(
     return state, notes
 
 
-def _build_base_loss(config: Config, class_weights: torch.Tensor | None) -> tuple[Loss, list[str]]:
-    """The loss without a teacher, and lines for the log."""
+def _build_base_loss(config: Config, weights: torch.Tensor | None, device: torch.device) -> tuple[Loss, list[str]]:
+    """The loss without a teacher, and lines for the log. A plugin's loss is called once, before the run begins."""
     notes = []
-    if class_weights is not None:
-        notes = [f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}"]
-    return build_loss(config.loss, config.train.smoothing, class_weights), notes
+    if weights is not None:
+        notes = [f"Loss: class weights from {weights.min():.3g} to {weights.max():.3g}"]
+    name, loss = config.loss.name, build_loss(config.loss, config.train.smoothing, weights)
+    if name in LOSSES.added:
+        logits = torch.zeros(2, config.model.num_logits, device=device)
+        try:
+            loss(logits, logits.argmax(1))
+        except Exception as error:
+            problem = error if isinstance(error, UserError) else f"LOSS.NAME {name}: {type(error).__name__}: {error}"
+            raise UserError(f"{problem}; it is called with (logits, targets, options) (-debug: traceback)") from error
+    return loss, notes
 
 
 def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[list[int] | None, list[str]]:

@@ -88,12 +88,16 @@ def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are none."""
     names = sorted(name for name in _list(root)[0] if name not in excluded and not is_hidden(name))
     if not names:
-        has_shards = next(root.glob("*.tar"), None)
-        fix = "put the images of each class into a separate folder"
-        raise UserError(
-            f"{root}: contains no folders; {'it contains tar shards: use -dataset=tar' if has_shards else fix}"
-        )
+        shards = "it contains tar shards: use -dataset=tar" if next(root.glob("*.tar"), None) else ""
+        fix = shards or use_table(root) or "put the images of each class into a separate folder"
+        raise UserError(f"{root}: contains no folders; {fix}")
     return names
+
+
+def use_table(root: Path) -> str | None:
+    """How to read train.csv in a folder, or beside it; None if there is none."""
+    folder = next((folder for folder in (root, root.parent) if (folder / "train.csv").is_file()), None)
+    return f"to read {folder / 'train.csv'}: -dataset=csv -data_path={folder}" if folder else None
 
 
 def has_images(folder: Path, deep: bool) -> bool:

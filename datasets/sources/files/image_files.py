@@ -1,8 +1,10 @@
 """Samples with one file per image: their listing, before they are read, and the files."""
 
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +112,14 @@ class ImageFiles(EncodedImages):
 
     def find_missing_files(self) -> Sequence[Finding]:
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]
-        return [self.missing_image(missing[0])] if missing and len(missing) == len(self._few) else []
+        if not missing or len(missing) < len(self._few):
+            return []
+        error, name = self.missing_image(missing[0]), glob.escape(self.listing.paths[missing[0]])
+        for pattern in (f"*/{name}.*", f"*/{name}", f"{name}.*"):  # the last one that matches is the nearest
+            for path in islice(self.listing.root.glob(pattern), 1):
+                found = shorten(str(path.relative_to(self.listing.root)))
+                error.fix = f"{found} is there: write paths with folder and ending"
+        return [error]
 
     def missing_image(self, index: int) -> BadImage:
         """The error for an image that is not a file."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.schema import Data
 from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.class_names import list_names
-from datasets.sources.files.class_folders import class_folders_in, has_images, read_class_folders
+from datasets.sources.files.class_folders import class_folders_in, has_images, read_class_folders, use_table
 from datasets.sources.files.image_files import ImageFiles, Listing
 from datasets.sources.split import Splitter, split_listing
 from datasets.sources.split_names import find_split_names
@@ -100,8 +100,8 @@ def find_split_folders(root: Path) -> SplitFolders:
                 f"{root / 'train'}"
             )
         if "test" in named and "test" not in folders:
-            problem = "is it a class, or are these test images? Move the folders of all classes to"
-            findings.append(f"{root / named['test']}: {problem} {root / 'train'}")
+            fix = use_table(root) or f"Move the folders of all classes to {root / 'train'}"
+            findings.append(f"{root / named['test']}: is it a class, or are these test images? {fix}")
         if "train" in named:
             note = f"Warning: {root / named['train']} is read as a class, beside {list_names(beside)}"
             notes.append(f"{note}; if it is the training split, give it as -data_path")

@@ -1,6 +1,7 @@
 """Text lists and CSV tables of images."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -205,3 +206,23 @@ def test_an_archive_is_refused(tmp_path, name, cpu):
 @pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake"}))
 def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: DATASETS[name](options(tmp_path / "gone"))("train"), f"{tmp_path}/gone", "; ")
+
+
+@pytest.mark.parametrize(
+    ("images", "listed", "found"),
+    [("", "0", "'0.png'"), ("images/", "0.png", "'images/0.png'"), ("train/", "0", "'train/0.png'")],
+)
+def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu, images, listed, found):
+    """As of a competition: one line says how to read the table, and another one how to write its paths."""
+    for number in range(40):
+        write_image(tmp_path / f"{images}{number}.png")
+    if images:
+        write_image(tmp_path / "test/0.png")
+    rows = "".join(f"{number}{listed[1:]},{'ab'[number % 2]}\n" for number in range(40))
+    (tmp_path / "train.csv").write_text(f"image_path,target\n{rows}")
+    with pytest.raises(UserError, match=r"-dataset=csv -data_path=\S+$"):
+        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
+    with pytest.raises(UserError, match=r"train.csv:\d+: .* is there: write paths with folder") as error:
+        read_samples(options(tmp_path, dataset="csv", batch_size=8), None, cpu, "train", "val")
+    line = str(error.value)
+    assert "problems" not in line and re.search(found.replace("0", r"\d+"), line)

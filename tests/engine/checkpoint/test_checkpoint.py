@@ -139,6 +139,12 @@ def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
     assert find_checkpoint("auto", tmp_path).path == other / LAST
 
 
+def test_the_runs_of_a_folder_are_named(run_folder):
+    save(file_writer(run_folder), 1)
+    with pytest.raises(UserError, match=f"is a folder of 1 runs; give one of them: '{run_folder.name}'"):
+        find_checkpoint(str(run_folder.parent), run_folder.parent)
+
+
 def test_a_name_without_its_extension_is_found(run_folder):
     save(file_writer(run_folder), 1)
     (run_folder / LAST).rename(run_folder / "epoch-001.pth")

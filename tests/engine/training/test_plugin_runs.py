@@ -59,6 +59,18 @@ def test_a_loss_without_one_value_per_sample_is_refused(plugin):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
+@pytest.mark.parametrize("flags", [["-dry_run"], []])
+def test_a_loss_without_the_argument_options_is_one_line(tmp_path, digits_argv, cpu, monkeypatch, flags):
+    monkeypatch.setattr(LOSSES, "added", {})
+    monkeypatch.setattr("configs.reading.plugins._running", {})
+    (tmp_path / "bare.py").write_text(
+        "from configs.parts import loss\n@loss('bare')\ndef bare(logits, targets):\n    return logits.sum(1)\n"
+    )
+    argv = [f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, "LOSS.NAME=bare"]
+    with pytest.raises(UserError, match=r"LOSS.NAME bare: TypeError: .*'options'"):
+        run(parse_command_line(argv), cpu)
+
+
 @pytest.mark.parametrize("options", [None, {"scale": [0.1, 2]}])
 def test_an_option_may_be_a_tuple(plugin, options):
     open_plugin(plugin)
