@@ -3,8 +3,6 @@
 import io
 import shutil
 import tarfile
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import numpy as np
 import pytest
@@ -26,33 +24,43 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
+class Waiting(BaseException):
+    """A rank has reached a collective call whose values are not known yet."""
+
+
 @pytest.fixture
 def answers(monkeypatch):
-    """Calls a function with the context of each of two ranks, in two threads; returns their results or errors."""
-    values, barrier = [None, None], Barrier(2, timeout=60)
+    """Calls a function with the context of each of two ranks; returns their results or errors.
+
+    The ranks take turns, without threads: at a collective call a rank stops, and begins again when both have given
+    their values.
+    """
+    gathered, places = [], {}
 
     def gather(value, context):
-        values[context.rank] = value
-        barrier.wait()
-        gathered = list(values)
-        barrier.wait()
-        return gathered
+        place = places[context.rank]
+        places[context.rank] += 1
+        if place == len(gathered):
+            raise Waiting(value)
+        return list(gathered[place])
 
     monkeypatch.setattr(digest, "gather_objects", gather)
     monkeypatch.setattr(digest, "broadcast_object", lambda value, context: gather(value, context)[0])
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
 
-    def call(function):
-        def answer(rank):
-            context = ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2"))
-            try:
-                return function(context)
-            except UserError as error:
-                return str(error)
+    def answer(function, rank):
+        places[rank] = 0
+        try:
+            return function(ProcessContext(rank, 0, 2, 1, torch.device("cpu"), ("node1", "node2")))
+        except (UserError, Waiting) as error:
+            return error if isinstance(error, Waiting) else str(error)
 
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(answer, range(2)))
+    def call(function):
+        gathered.clear()
+        while isinstance((found := [answer(function, rank) for rank in range(2)])[0], Waiting):
+            gathered.append([waiting.args[0] for waiting in found])
+        return found
 
     return call
 
