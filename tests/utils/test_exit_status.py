@@ -1,6 +1,8 @@
 """The exit status of an error says whether a retry may cure it: real errors of each kind."""
 
 import pickle
+import re
+import resource
 
 import pytest
 from PIL import Image
@@ -113,3 +115,18 @@ def test_status_of_a_signal():
         raise Interrupted(15)
 
     assert run_and_report_errors(main, []) == 143
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_too_little_address_space_is_one_line(error, monkeypatch, capsys):
+    """Without a limit the same error is a traceback."""
+
+    def main(argv):
+        raise error
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4500000 * 1024, resource.RLIM_INFINITY))
+    assert run_and_report_errors(main, []) == MAY_PASS
+    assert re.fullmatch(r"error: ulimit -v is 4500000: .*\n", capsys.readouterr().err)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    with pytest.raises(type(error)):
+        run_and_report_errors(main, [])

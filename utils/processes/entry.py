@@ -54,9 +54,10 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
 def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) -> int:
     try:
         return main(argv)
-    except (ImportError, MemoryError) as error:
+    except (ImportError, MemoryError, RuntimeError) as error:
         limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit_bytes == resource.RLIM_INFINITY:
+        is_other = isinstance(error, RuntimeError) and str(error) != "can't start new thread"
+        if limit_bytes == resource.RLIM_INFINITY or is_other:
             raise
         reason = str(error) or type(error).__name__
         raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({reason}); raise it") from error
