@@ -33,6 +33,8 @@ class Parts:
 
     def add(self, name: str, options: type[Options] = Options) -> Callable[[_T], _T]:
         """The decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
+        if not isinstance(name, str) or not issubclass(options, Options):
+            raise ValueError(f"a {self.kind} has a name, and options that are a subclass of configs.parts.Options")
         if name in (*self.names, *self.added):
             raise ValueError(f"there is already a {self.kind} {name}")
         return lambda part: self.added.setdefault(name, (part, options))[0]

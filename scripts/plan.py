@@ -1,11 +1,10 @@
 """Predicts the cost of a training run before it is paid for: memory, largest batch, images/s, hours.
 
     python scripts/plan.py -cfg=configs/vit_huge_patch14_224.yaml -amp -batch_size=64 -devices 8xH100 -nodes 4
-    python scripts/plan.py -cfg=... -devices 8xH200 -price 3.5 -calibrate output/RUN
+    python scripts/plan.py -cfg=... -devices 8xH200 -price 3.5
 
 Nothing is trained, and no GPU is needed: the model runs without memory, and datasheets give the speed of the devices.
-Without -calibrate the MFU (the share of the peak that the model reaches) is assumed. With it, the MFU is measured: give
-a run of 200 steps on one device (TRAIN.MAX_STEPS=200).
+The MFU, the share of the peak that the model reaches, is assumed.
 """
 
 import argparse
@@ -44,8 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     images = f"training images of an epoch (default: {IMAGENET_IMAGES}, ImageNet-1k)"
     add_flag(parser, "images", type=positive, default=IMAGENET_IMAGES, metavar="N", help=images)
     add_flag(parser, "price", type=positive_number, metavar="PRICE", help="of one GPU for one hour, in any currency")
-    calibrate = "folder of a measured run: its share of the peak is taken"
-    add_flag(parser, "calibrate", type=Path, metavar="RUN", help=calibrate)
     return parser
 
 

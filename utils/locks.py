@@ -22,6 +22,7 @@ from utils.status import RUN_LOG
 from utils.waits import wait_for
 
 _EXPIRY_SECONDS, _RENEWAL_SECONDS = 300.0, 30.0
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @contextmanager
@@ -33,36 +34,47 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "", is_essenti
 
     Raises:
         Unavailable: another process has locked it for `wait_seconds`.
-        OSError: the file cannot be created.
+        OSError: the file cannot be created or locked.
     """
     lease = _Lease(path, is_essential)
-    with open(path, "a+b", buffering=0) as file:
+    operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed below
 
-        def try_lock() -> bool:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
-                return False
-            except OSError:  # ENOSYS, ENOLCK, EOPNOTSUPP; ESTALE if another host has removed the file
-                return lease.try_acquire()
-            return True
-
-        def holder() -> str:
-            return os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
-
+    def try_lock() -> bool:
+        nonlocal file
         try:
-            is_locked = try_lock() or wait_for(try_lock, wait_seconds)
-            if not is_locked and is_essential and lease.is_remote:
-                describe = lambda: f"{path.parent}: waits until {holder()} releases it or its lease expires"  # noqa: E731
-                is_locked = wait_for(try_lock, _EXPIRY_SECONDS + _RENEWAL_SECONDS, describe)
-            if not is_locked:
-                raise Unavailable(f"{path.parent}: is in use by {holder()}; {fix}")
-            with suppress(OSError):  # a full disk
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            yield
-        finally:
-            lease.release()
+            fcntl.flock(file, operation)
+        except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
+            return False
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # another host has removed the file
+                file.close()
+                file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed below
+                return False
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return lease.try_acquire()
+        return True
+
+    def holder() -> str:
+        return os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
+
+    def describe() -> str:
+        return f"{path.parent}: waits until {holder()} releases it or its lease expires"
+
+    try:
+        is_locked = try_lock() or wait_for(try_lock, wait_seconds)
+        if not is_locked and is_essential and lease.is_remote:
+            is_locked = wait_for(try_lock, _EXPIRY_SECONDS + _RENEWAL_SECONDS, describe)
+        if not is_locked:
+            raise Unavailable(f"{path.parent}: is in use by {holder()}; {fix}")
+        with suppress(OSError):  # a full disk
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        lease.release()
+        file.close()
 
 
 class _Lease:
@@ -70,12 +82,12 @@ class _Lease:
 
     At most one process has the lease: each creates its file, and then lists the folder. Of two, the one that lists
     later sees the file of the other: a client of NFS lists a folder anew after it has changed it. Both may give way;
-    they try again after random times. An expired file is removed by its own name. With one name for all, a slow process
-    would remove the file of a faster one, which has just taken over; rename() and link() cannot exclude this.
+    they try again after random times. An expired file is removed by its own name: with one name for all, a slow process
+    would remove the file of a faster one, which has just taken over.
     """
 
     def __init__(self, path: Path, is_essential: bool) -> None:
-        self.path, self.is_essential, self._is_created = path, is_essential, False
+        self.path, self.is_essential = path, is_essential
         self.is_remote = False  # whether a process has it that is not visible here, such as one of another host
         self._prefix, pid = f".{path.name.lstrip('.')}.lease.", os.getpid()
         identity = f"{socket.gethostname()}.{_namespace()}.{pid}.{read_stat(pid)[2]}.{secrets.token_hex(4)}"
@@ -83,7 +95,6 @@ class _Lease:
 
     def try_acquire(self) -> bool:
         if not self._is_taken():
-            self._is_created = True
             self._own.touch()
             if not self._is_taken():
                 Thread(target=self._renew, daemon=True).start()
@@ -98,9 +109,8 @@ class _Lease:
 
     def release(self) -> None:
         self._released.set()
-        if self._is_created:
-            with suppress(OSError):
-                self._own.unlink()
+        with suppress(OSError):
+            self._own.unlink()
 
     def _renew(self) -> None:
         while not self._released.wait(_RENEWAL_SECONDS):
@@ -118,22 +128,25 @@ class _Lease:
         """Looks for leases of other processes; removes those that have expired or whose process has ended."""
         self.path.touch()
         now, is_taken = self.path.stat().st_mtime, False  # by the clock of the file server
-        for file in [file for file in self.path.parent.iterdir() if file.name.startswith(self._prefix)]:
-            _, namespace, pid, start_time, _ = file.name.removeprefix(self._prefix).rsplit(".", 4)
-            is_visible = bool(namespace) and namespace == _namespace()
-            state, _, started = read_stat(pid)
-            has_ended = is_visible and (state in "ZX" or started != start_time)
-            with suppress(FileNotFoundError):
+        leases = {file for file in self.path.parent.iterdir() if file.name.startswith(self._prefix)}
+        for file in leases - {self._own}:
+            with suppress(FileNotFoundError, ValueError):  # a name that is no lease's
+                _, namespace, pid, start_time, _ = file.name.removeprefix(self._prefix).rsplit(".", 4)
+                is_visible = bool(namespace) and namespace == _namespace()
+                state, _, started = read_stat(pid)
+                has_ended = is_visible and (state in ("", "Z", "X") or started != start_time)
                 if has_ended or now - file.stat().st_mtime > _EXPIRY_SECONDS:
                     file.unlink()
-                elif file != self._own:
+                else:
                     is_taken, self.is_remote = True, not is_visible
         return is_taken
 
 
 def _namespace() -> str:
-    """Names the process ids that this user can see in /proc; empty where there is none."""
+    """Names the process ids that this user can see in /proc; empty where it does not show this process."""
     with suppress(OSError):
+        if os.readlink("/proc/self") != str(os.getpid()):  # it is of another namespace
+            return ""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}-{os.getuid()}"
     return ""

@@ -4,6 +4,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from utils.errors import print_escaped
+
 _QUIET_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
@@ -24,6 +26,6 @@ def wait_for(is_true: Callable[[], object], limit_seconds: float, describe: Call
         if seconds >= limit_seconds:
             return False
         if seconds > _QUIET_SECONDS and describe:
-            print(describe(), file=sys.stderr, flush=True)
+            print_escaped(describe(), sys.stderr)
             describe = None
         time.sleep(min(_POLL_SECONDS, limit_seconds - seconds))

@@ -55,9 +55,7 @@ class Model(Section):
     dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
     attention_dropout: Probability = Field(0.0, description="dropout rate of the attention weights")
     droppath: Probability = Field(
-        0.0,
-        description="drop-path rate of the last block, linear from 0 at the first; in CaiT, XCiT, CoaT, LeViT and MLPs "
-        "of all blocks",
+        0.0, description="drop-path rate of the last block, linear from 0 (CaiT, XCiT, CoaT, LeViT, MLPs: of all)"
     )
     grad_checkpointing: bool = Field(
         False, description="recompute activations in the backward pass: less memory, about a third more computation"

@@ -95,7 +95,8 @@ def _check_limits(workers: int) -> None:
     with ExitStack() as reserved:
         for _ in range(_WORKER_FILES * workers + _OTHER_FILES):
             reserved.enter_context(open(os.devnull))
-    if os.path.exists(_SHARED_MEMORY) and shutil.disk_usage(_SHARED_MEMORY).free < _MIN_SHARED_BYTES * workers:
+    total, _, free = shutil.disk_usage(_SHARED_MEMORY) if os.path.exists(_SHARED_MEMORY) else (0, 0, 0)
+    if total and free < _MIN_SHARED_BYTES * workers:  # 0: without a limit
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

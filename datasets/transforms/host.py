@@ -22,6 +22,7 @@ from datasets.decoding.decode import LazyImage
 from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
 from datasets.transforms.device import RandomDeviceOperation, device_operations
 from datasets.transforms.policies import PillowPolicies, build_policies
+from utils.errors import UserError
 from utils.seeding import derive_seed
 
 _SMALL = 32  # pixels on a side, to which images are resized in 30 microseconds
@@ -95,8 +96,12 @@ class HostTransform:
         """Returns uint8 (C, S, S) and the parameters that each device operation has drawn for this sample."""
         rng = self.generator(epoch, index, repeat)
         pixels = self.crop(image, rng)
+        expected = pixels.dtype, pixels.shape
         for operation in self.operations:
             pixels = operation(pixels, rng)
+        if (pixels.dtype, pixels.shape) != expected:  # a plugin's error, which would train on noise
+            found = f"{pixels.dtype} {(*pixels.shape,)}"
+            raise UserError(f"DATA.HOST_AUGMENTATIONS: must return torch.uint8 {(*expected[1],)}, not {found}")
         return pixels, [operation.draw(rng) for operation in self.device_operations]
 
     def collate(self, drawn: Sequence[list[Any] | None]) -> dict[str, tuple[torch.Tensor, ...]]:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from configs.parts import LOSSES
 from configs.reading.command_line import Command
 from configs.reading.compare import resumed_options
 from configs.schema import Config
@@ -13,6 +15,7 @@ from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.run.log import RunLogger
 from engine.run.loggers.group import check_loggers
 from engine.run.mfu.flops import count_parameters, forward_flops
+from engine.training.losses.loss import build_loss
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
@@ -53,6 +56,9 @@ def _build_training(command: Command, context: ProcessContext, logger: RunLogger
     options = config.with_model(pretrained=None) if found else config
     run, _ = build_run(options, splits, context, logger, lambda _: folder, found)
     state = run.state
+    if config.loss.name in LOSSES.added:
+        logits = torch.zeros(2, config.model.num_logits, device=context.device)
+        build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))
     logger.info(f"global batch size: {state.layout.describe(context.world_size)}")
     logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
     logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")

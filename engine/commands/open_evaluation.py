@@ -100,9 +100,8 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
             In a prediction, missing and unreadable images are no errors.
     """
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
-    options, trained_on, notes = options_of_weights(
-        replace(command, config=command.config.model_copy(update={"data": data}))
-    )
+    given = command.config.model_copy(update={"data": data})
+    options, trained_on, notes = options_of_weights(replace(command, config=given))
     split = _split_of(options.data, trained_on, command.split)
     if prediction:
         options = _for_prediction(options, trained_on, prediction)

@@ -89,9 +89,12 @@ def _whole_model_mode(options: Train, context: ProcessContext, in_step_graph: bo
 
 def _check_compiler(device: torch.device) -> None:
     """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts."""
-    folders = compile_cache_folders()
-    for variable, folder in folders.items():
-        _check_owner(variable, folder)
+    try:
+        folders = compile_cache_folders()
+        for variable, folder in folders.items():
+            _check_owner(variable, folder)
+    except OSError as error:
+        raise UserError(f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile") from error
     try:
         _compile_function(device)
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder

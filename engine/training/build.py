@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from configs.parts import LOSSES
 from configs.schema import Config
 from configs.schema.model import Model
 from datasets.sources.class_names import list_names, map_labels
@@ -14,7 +14,6 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.trained_on import trained_on_of
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
-from engine.parallel.sync_batch_norm import synchronize_batch_norms
 from engine.precision.policy import Precision
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
@@ -43,6 +42,7 @@ from models.convolutions import prepare_convolutions
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.seeding import derive_seed
+from utils.torch_compat import BatchNorm
 
 
 def build_train_state(
@@ -65,13 +65,13 @@ def build_train_state(
     notes += describe_tuning(model, config.model.tuned, train)
     strategy = build_strategy(config.parallel, context)
     if config.parallel.sync_bn and context.world_size > 1:
-        model = synchronize_batch_norms(model, context)
+        model = synchronize_batch_norms(model, device)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
     is_fixed = strategy.is_sharded or precision.level == "O3"
     notes += prepare_convolutions(model, config.model.channels_last, device, is_fixed)
     apply_op_lists(model, config.model.attention, precision)
-    base_loss, loss_notes = _build_base_loss(config, class_weights, device)
+    base_loss, loss_notes = _build_base_loss(config, class_weights)
     loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
     average, meta_model = build_average(model, train), copy_to_meta(model)
     notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
@@ -107,20 +107,21 @@ def build_train_state(
     return state, notes
 
 
-def _build_base_loss(config: Config, weights: torch.Tensor | None, device: torch.device) -> tuple[Loss, list[str]]:
-    """The loss without a teacher, and lines for the log. A plugin's loss is called once, before the run begins."""
+def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:
+    """PARALLEL.SYNC_BN, by timm's conversion to torch's SyncBatchNorm; names and values of the state dict stay."""
+    has_norms = any(isinstance(module, BatchNorm) for module in model.modules())
+    if not has_norms or device.type != "cuda":
+        reason = "torch has no kernels for CPUs" if has_norms else "this model has no batch norms"
+        raise UserError(f"PARALLEL.SYNC_BN: {reason}; set it to false")
+    return convert_sync_batchnorm(model)
+
+
+def _build_base_loss(config: Config, class_weights: torch.Tensor | None) -> tuple[Loss, list[str]]:
+    """The loss without a teacher, and lines for the log."""
     notes = []
-    if weights is not None:
-        notes = [f"Loss: class weights from {weights.min():.3g} to {weights.max():.3g}"]
-    name, loss = config.loss.name, build_loss(config.loss, config.train.smoothing, weights)
-    if name in LOSSES.added:
-        logits = torch.zeros(2, config.model.num_logits, device=device)
-        try:
-            loss(logits, logits.argmax(1))
-        except Exception as error:
-            problem = error if isinstance(error, UserError) else f"LOSS.NAME {name}: {type(error).__name__}: {error}"
-            raise UserError(f"{problem}; it is called with (logits, targets, options) (-debug: traceback)") from error
-    return loss, notes
+    if class_weights is not None:
+        notes = [f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}"]
+    return build_loss(config.loss, config.train.smoothing, class_weights), notes
 
 
 def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[list[int] | None, list[str]]:

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
             known = figures[row] if number == flags.rounds else None
             return measure_speed(commands[row], configs[row], flags, folder / row, known)
 
-        rounds, figures = flags.seeds if flags.accuracy else flags.rounds + (not flags.no_search), Figures()
+        rounds, figures = flags.seeds if flags.accuracy else flags.rounds + searches(flags), Figures()
         try:
             take_turns(list(rows), rounds, measure, flags.json, figures)
         finally:
@@ -110,14 +110,14 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     flags, rest = split_flags(parser, argv)
     given, table = entry_parser(SCRIPT).parse_args(rest), flags.table
     others = given != entry_parser(SCRIPT).parse_args([], argparse.Namespace(batch_size=given.batch_size))
-    is_random, on_gpu, searches = not (flags.loader or flags.accuracy), visible_gpus() > 0, not flags.no_search
+    is_random, has_limit = not (flags.loader or flags.accuracy), flags.memory_gb or visible_gpus() > 0
     refused = {
         "-table: remove -modes and -accuracy; it has its own modes": table and (flags.modes or flags.accuracy),
         "-table paddle: remove -loader and flags of training": table == "paddle" and (others or flags.loader),
         "-table paddle: give one number with -epochs": table == "paddle" and len(flags.epochs) > 1,
         "-width: is a flag of -table paddle; add it": flags.width and table != "paddle",
         "-table caltech256: remove -batch_size; it has 256 and 512": table == "caltech256" and given.batch_size,
-        "-table colossalai: on a CPU, give -memory_gb or -no_search": searches and not (flags.memory_gb or on_gpu),
+        "-table colossalai: on a CPU, give -memory_gb or -no_search": searches(flags) and not has_limit,
         "-epochs: is a flag of -accuracy; add it": flags.epochs and not (flags.accuracy or table == "paddle"),
         "-dataset, -data_path: add -loader; the images are random": is_random and (given.dataset or given.data_path),
     }
@@ -145,9 +145,13 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "epochs", type=numbers, default=[], metavar="A,B", help=epochs)
     add_flag(parser, "width", type=positive, metavar="N", help="-table paddle: features of each layer (default: 4096)")
     search = "-table colossalai: do not search the largest batch sizes"
-    add_flag(parser, "no_search", action="store_true", default=True, help=search)
+    add_flag(parser, "no_search", action="store_true", help=search)
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
+
+
+def searches(flags: argparse.Namespace) -> bool:
+    return flags.table == "colossalai" and not flags.no_search
 
 
 def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:

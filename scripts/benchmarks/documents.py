@@ -78,7 +78,7 @@ DOCUMENTS = {
             ["25.0|0.84|107.5|||", "19.0|0.91|116.5|||", "14.8|0.93|119.0|||", "17.9|0.90|115.2|||"],
         ],
         [_VIT_B, "-batch_size=128", *_OF_COLOSSALAI],
-        {"rounds": 1, "no_search": False},
+        {"rounds": 1},
     ),
     "paddle": Document(
         {

@@ -5,7 +5,6 @@ import argparse
 from configs.resolve import resolve
 from configs.schema import Config
 from engine.precision.policy import precision_name
-from scripts.planning.calibration import calibrate
 from scripts.planning.devices import parse_cluster
 from scripts.planning.estimate import Estimate, estimate, strategies
 from scripts.planning.workload import GPU, measure_workload
@@ -14,7 +13,6 @@ from utils.errors import UserError
 from utils.tables import aligned_table
 
 ASSUMED_MFU, ASSUMED_ERROR = 0.33, (-0.25, 0.35)  # published ViTs have an MFU of 25% to 45%
-CALIBRATED_ERROR = (-0.08, 0.08)
 _MAX_CELL = 100
 _STATE = ("parameters", "gradients", "moments", "average")
 _MEMORY = ("strategy", "checkpointing", *_STATE, "gathered", "activations", "total", "largest batch")
@@ -32,15 +30,10 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
     if config.model.tuned == "probe":
         raise UserError("MODEL.TUNE probe: is one pass over the images, not a training; plan MODEL.TUNE=head")
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
-    mfu, error, source = ASSUMED_MFU, ASSUMED_ERROR, f"an MFU of {ASSUMED_MFU:.0%} is assumed; use -calibrate RUN"
-    if flags.calibrate:
-        mfu, device, model = calibrate(flags.calibrate)
-        error = CALIBRATED_ERROR if device == cluster.device else ASSUMED_ERROR
-        source = f"an MFU of {mfu:.1%} in compute, of {model} on {device}"
     workload, batch_size, train = measure_workload(config), config.data.batch_size, config.train
     accumulation, peak = resolve(config, None, cluster.size).train.accum_iter, cluster.peak(workload.precision)
     rows = [
-        estimate(workload, strategy, batch_size, accumulation, mfu, checkpointing)
+        estimate(workload, strategy, batch_size, accumulation, ASSUMED_MFU, checkpointing)
         for strategy in strategies(workload, config.parallel, cluster).values()
         for checkpointing in workload.passes
     ]
@@ -49,7 +42,7 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
         if row.largest_batch < batch_size:
             return [*_names(row), "does not fit", *[""] * (len(_SPEED) - 3)]
         speed = row.images_per_second
-        lower, higher = (speed * (1 + part) for part in error)
+        lower, higher = (speed * (1 + part) for part in ASSUMED_ERROR)
         epoch = flags.images / speed
         gpu_hours = epoch * train.num_epochs * cluster.size / 3600
         mfu_of_row = f"{speed * workload.flops_per_image / (peak * cluster.size):.1%}"
@@ -70,7 +63,8 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
         f"\nSpeed at batch size {batch_size}, global batch {batch_size * accumulation * cluster.size:,}; an epoch of "
         f"{flags.images:,} images (-images; the data is not read), a run of {train.num_epochs} epochs:",
         aligned_table(_SPEED, map(speed_row, rows), _MAX_CELL),
-        f"\nPredicted, not measured. Images/s: {-error[0]:.0%} lower to {error[1]:.0%} higher; {source}. "
+        f"\nPredicted, not measured. Images/s: {-ASSUMED_ERROR[0]:.0%} lower to {ASSUMED_ERROR[1]:.0%} higher, at an "
+        f"assumed MFU of {ASSUMED_MFU:.0%}; the log of a run on such a device has the real one. "
         "Memory: within 10%, less with -compile. Not included: loading, the start of ops by the host (small models and "
         "batches), evaluation, checkpoints, a teacher, the options of PARALLEL but SHARDS_PER_GROUP.",
     ]

@@ -84,6 +84,8 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
         ("x = 1\n\ny = x + z\n", r":3: NameError: name 'z'"),
         ("x = = 1", r":1: SyntaxError"),
         ("import configs.parts\nconfigs.parts.loss('bce')", r":2: ValueError: there is already a loss bce"),
+        ("from configs.parts import loss\n@loss\ndef own(): ...", r":2: ValueError: a loss has a name"),
+        ("from configs.parts import loss\n@loss('own', dict)\ndef own(): ...", r":2: ValueError: .*a subclass"),
     ],
 )  # fmt: skip
 def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):

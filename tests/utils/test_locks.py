@@ -92,6 +92,28 @@ def test_without_flock_a_lease_locks_a_folder(tmp_path, monkeypatch, number):
     assert leases(tmp_path) == [] and is_free(tmp_path / ".lock")
 
 
+def test_a_process_of_another_namespace_keeps_its_lease(lock, no_flock, monkeypatch):
+    """As with `unshare --pid` without a /proc of its own; a file with such a name that is no lease is ignored."""
+    monkeypatch.setattr(os, "readlink", lambda _: "1")
+    lock.with_name(".lock.lease.other").touch()
+    with locked(lock):
+        assert len(leases(lock.parent)) == 2 and not is_free(lock)
+
+
+def test_a_lock_that_another_host_has_removed_is_opened_again(lock, monkeypatch):
+    flock, removed = fcntl.flock, []
+
+    def stale(file, operation):
+        if not removed:
+            removed.append(lock.unlink())
+            raise OSError(errno.ESTALE, "")
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", stale)
+    with locked(lock, 1.0):
+        assert lock.exists() and not is_free(lock) and leases(lock.parent) == []
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EAGAIN])
 def test_a_refusal_means_locked(lock, monkeypatch, number):
     fail_flock(monkeypatch, number)

@@ -57,7 +57,7 @@ def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) ->
     except (ImportError, MemoryError, RuntimeError) as error:
         limit_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
         is_other = isinstance(error, RuntimeError) and str(error) != "can't start new thread"
-        if limit_bytes == resource.RLIM_INFINITY or is_other:
+        if limit_bytes == resource.RLIM_INFINITY or is_other or isinstance(error, ModuleNotFoundError):
             raise
         reason = str(error) or type(error).__name__
         raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({reason}); raise it") from error

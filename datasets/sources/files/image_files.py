@@ -4,7 +4,6 @@ import glob
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -115,10 +114,9 @@ class ImageFiles(EncodedImages):
         if not missing or len(missing) < len(self._few):
             return []
         error, name = self.missing_image(missing[0]), glob.escape(self.listing.paths[missing[0]])
-        for pattern in (f"*/{name}.*", f"*/{name}", f"{name}.*"):  # the last one that matches is the nearest
-            for path in islice(self.listing.root.glob(pattern), 1):
-                found = shorten(str(path.relative_to(self.listing.root)))
-                error.fix = f"{found} is there: write paths with folder and ending"
+        patterns, root = (f"{name}.*", f"*/{name}", f"*/{name}.*"), self.listing.root  # the nearest file first
+        if path := next((path for pattern in patterns for path in root.glob(pattern)), None):
+            error.fix = f"{shorten(str(path.relative_to(root)))} is there: write paths with folder and ending"
         return [error]
 
     def missing_image(self, index: int) -> BadImage:

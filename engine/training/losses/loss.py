@@ -77,7 +77,11 @@ def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tens
         if targets.ndim == 1:
             dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
         dense = dense.float()
-        losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / classes)
+        try:
+            losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / classes)
+        except TypeError as error:  # such as a missing argument
+            reason = f"{error}; it is called with (logits, targets, options) (-debug: traceback)"
+            raise UserError(f"LOSS.NAME {options.name}: {reason}") from error
         if losses.shape != padding.shape:
             raise UserError(f"LOSS.NAME {options.name}: must return losses {(*padding.shape,)}, not {(*losses.shape,)}")
         weights = 1.0 if class_weights is None else dense @ class_weights

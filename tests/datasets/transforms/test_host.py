@@ -5,9 +5,11 @@ import hashlib
 import pytest
 import torch
 
+from configs.parts import HOST_AUGMENTATIONS, Options
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from utils.errors import UserError
 
 
 def test_flip_probability():
@@ -87,3 +89,12 @@ def test_draws_equal_those_of_earlier_versions():
     assert drawn[0] == ((20, 56, 320, 383), False, None)
     assert drawn[-1] == ((162, 235, 163, 180), True, [(1, 1, 6, 3)])
     assert hashlib.blake2b(repr(drawn).encode(), digest_size=8).hexdigest() == "dc032e5521afe328"
+
+
+def test_a_plugin_that_returns_other_pixels_is_refused(monkeypatch):
+    """Normalized pixels would become black images."""
+    monkeypatch.setitem(HOST_AUGMENTATIONS.added, "unit", (lambda image, rng, options: image / 255, Options))
+    data = Data.model_validate({"IMAGE_SIZE": 8, "HOST_AUGMENTATIONS": {"unit": {}}})
+    image = LazyImage(torch.zeros(3, 8, 8, dtype=torch.uint8))
+    with pytest.raises(UserError, match=r"^DATA.HOST_AUGMENTATIONS: .*float32"):
+        build_host_transform(data, Train(), 0)(image, 0, 0)

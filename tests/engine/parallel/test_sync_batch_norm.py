@@ -10,8 +10,7 @@ from configs.reading.command_line import parse_command_line
 from configs.resolve import resolve
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.parallel.sync_batch_norm import synchronize_batch_norms
-from engine.training.build import build_train_state
+from engine.training.build import build_train_state, synchronize_batch_norms
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -57,4 +56,4 @@ def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
 @pytest.mark.parametrize("name, reason", [("test_vit", "no batch norms"), ("test_resnet", "no kernels for CPUs")])
 def test_a_model_without_batch_norms_and_cpus_are_refused(name, reason, cpu):
     with pytest.raises(UserError, match=rf"^PARALLEL.SYNC_BN: .*{reason}"):
-        synchronize_batch_norms(timm.create_model(name), cpu)
+        synchronize_batch_norms(timm.create_model(name), cpu.device)

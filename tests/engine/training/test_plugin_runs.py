@@ -67,7 +67,7 @@ def test_a_loss_without_the_argument_options_is_one_line(tmp_path, digits_argv, 
         "from configs.parts import loss\n@loss('bare')\ndef bare(logits, targets):\n    return logits.sum(1)\n"
     )
     argv = [f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, "LOSS.NAME=bare"]
-    with pytest.raises(UserError, match=r"LOSS.NAME bare: TypeError: .*'options'"):
+    with pytest.raises(UserError, match=r"LOSS.NAME bare: .*'options'"):
         run(parse_command_line(argv), cpu)
 
 
