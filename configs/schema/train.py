@@ -89,7 +89,7 @@ class Train(Augmentation, Distillation):
         None,
         ge=1,
         description="global batch size that BASE_LR was tuned for; a run with another one logs a warning; "
-        "null: unknown, as for a BASE_LR of a higher option layer",
+        "null: unknown, as for a BASE_LR that -opts or a recipe over its BASE sets",
     )
     linear_scaled_lr: int | None = Field(
         None, ge=1, description="multiplies the three learning rates by global batch size / this value; null: by 1"
