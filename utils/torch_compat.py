@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
 
 import torch
@@ -64,9 +65,6 @@ def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
     }
 
 
-_SIGNATURE_BYTES = 32  # of SHA-256
-
-
 def sign_object_collectives(key: bytes) -> None:
     """Makes torch's collectives of objects send an HMAC with each pickle, and verify it before they unpickle.
 
@@ -74,27 +72,26 @@ def sign_object_collectives(key: bytes) -> None:
     where torch calls them itself (`dcp.save`).
     """
 
-    class SignedPickler:
-        def __init__(self, file: BinaryIO) -> None:
-            self._file = file
-
-        def dump(self, value: object) -> None:
+    def signing(file: BinaryIO) -> SimpleNamespace:
+        def dump(value: object) -> None:
             content = pickle.dumps(value)
-            self._file.write(hmac.digest(key, content, "sha256") + content)
+            file.write(hmac.digest(key, content, "sha256") + content)
 
-    class VerifiedUnpickler(pickle.Unpickler):
-        def __init__(self, file: BinaryIO) -> None:
-            signature, content = file.read(_SIGNATURE_BYTES), file.read()
-            if not hmac.compare_digest(signature, hmac.digest(key, content, "sha256")):
-                raise Unavailable(
-                    "torch.distributed: an object has no valid signature of a rank of this run; another program on "
-                    "this host may write to its ports: see who uses the host, and resume"
-                )
-            super().__init__(io.BytesIO(content))
+        return SimpleNamespace(dump=dump)
+
+    def verifying(file: BinaryIO) -> pickle.Unpickler:
+        signature, content = file.read(32), file.read()  # of SHA-256
+        if not hmac.compare_digest(signature, hmac.digest(key, content, "sha256")):
+            raise Unavailable(
+                "torch.distributed: an object has no valid signature of a rank of this run; another program on "
+                "this host may write to its ports: see who uses the host, and resume"
+            )
+        return pickle.Unpickler(io.BytesIO(content))
 
     module: Any = dist.distributed_c10d
-    assert isinstance(module._pickler, type) and isinstance(module._unpickler, type)  # otherwise torch has changed
-    module._pickler, module._unpickler = SignedPickler, VerifiedUnpickler
+    if not {"_pickler", "_unpickler"} <= vars(module).keys():
+        raise AttributeError("torch.distributed.distributed_c10d has no _pickler and _unpickler: torch has changed")
+    module._pickler, module._unpickler = signing, verifying
 
 
 # DistributedDataParallel
