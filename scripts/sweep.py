@@ -19,7 +19,6 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +38,12 @@ from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.files import read_json
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launch import end_with_parent
+from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
 from utils.status import STATUS
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
 MAX_RUNS = 1000
 _UNCHECKED = ("SAVE", "DATA.NUM_WORKERS")  # may change while a sweep is running
-_SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 
 
 def main(argv: list[str]) -> int:
@@ -155,7 +153,7 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
                 print(f"{name}: {'failed' if process.returncode else 'done'}", flush=True)
             time.sleep(0.2)
     finally:
-        _stop([process for process, _ in running.values()])
+        stop_processes([process for process, _ in running.values()], signal.SIGTERM, SHUTDOWN_SECONDS)
     return failures
 
 
@@ -172,17 +170,6 @@ def _start(root: Path, name: str, argv: list[str], environment: dict[str, str]) 
             process_group=0,  # the Ctrl-C of a terminal reaches the sweep alone
             preexec_fn=end_with_parent,
         )
-
-
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.terminate()
-    deadline = time.monotonic() + _SHUTDOWN_SECONDS
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # also workers that are left
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from utils.errors import Unavailable, print_escaped
-from utils.processes.launch import claim_error_line
-from utils.processes.process_stat import read_stat
+from utils.processes.launch import claim_error_line, read_stat
 from utils.signals import exit_now
 from utils.status import RUN_LOG
 from utils.waits import wait_for

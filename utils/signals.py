@@ -19,6 +19,7 @@ from utils.files import remove_temporary_folders
 # nohup starts a process with SIGHUP ignored, and it stays so: the run outlives its terminal.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, *_HANGUP)
+SIGNAL_NAMES = {int(number): number.name for number in signal.Signals}  # most real-time signals have none
 _DUPLICATE_SECONDS = 1.0  # the terminal and the launcher both send the same Ctrl-C within this time
 
 _received = 0
@@ -70,22 +71,22 @@ def received_signal() -> int:
 
 def raise_on_signals() -> None:
     """Makes the first signal raise `Interrupted`."""
-    _handle(_raise)
+    handle_signals(_raise)
 
 
 def record_signals() -> None:
     """Makes no signal raise an exception."""
-    _handle(PendingSignal().receive)
+    handle_signals(PendingSignal().receive)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
     pending = PendingSignal()
-    _handle(pending.receive)
+    handle_signals(pending.receive)
     pending.receive(number, frame)
     raise Interrupted(number)
 
 
-def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+def handle_signals(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in TERMINATION_SIGNALS:
         signal.signal(number, handler)
 

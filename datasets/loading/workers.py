@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from multiprocessing import connection
@@ -19,7 +18,8 @@ from torch.utils.data import DataLoader
 from datasets.loading.waits import share_waits
 from utils.cpu_cores import CoreShare
 from utils.errors import Unavailable
-from utils.signals import kill_children
+from utils.processes.launch import end_with_parent
+from utils.signals import SIGNAL_NAMES, kill_children
 from utils.threads import Watchdog
 from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
 
@@ -29,7 +29,7 @@ _DEATH_SECONDS = 1.0  # until the death of a worker is visible
 _MAX_WORKERS = 16
 _MAIN_PROCESS_CORES = 2
 SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size=8g), lower -num_workers, or use no workers: -num_workers=0"
-_CAUSES = {
+_CAUSES: dict[int, str] = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",
 }
@@ -52,9 +52,7 @@ def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
 def start_worker(told_at: ctypes.c_double, worker: int) -> None:
     """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank."""
     share_waits(told_at)
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     close_fork_server_pipe()
 
 
@@ -165,6 +163,5 @@ def _death_message(workers: list[BaseProcess]) -> str | None:
     worker, status = dead[0]
     if status >= 0:
         return f"loading worker {worker} exited with status {status}; for details, use no workers: -num_workers=0"
-    killed_by = signal.Signals(-status)
-    cause = _CAUSES.get(killed_by, "perhaps by a damaged file; for details, use no workers: -num_workers=0")
-    return f"loading worker {worker} was killed by {killed_by.name}, {cause}"
+    cause = _CAUSES.get(-status, "perhaps by a damaged file; for details, use no workers: -num_workers=0")
+    return f"loading worker {worker} was killed by {SIGNAL_NAMES.get(-status, f'signal {-status}')}, {cause}"

@@ -1,11 +1,16 @@
 """The environment variables of each launcher are read correctly."""
 
+import errno
 import os
+import signal
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
 from main_multi_gpu import _parse, check_num_processes
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.processes import launch
 from utils.processes.launcher import check_is_alone, detect_launcher, first_host, torchrun_variables
 
@@ -184,15 +189,21 @@ rank, names = os.environ["RANK"], ("0", "1")
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
 if case == "ignores":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+if case == "succeeds":
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+if case == "failed before":  # the launcher terminates this rank, and then receives a signal
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGUSR1))
 open(os.path.join(folder, rank), "w").close()
 while not all(os.path.exists(os.path.join(folder, name)) for name in names):
     time.sleep(0.01)
-if case in ("signal", "ignores") and rank == "0":
+if case in ("signal", "ignores", "succeeds") and rank == "0":
     os.kill(os.getppid(), signal.SIGUSR1)
 if case == "reports":
     open(os.environ["AMPVIT_REPORT"], "a").close()
-if case in ("fails", "killed", "reports") and rank == "1":
-    sys.exit(3) if case == "fails" else os.kill(os.getpid(), signal.SIGKILL)
+if case == "real-time" and rank == "1":
+    os.kill(os.getpid(), 40)
+if case in ("fails", "failed before", "killed", "reports") and rank == "1":
+    sys.exit(3) if case.startswith("fail") else os.kill(os.getpid(), signal.SIGKILL)
 time.sleep(0 if case == "ends" else 600)
 """
 
@@ -203,6 +214,9 @@ time.sleep(0 if case == "ends" else 600)
     [
         ("ends", 0, ""),
         ("fails", 3, ""),  # the other one is terminated
+        ("failed before", 3, ""),  # before the signal
+        ("succeeds", 0, ""),  # all end with 0 though a signal was sent
+        ("real-time", 168, "error: the process of rank 1 was terminated by signal 40\n"),
         ("killed", 137, "error: the process of rank 1 was terminated by SIGKILL; possible cause: out of host memory\n"),
         ("reports", 137, ""),  # a rank has printed the line
         ("signal", 138, ""),
@@ -210,7 +224,7 @@ time.sleep(0 if case == "ends" else 600)
     ],
 )
 def test_status_of_a_launch(monkeypatch, tmp_path, capsys, case, status, line):
-    monkeypatch.setattr(launch, "_SHUTDOWN_SECONDS", 1)
+    monkeypatch.setattr(launch, "SHUTDOWN_SECONDS", 1)
     monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
     script = tmp_path / "rank.py"
     script.write_text(RANK_SCRIPT)
@@ -218,6 +232,33 @@ def test_status_of_a_launch(monkeypatch, tmp_path, capsys, case, status, line):
     assert launch.launch_processes(str(script), words, num_processes=2) == status
     assert capsys.readouterr().err == line
     assert launch.PICKLE_KEY not in os.environ
+
+
+@pytest.mark.usefixtures("handlers_after_test")
+def test_a_process_that_the_system_refuses_is_named_and_the_others_end(monkeypatch, tmp_path):
+    started = []
+
+    def refuse_second(command, **options):
+        if started:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # ulimit -u
+        started.append(popen(command, **options))
+        return started[0]
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", refuse_second)
+    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
+    (tmp_path / "rank.py").write_text("import time; time.sleep(600)")
+    with pytest.raises(Unavailable, match=r"^-ngpus: rank 1 cannot start \(Resource .*\); raise ulimit -u "):
+        launch.launch_processes(str(tmp_path / "rank.py"), [], num_processes=2)
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("script", ["main_multi_gpu.py", "main_single_gpu.py"])
+def test_ctrl_c_while_a_script_imports_prints_no_traceback(script, tmp_path):
+    (tmp_path / "yaml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)")
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, script], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_one_process_of_a_launcher_prints_the_error(monkeypatch, tmp_path):

@@ -22,7 +22,7 @@ from utils import locks
 from utils.errors import Unavailable
 from utils.files import read_json
 from utils.locks import locked
-from utils.processes.process_stat import read_stat
+from utils.processes.launch import read_stat
 from utils.status import RUN_LOG, STATUS
 
 NO_FLOCK = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 
+from utils.errors import Unavailable
 from utils.processes.launcher import PARENT_PID, PICKLE_KEY
-from utils.signals import TERMINATION_SIGNALS
+from utils.signals import SIGNAL_NAMES, handle_signals
 
 _REPORT = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
-_SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
+SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 _TERMINATION_SECONDS = 30  # the same after the failure of one of them
 _POLL_SECONDS = 0.1
 
@@ -29,26 +30,25 @@ def exit_with_launcher() -> None:
     Call it before torch is imported: a Python signal handler runs only after the import, and after torch's rendezvous
     with the other processes.
     """
-    for number in TERMINATION_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+    handle_signals(signal.SIG_DFL)
     end_with_parent()
     if os.environ.get(PARENT_PID, str(os.getppid())) != str(os.getppid()):
         raise SystemExit(1)  # the launcher was killed before prctl was called
 
 
-def end_with_parent() -> None:
-    """Makes this process receive SIGTERM when the process that started it ends, on Linux."""
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Makes this process receive a signal when the process that started it ends, on Linux."""
     if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
 def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
 
-    If one fails, the others are terminated. The termination signals are forwarded; the status is then 128 + the
-    signal number. The launcher itself prints only the death of a process by a signal. It reads nothing that another
-    program can send: torch's own agent unpickles the content of its key-value store.
+    If one fails, the others are terminated. The termination signals are forwarded; the status is 128 + the number of
+    one that came first. The launcher itself prints only the death of a process by a signal. It reads nothing that
+    another program can send: torch's own agent unpickles the content of its key-value store. Call it last: its signal
+    handlers remain.
     """
     import torch
 
@@ -61,34 +61,33 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
         os.environ[_REPORT] = os.path.join(folder, "reported")
         variables = os.environ | {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes))),
-            "WORLD_SIZE": str(num_processes),
-            "LOCAL_WORLD_SIZE": str(num_processes),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes)),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
             PARENT_PID: str(os.getpid()),
             PICKLE_KEY: secrets.token_hex(32),
         }
-        for number in TERMINATION_SIGNALS:
-            signal.signal(number, lambda number, frame: received.append(number))
+        handle_signals(lambda number, frame: received.append(number))
         try:
             for rank in map(str, range(num_processes)):
                 of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank}
                 command = [sys.executable, "-u", script, *argv]
-                processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True))
-            ended = _wait(processes, received)
+                try:
+                    processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True))
+                except OSError as error:
+                    problem = f"-ngpus: rank {rank} cannot start ({error.strerror})"
+                    raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
+            return _wait(processes, received)
         finally:
-            _send(processes, signal.SIGKILL)
-            for process in processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
-                    process.wait(_TERMINATION_SECONDS)
-        return 128 + received[0] if received else _failure_status(ended)
+            stop_processes(processes, signal.SIGKILL, _TERMINATION_SECONDS)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> dict[int, int]:
-    """The statuses of the processes that have ended in time, by rank, in the order of their ends."""
-    ended: dict[int, int] = {}
-    num_sent, deadline = 0, math.inf
+def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
+    """The exit status: of the first failure, or of a signal that came before it, unless all have ended with 0."""
+    ended: dict[int, int] = {}  # statuses by rank, in the order of their ends
+    num_sent, deadline, interrupted = 0, math.inf, False
     while len(ended) < len(processes) and time.monotonic() < deadline:
         for number in received[num_sent:]:
             _send(processes, number)
@@ -97,11 +96,24 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> dict
             if rank not in ended and process.poll() is not None:
                 ended[rank] = process.returncode
         if deadline == math.inf and (num_sent or any(ended.values())):
-            if not num_sent:
+            interrupted = num_sent > 0
+            if not interrupted:
                 _send(processes, signal.SIGTERM)
-            deadline = time.monotonic() + (_SHUTDOWN_SECONDS if num_sent else _TERMINATION_SECONDS)
+            deadline = time.monotonic() + (SHUTDOWN_SECONDS if interrupted else _TERMINATION_SECONDS)
         time.sleep(_POLL_SECONDS)
-    return ended
+    interrupted = interrupted and (len(ended) < len(processes) or any(ended.values()))
+    return 128 + received[0] if interrupted else _failure_status(ended)
+
+
+def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_seconds: float) -> None:
+    """Sends a signal to processes that lead a group; kills the ones, and their workers, that are left at the limit."""
+    _send(processes, number)
+    deadline = time.monotonic() + limit_seconds
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
+            process.wait(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _send(processes: list[subprocess.Popen[bytes]], number: int) -> None:
@@ -130,7 +142,15 @@ def _failure_status(ended: dict[int, int]) -> int:
     if status >= 0:
         return status
     hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
-    name = signal.Signals(-status).name
+    name = SIGNAL_NAMES.get(-status, f"signal {-status}")
     if claim_error_line():
         print(f"error: the process of rank {failed[0]} was terminated by {name}{hint}", file=sys.stderr, flush=True)
     return 128 - status
+
+
+def read_stat(pid: int | str) -> tuple[str, str, str]:
+    """State, parent and start time (in clock ticks since the host started); empty texts if there is no such process."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return fields[0], fields[1], fields[19]
+    return "", "", ""

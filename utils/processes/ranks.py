@@ -9,7 +9,7 @@ from enum import StrEnum
 import torch.distributed as dist
 
 from utils.errors import Unavailable
-from utils.processes.process_stat import read_stat
+from utils.processes.launch import read_stat
 from utils.waits import wait_for
 
 _MESSAGES = "messages"  # a key of the store
