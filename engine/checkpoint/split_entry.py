@@ -54,7 +54,7 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
         return RunSplit(seed, fraction, None, num_trained=content.get("geometry", {}).get("samples"))
     match content[ENTRY]:
         case None:
-            return RunSplit(seed, fraction, ())
+            return RunSplit(seed, fraction, (), fold=fold)
         case {"digest": digest, "held_out": list(names)}:
             split = RunSplit(seed, fraction, tuple(names), fold=fold)
         case {"digest": digest, "held_out": torch.Tensor() as text, "trained": torch.Tensor() as trained}:

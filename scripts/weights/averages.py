@@ -11,7 +11,7 @@ from datasets.loading.batches import build_eval_loader
 from engine.checkpoint.paths import checkpoints_by_progress
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.trained_on import TrainedOn, read_trained_on
+from engine.checkpoint.trained_on import read_trained_on
 from engine.training.eval_model import build_eval_model
 from models.weights.fit import load_pretrained
 from models.weights.names import State
@@ -126,14 +126,8 @@ def _check_same_data(trained: TrainedModel, path: Path) -> None:
     if (other.preprocessing or preprocessing) != preprocessing:
         raise UserError(f"{path}: was trained with another preprocessing than {trained.weights}; give others")
     first = read_trained_on(str(trained.weights))
-    if trained.split and first and _split(other) != _split(first):
+    if trained.split and first and other.split != first.split:
         raise UserError(
             f"{path}: holds out other images than {trained.weights}, so their average cannot be evaluated; average "
             f"the predictions: -predict PATH -resume {shlex.join([str(trained.weights), str(path)])}"
         )
-
-
-def _split(trained_on: TrainedOn) -> tuple[str | None, ...]:
-    """What tells two splits apart; data without files, such as the digits, have no list of the held-out images."""
-    split, data = trained_on.split, trained_on.data
-    return split and split.digest, *(data[key] for key in ("FOLDS", "FOLD", "SPLIT_SEED") if data.get("FOLDS"))

@@ -99,6 +99,7 @@ def test_the_entry_of_a_checkpoint():
     assert read_split(json.loads(json.dumps(exported_entry(run))), data) == run
     assert read_split({"geometry": {"samples": 9}}, data) == RunSplit(0, 0.9, None, num_trained=9)
     assert read_split({ENTRY: None}, {}) == RunSplit(0, 0.1, ())
+    assert read_split({ENTRY: None}, {"FOLDS": 5, "FOLD": 3}) == RunSplit(0, 0.1, (), fold=(3, 5))
     entry = content[ENTRY]
     for damage in (
         {"digest": "0"}, {"held_out": [1]}, {"held_out": entry["held_out"][:1].expand(2**50)}, {"trained": None},
