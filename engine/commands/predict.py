@@ -14,7 +14,7 @@ from configs.reading.prediction import Prediction
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
-from engine.commands.ensemble import build_loader, in_one, open_models
+from engine.commands.ensemble import build_ensemble, build_loader, open_models
 from engine.commands.open_evaluation import OpenedEvaluation
 from engine.commands.open_run import open_new_folder, start_log
 from engine.commands.shared_folder import check_shared
@@ -50,7 +50,7 @@ def predict(command: Command, context: ProcessContext) -> int:
     if context.is_main and options.folder:
         check_writable(options.folder)
     models = open_models(command, context, logger)
-    opened = in_one(models)
+    opened = build_ensemble(models)
     config, samples = opened.config, opened.samples
     prefix = "embed-" if options.embeds else "predict-"
     folder = options.folder or open_new_folder(replace(command, config=config), context, logger, prefix)

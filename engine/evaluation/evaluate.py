@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from datasets.batch import PADDING, Batch
-from datasets.loading.loader import Loader
+from datasets.loading.loader import Loader, Loaders, unreadable
 from datasets.loading.sampler import EvalSampler, Key
 from engine.evaluation.multi_label import score_classes
 from engine.evaluation.results import SampleResults
@@ -79,7 +79,7 @@ class Evaluator:
         return metrics, results
 
     def classify(
-        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
+        self, model: nn.Module, batches: Loader | Loaders, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
         """The results of each `every` batches of all ranks, on the main process; a collective call."""
 
@@ -93,7 +93,7 @@ class Evaluator:
     def compute(
         self,
         model: nn.Module,
-        batches: Loader,
+        batches: Loader | Loaders,
         summarize: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]],
         every: int,
         after_batch: AfterBatch | None,
@@ -109,31 +109,32 @@ class Evaluator:
             try:
                 loaded = zip(self._with_progress(batches, sampler.end), sampler, strict=True)
                 for number, (batch, keys) in enumerate(loaded, 1):
-                    parts.append(summarize(self.outputs(model, batch.images), batch.targets))
+                    parts.append(summarize(self.compute_outputs(model, batch.images), batch.targets))
                     if batch.bad:
                         reasons = (error.reason for error in batch.bad)
-                        errors |= zip(_unreadable(batch.targets, keys), reasons, strict=True)
+                        errors |= zip(unreadable(batch.targets, keys), reasons, strict=True)
                     if after_batch:
                         after_batch(batch, keys)
-                    if number % every == 0 or number == len(batches):
+                    if number % every == 0 or number == len(sampler):
                         yield self._gather(parts, errors, sampler.end(number) - sampler.end(number - len(parts)))
                         parts, errors = [], {}
             except Exception as error:
                 error.add_note(IN_EVALUATION)
                 raise
 
-    def _with_progress(self, batches: Loader, end: Callable[[int], int]) -> Iterator[Batch]:
+    def _with_progress(self, batches: Loader | Loaders, end: Callable[[int], int]) -> Iterator[Batch]:
         """Shows a progress bar on a terminal, else a line per minute. end: the samples of so many batches."""
-        bar = progress_bar("Validation", self.context, len(batches), "batches", over=batches)
+        total = len(batches.sampler)
+        bar = progress_bar("Validation", self.context, total, "batches", over=batches)
         last = started = time.perf_counter()
         for number, batch in enumerate(bar, 1):
             yield batch
             if bar.disable and (now := time.perf_counter()) - last >= _SECONDS_BETWEEN_LINES:
-                last, speed, done, total = now, (end(number) - end(0)) / (now - started), end(number), end(len(batches))
-                figures = f"{format_speed(speed)}, left {format_duration((total - done) / speed)}"
-                logging.getLogger(RUN_LOG).info(f"----- {done} of {total} images done, {figures}")
+                last, speed, done = now, (end(number) - end(0)) / (now - started), end(number)
+                figures = f"{format_speed(speed)}, left {format_duration((end(total) - done) / speed)}"
+                logging.getLogger(RUN_LOG).info(f"----- {done} of {end(total)} images done, {figures}")
 
-    def outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    def compute_outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """What `forward` returns for uint8 images."""
         with self.precision.autocast(), run_eagerly():
             return self.forward(model, self.transform(images))
@@ -173,10 +174,3 @@ def _rank_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
         "probabilities": log_probabilities.gather(-1, labels).exp(),
         "losses": F.nll_loss(log_probabilities, targets, reduction="none", ignore_index=PADDING),
     }
-
-
-def _unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
-    """The indices of the samples of a batch that could not be read."""
-    indices = [index for _, index, _ in keys]
-    is_padding = ((targets if targets.ndim == 1 else targets[:, 0]) == PADDING).tolist()
-    return [index for index, padded in zip(indices, is_padding, strict=True) if padded and index != PADDING]

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import GREY, TINY_VIT, run_script, train
 from PIL import Image
 from test_predict import predict
 
 from configs.reading.command_line import parse_command_line
+from datasets.batch import PADDING, Batch
+from datasets.decoding.bad_images import BadImage
+from datasets.loading.loader import Loaders
+from datasets.loading.sampler import EvalSampler
 from engine.commands.run import run
 from engine.evaluation.part_file import PartFile
 from utils.errors import UserError
@@ -71,6 +76,50 @@ def test_the_probabilities_are_the_means_of_those_of_the_runs(images, folds, tmp
     printed = capsys.readouterr().out
     assert all(f"Resume: from {one}" in printed for one in folds)
     assert run(parse_command_line(["-predict", *argv[:2], "-dry_run", f"-resume={folds[0].parent}"]), cpu) == 0
+
+
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_an_image_that_one_loader_cannot_read_is_bad_for_all(columns):
+    """Labels, or a column per class; the last batch has a position without a sample."""
+
+    class Stub:
+        sampler = EvalSampler(num_samples=5, batch_size=3)
+
+        def __init__(self, *bad: int) -> None:
+            self.bad = bad
+
+        def __iter__(self):
+            for keys in self.sampler:
+                targets = torch.ones(3, *columns, dtype=torch.int64)
+                indices = [index for _, index, _ in keys]
+                targets[[index in (*self.bad, PADDING) for index in indices]] = PADDING
+                bad = tuple(BadImage(f"{index}.png", "damaged", "") for index in indices if index in self.bad)
+                yield Batch(torch.zeros(3), targets, sum(index != PADDING for index in indices) - len(bad), bad=bad)
+
+    one, two = Stub(1, 2, 4), Stub(0, 2)
+    batches = list(Loaders([one, two, one]))
+    padding = [(batch.targets.reshape(3, -1)[:, 0] == PADDING).tolist() for batch in batches]
+    assert padding == [[True, True, True], [False, True, True]] and len(batches[0].images) == 3
+    assert [[error.path for error in batch.bad] for batch in batches] == [["0.png", "1.png", "2.png"], ["4.png"]]
+    assert [batch.samples for batch in batches] == [0, 1]
+
+
+def test_a_folder_of_runs_is_the_newest_run_of_each_name_with_a_checkpoint(folds, images, tmp_path, cpu):
+    """A run that died before its first checkpoint is refused, until there is another run of its name."""
+    shutil.copytree(folds[0], tmp_path / "S" / "FOLD=0-20260101-12-00")
+    for name in ("eval-FOLD=0", "predict-FOLD=0", "FOLD=1"):
+        (dead := tmp_path / "S" / f"{name}-20260102-12-00").mkdir()
+        (dead / "config.yaml").write_text("")
+    argv = ["-predict", str(images), f"-resume={tmp_path / 'S'}"]
+    with pytest.raises(UserError, match=rf"^-resume {tmp_path / 'S'}: no run FOLD=1 has a checkpoint; [^\n]*$"):
+        parse_command_line(argv)
+    for time in ("20260102-12-00-2", "20260103-12-00"):
+        shutil.copytree(folds[1], tmp_path / "S" / f"FOLD=1-{time}")
+    (tmp_path / "S" / "FOLD=1-20260104-12-00").mkdir()
+    command = parse_command_line(argv)
+    found = [Path(one.config.model.resume).name for one in (command, *command.others)]
+    assert found == ["FOLD=0-20260101-12-00", "FOLD=1-20260103-12-00"]
+    assert len(predict(tmp_path / "out", cpu, *argv[1:])) == 36
 
 
 @pytest.mark.slow
