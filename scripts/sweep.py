@@ -5,8 +5,8 @@
 
 The runs are in `output/NAME-sweep-CHECKSUM`, in folders that are named by their options. Finished runs are skipped,
 others are resumed. A run that fails stops no other one; it is named at the end, and the exit status is 1. Ctrl-C stops
-all runs, which save. At the end the runs are compared as `scripts/report.py` does. `null` stands for the default of a
-key that cannot be null: `-set LOSS.NAME=null,bce`.
+all runs, which save. At the end the runs are compared as `scripts/report.py` does. `null` leaves a key that cannot be
+null as the recipe has it: `-set LOSS.NAME=null,bce`.
 """
 
 import itertools
@@ -36,10 +36,9 @@ from scripts.flags import positive, script_parser, split_flags
 from utils.cpu_cores import own_share
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
-from utils.files import read_json
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
-from utils.status import STATUS
+from utils.status import newest_runs
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
 MAX_RUNS = 1000
@@ -53,7 +52,8 @@ def main(argv: list[str]) -> int:
     check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     with lock_run_folder(root):
-        left = {name: argv for name, argv in runs.items() if _find_run(root, name)[1] not in ("finished", "stopped")}
+        done = {name for name, run in newest_runs(root).items() if run and run[1] in ("finished", "stopped")}
+        left = {name: argv for name, argv in runs.items() if name not in done}
         print(f"{len(runs)} runs in {root}, {len(runs) - len(left)} done, {len(environments)} at a time", flush=True)
         failures = _train(root, left, environments)
     if len(failures) < len(runs):
@@ -100,13 +100,13 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
     if not 0 < (number := math.prod(map(len, grid.values()))) <= MAX_RUNS:
         raise UserError(f"-set: {number:,} combinations; a sweep has 1 to {MAX_RUNS:,} runs")
     runs, root = dict[str, list[str]](), Path()
-    defaults = {key.name: key.default for key in all_keys() if "null" not in key.type.split(" | ")}
+    required = {key.name for key in all_keys() if "null" not in key.type.split(" | ")}
     for combination in itertools.product(*grid.values()):
         pairs = list(zip(grid, combination, strict=True))
         name = ",".join(f"{key.rpartition('.')[2]}={Path(str(value)).name}" for key, value in pairs)
         if name in runs or len(name) > MAX_NAME_CHARS:
             raise UserError(f"-set: the name {name} is taken or too long; give each value once, and fewer keys")
-        given = [f"{key}={defaults.get(key, value) if value == 'null' else value}" for key, value in pairs]
+        given = [f"{key}={value}" for key, value in pairs if value != "null" or key not in required]
         command = parse_command_line(others, set_options=given)
         if command.name != "train" or command.config.model.resume:
             raise UserError("a sweep trains, and resumes its runs itself; remove -resume, -eval, -predict and the like")
@@ -114,7 +114,7 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
             options = non_default_options(command.config)
             kept = sorted((key, value) for key, value in options.items() if key not in (*grid, *_UNCHECKED))
             root = Path(command.config.save) / f"{command.run_name}-sweep-{zlib.crc32(repr(kept).encode()):08x}"
-        runs[name] = [*others, f"-output={root}", f"-name={name}", "-opts", *given]
+        runs[name] = [*others, f"-output={root}", f"-name={name}", *["-opts"] * bool(given), *given]
     return root, runs
 
 
@@ -125,14 +125,6 @@ def read_values(text: str) -> Sequence[Any]:
     if re.fullmatch(r"\d+[-:]\d+", text):
         raise UserError(f"-set: {text} is no range; write 0..4 for 0 to 4")
     return re.split(r",(?![^\[{]*[\]}])", text)
-
-
-def _find_run(root: Path, name: str) -> tuple[Path | None, str | None]:
-    """The newest folder of the run if it can be resumed or is done, and its state."""
-    pattern = re.compile(re.escape(name) + r"-\d{8}-\d\d-\d\d(-\d+)?")
-    folders = sorted(path for path in root.iterdir() if pattern.fullmatch(path.name))
-    found = [(path, status["state"]) for path in folders if (status := read_json(path / STATUS)).get("checkpoint")]
-    return found[-1] if found else (None, None)
 
 
 def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, str]]) -> list[str]:
@@ -158,11 +150,11 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
 
 
 def _start(root: Path, name: str, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    folder, _ = _find_run(root, name)
-    print(f"{name}: {'resumed' if folder else 'started'}", flush=True)
+    run = newest_runs(root).get(name)
+    print(f"{name}: {'resumed' if run else 'started'}", flush=True)
     with open(root / f"{name}.log", "ab") as log:
         return subprocess.Popen(
-            [sys.executable, str(ENTRY), *argv, *([f"-resume={folder}"] if folder else [])],
+            [sys.executable, str(ENTRY), *argv, *([f"-resume={run[0]}"] if run else [])],
             env=os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -79,6 +80,16 @@ class RunStatus:
                 old = os.fstat(file.fileno())
                 if len(text) <= 512 * old.st_blocks:
                     file.write(text.ljust(old.st_size).encode())
+
+
+def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
+    """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
+    runs: dict[str, tuple[Path, str] | None] = {}
+    for path in sorted(folder.glob("*")):
+        name, status = re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", path.name), read_json(path / STATUS)
+        if name != path.name or status.get("checkpoint"):
+            runs[name] = (path, status.get("state", "")) if status.get("checkpoint") else runs.get(name)
+    return runs
 
 
 def record_run_end(state: str, exit_status: int = 1, **facts: Any) -> None:

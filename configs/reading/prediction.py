@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from utils.errors import UserError
+from utils.status import newest_runs
 
 Split = Literal["train", "val", "test", "all"]
+_NO_TRAINING = ("eval-", "predict-", "embed-", "profile-")  # begin the names of other folders in SAVE
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,12 @@ class Prediction:
 
 def runs_to_predict(names: list[str], prediction: Prediction | None) -> list[str]:
     """The runs that -resume names, in a prediction all runs of a sweep; raises UserError where only one can be."""
-    inside = {name: sorted(Path(name).glob("*/metrics.csv")) if prediction else [] for name in names}
-    runs = [run for name, files in inside.items() for run in [str(file.parent) for file in files] or [name]]
+    runs = list[str]()
+    for name in names:
+        inside = newest_runs(Path(name)) if prediction else {}
+        for run in (run for run, found in inside.items() if not found and not run.startswith(_NO_TRAINING)):
+            raise UserError(f"-resume {name}: no run {run} has a checkpoint; continue the sweep, or name the others")
+        runs += [str(found[0]) for found in inside.values() if found] or [name]
     if len(runs) > 1 and (not prediction or prediction.embeds or prediction.explain):
         raise UserError(f"-resume names {len(runs)} runs: only the labels of -predict are averaged; give one run")
     return runs

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from configs.reading.command_line import parse_command_line
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
 from utils.errors import Unavailable, UserError
@@ -114,9 +115,15 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
         sweep.main(argv)
 
 
-def test_null_is_the_default_of_a_key_that_cannot_be_null():
-    _, runs = sweep.read_grid(["LOSS.NAME=null,bce", "TRAIN.GRAD_CLIP=null,1"], [*DIGITS, "DATA.FOLD=0"])
-    assert runs["NAME=null,GRAD_CLIP=null"][-2:] == ["LOSS.NAME=cross_entropy", "TRAIN.GRAD_CLIP=null"]
+def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
+    """Keys of MODEL have another default in each family; a run without any other option has no -opts of its own."""
+    argv = [*DIGITS, "DATA.FOLD=0", "LOSS.NAME=bce"]
+    _, runs = sweep.read_grid(["LOSS.NAME=null,cross_entropy", "TRAIN.GRAD_CLIP=null,1"], argv)
+    assert runs["NAME=null,GRAD_CLIP=null"][-2:] == ["-opts", "TRAIN.GRAD_CLIP=null"]
+    assert parse_command_line(runs["NAME=null,GRAD_CLIP=1"]).config.loss.name == "bce"
+    _, runs = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
+    widths = [parse_command_line(run).config.model.embed_dim for run in runs.values()]
+    assert widths == [16, 32]
     with pytest.raises(UserError, match="known: cross_entropy, bce"):
         sweep.read_grid(["LOSS.NAME=null,poly"], [*DIGITS, "DATA.FOLD=0"])
 
