@@ -109,11 +109,11 @@ def build_train_state(
 
 def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:
     """PARALLEL.SYNC_BN, by timm's conversion to torch's SyncBatchNorm; names and values of the state dict stay."""
-    has_norms = any(isinstance(module, BatchNorm) for module in model.modules())
-    if not has_norms or device.type != "cuda":
+    if not (has_norms := any(isinstance(module, BatchNorm) for module in model.modules())) or device.type != "cuda":
         reason = "torch has no kernels for CPUs" if has_norms else "this model has no batch norms"
         raise UserError(f"PARALLEL.SYNC_BN: {reason}; set it to false")
-    return convert_sync_batchnorm(model)
+    converted: nn.Module = convert_sync_batchnorm(model)
+    return converted
 
 
 def _build_base_loss(config: Config, class_weights: torch.Tensor | None) -> tuple[Loss, list[str]]:

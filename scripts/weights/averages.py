@@ -1,6 +1,5 @@
 """Averages of checkpoints, evaluated on the validation images and written as a checkpoint."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,5 +128,5 @@ def _check_same_data(trained: TrainedModel, path: Path) -> None:
     if trained.split and first and other.split != first.split:
         raise UserError(
             f"{path}: holds out other images than {trained.weights}, so their average cannot be evaluated; average "
-            f"the predictions: -predict PATH -resume {shlex.join([str(trained.weights), str(path)])}"
+            "the predictions of all runs: main_single_gpu.py -predict PATH -resume RUN RUN2 ..."
         )
