@@ -11,7 +11,8 @@ def leave_first_process() -> None:
     waits. Process 1 forwards all signals, reaps orphans, and exits with the status of its child. Ctrl-C ends the caller
     at once until it handles it: without the traceback of a KeyboardInterrupt.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getpid() != 1:
         return
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
