@@ -108,8 +108,9 @@ class _Lease:
 
     def release(self) -> None:
         self._released.set()
-        with suppress(OSError):
-            self._own.unlink()
+        if self._own.exists():
+            with suppress(OSError):
+                self._own.unlink()
 
     def _renew(self) -> None:
         while not self._released.wait(_RENEWAL_SECONDS):

@@ -59,8 +59,7 @@ def _run_in_limited_memory(main: Callable[[list[str]], int], argv: list[str]) ->
         is_other = isinstance(error, RuntimeError) and str(error) != "can't start new thread"
         if limit_bytes == resource.RLIM_INFINITY or is_other or isinstance(error, ModuleNotFoundError):
             raise
-        reason = str(error) or type(error).__name__
-        raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({reason}); raise it") from error
+        raise Unavailable(f"ulimit -v is {limit_bytes // 1024}: too little memory ({error!r}); raise it") from error
 
 
 def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
