@@ -197,11 +197,11 @@ def _read(
         if not predicts:
             findings += _find_problems(of_split, split, data, context)
     if findings:
-        # Two splits of one list have the same messages; a list whose images are missing is one problem.
-        keys = [one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one) for one in findings]
-        by_text = dict(zip(keys[::-1], findings[::-1], strict=True))
+        by_text: dict[str, Finding] = {}
+        for one in findings:  # two splits of one list have the same messages; its missing images are one problem
+            by_text.setdefault(one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one), one)
         place = data.dataset if data.dataset in WITHOUT_FILES else data.data_path
-        raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values())[::-1])
+        raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
     return list(samples.values())
 
 

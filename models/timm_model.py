@@ -83,7 +83,7 @@ def class_arguments(model_class: type[nn.Module]) -> set[str]:
 
 
 def _fields(kind: Any) -> set[str]:
-    """The fields of a dataclass; with `conv_` and its name, those of MaxxVit's field `conv_cfg`."""
+    """The fields of a dataclass, and with the prefix `conv_` the fields of its field `conv_cfg`, as MaxxVit has."""
     kinds = {field.name: field.type for field in fields(kind)} if is_dataclass(kind) else {}
     inner = (name.removesuffix("cfg") + key for name in kinds if name.endswith("_cfg") for key in _fields(kinds[name]))
     return kinds.keys() | set(inner)

@@ -80,7 +80,7 @@ class _Lease:
     """A file beside `path` with a name of its own for each process. A thread renews its time.
 
     At most one process has the lease: each creates its file, and then lists the folder. Of two, the one that lists
-    later sees the file of the other: a client of NFS lists a folder anew after it has changed it. Both may give way;
+    later sees the file of the other: a client of NFS reads a folder again after it has changed it. Both may give way;
     they try again after random times. An expired file is removed by its own name: with one name for all, a slow process
     would remove the file of a faster one, which has just taken over.
     """

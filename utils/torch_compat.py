@@ -193,11 +193,11 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
 
 
 def compile_cache_folders() -> dict[str, str]:
-    """The folders from which torch.compile runs code, by the environment variable that moves them."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+    """The folders from which torch.compile runs code, by the environment variable that moves them; none is created."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    named = {"TRITON_CACHE_DIR": os.environ["TRITON_CACHE_DIR"]} if "TRITON_CACHE_DIR" in os.environ else {}
-    return {"TMPDIR": default_cache_dir(), "TORCHINDUCTOR_CACHE_DIR": cache_dir()} | named
+    named = (name for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if name in os.environ)
+    return {"TMPDIR": default_cache_dir()} | {name: os.environ[name] for name in named}
 
 
 def empty_compile_cache() -> AbstractContextManager[None]:

@@ -35,6 +35,7 @@ class Flag:
     help: str
     value: Any = True  # of a switch that is on
     off: Any = False
+    nargs: str | None = None
 
 
 def _batch_size(text: str) -> int | str:
@@ -68,7 +69,7 @@ FLAGS = {
     "weights and output": (
         Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm"),
         Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
-        Flag("resume", ("MODEL.RESUME",), str, "resume a file, a run folder, or auto (the newest); -predict: several"),
+        Flag("resume", ("MODEL.RESUME",), str, "a file, a run folder, or auto; -predict: several", nargs="+"),
         Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
         Flag("name", ("NAME",), str, "name of the run's folder"),
     ),
@@ -144,8 +145,7 @@ def entry_parser(prog: str) -> Parser:
                 add_flag(group, flag.name, type=_switch, nargs="?", const=True, metavar="yes|no", help=flag.help)
             else:
                 metavar = "X" if flag.type in (float, str) else "N"
-                nargs = "+" if flag.name == "resume" else None
-                add_flag(group, flag.name, type=flag.type, nargs=nargs, metavar=metavar, help=flag.help)
+                add_flag(group, flag.name, type=flag.type, nargs=flag.nargs, metavar=metavar, help=flag.help)
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)

@@ -39,9 +39,9 @@ class _Ensemble(Evaluator):
 def open_models(command: Command, context: ProcessContext, logger: RunLogger) -> list[OpenedEvaluation]:
     """The models of the runs that -resume names; raises UserError if their classes or images differ."""
     models = [open_evaluation(one, context, logger) for one in (command, *command.others)]
-    for other, opened in zip(command.others, models[1:], strict=True):
-        expected, found = _comparable(models[0]), _comparable(opened)
-        for subject in (subject for subject in expected if found[subject] != expected[subject]):
+    first, *rest = map(_comparable, models) if command.others else [{}]
+    for other, found in zip(command.others, rest, strict=True):
+        for subject in (subject for subject in first if found[subject] != first[subject]):
             names = f"{other.config.model.resume}: has other {subject} than {command.config.model.resume}"
             raise UserError(f"-resume {names}; give runs of the same classes, and name the images: -predict PATH")
     return models

@@ -105,7 +105,7 @@ def _check_compiler(device: torch.device) -> None:
                 _compile_function(device)
         except Exception:
             raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile") from error
-        cache = folders["TORCHINDUCTOR_CACHE_DIR"]
+        cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
         raise UserError(f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
 
 

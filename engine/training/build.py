@@ -54,7 +54,7 @@ def build_train_state(
 ) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
-    class_weights: of the loss, (classes,), on the device. class_names: of the data or None, also those of a teacher.
+    class_weights: of the loss, (classes,), on the device. class_names: of the data or None; a teacher has the same.
     """
     train, data, device = config.train, config.data, context.device
     allow_kernels(config.model.attention, device)

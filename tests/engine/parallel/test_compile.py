@@ -133,10 +133,12 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
     """Also a link: its owner can replace it. torch would run the code in it."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("engine.parallel.compile._compile_function", lambda device: None)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "named"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
     (folder,) = tmp_path.glob("torchinductor_*")
     assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "named"))
+    compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
     me, own = os.geteuid(), os.stat
     for other in (folder, tmp_path / "named"):
         for is_link in (False, True):
