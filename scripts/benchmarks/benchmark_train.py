@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
-from datasets.loading.loader import PREFETCH_FACTOR
+from datasets.loading.slots import PREFETCH_FACTOR
 from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.common import ENTRY, parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images

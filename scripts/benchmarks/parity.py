@@ -5,8 +5,10 @@
 The data are scikit-learn's digits as PNGs in class folders, in the split of `-dataset=digits` (DATA.SPLIT_SEED). The
 recipe is parity.yaml; flags and -opts of main_single_gpu.py change it. timm_command.py translates it for train.py; an
 option without a translation is an error. Each program trains once per seed, in turn. Both start from the same weights,
-which main_single_gpu.py draws for the seed. The result is the top-1 of the last epoch, from metrics.csv of our run and
-summary.csv of timm's. Speed is not compared.
+which main_single_gpu.py draws for the seed; with -own_weights each program draws its own. The result is the top-1 of
+the last epoch, from metrics.csv of our run and summary.csv of timm's. Speed is not compared.
+
+-images trains on photographs: class folders without folders in them, in DIR/train and DIR/val.
 
 Equal in both: batches (the incomplete batch of an epoch is dropped), the learning rate of every step, loss, AdamW,
 clipping, no weight decay on biases, norms, class token and position embedding, normalization, evaluation crop, autocast
@@ -54,14 +56,16 @@ def main(argv: list[str]) -> int:
     check_recipe(config, parse_command_line([RECIPE]).config)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
-        write_image_folder(config.data, folder / "data")
+        data = flags.images or folder / "data"
+        if not flags.images:
+            write_image_folder(config.data, data)
 
         def train(name: str, seed: int) -> dict[str, float]:
             output = folder / f"{name}-seed{seed}"
             if name == "ours":
-                command = our_command(rest, seed, folder / "data", output)
+                command = our_command(rest, seed, data, output)
                 return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
-            command = timm_command(flags.timm_train, rest, seed, folder / "data", output)
+            command = timm_command(flags.timm_train, rest, seed, data, output, flags.own_weights)
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
         figures = take_turns(("ours", "timm"), flags.seeds, train, flags.json)
@@ -75,8 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
     add_timm_flag(parser, required=True)
     add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
+    images = "class folders in DIR/train and DIR/val (default: the digits)"
+    add_flag(parser, "images", type=_split_folders, metavar="DIR", help=images)
+    own_weights = "timm draws its own initial weights (default: it gets ours)"
+    add_flag(parser, "own_weights", action="store_true", help=own_weights)
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
+
+
+def _split_folders(text: str) -> Path:
+    path = Path(text).absolute()
+    missing = [f"{path / split}" for split in ("train", "val") if not (path / split).is_dir()]
+    if missing:
+        raise argparse.ArgumentTypeError(
+            f"{' and '.join(missing)}: no such folder; give class folders in train and val"
+        )
+    return path
 
 
 def write_image_folder(data: Data, folder: Path) -> None:
@@ -94,14 +112,18 @@ def our_command(rest: list[str], seed: int, data: Path, output: Path) -> list[st
     return [sys.executable, str(ENTRY), RECIPE, *rest, *paths, "-opts", f"SEED={seed}"]
 
 
-def timm_command(train_py: Path, rest: list[str], seed: int, data: Path, output: Path) -> list[str]:
-    """The command; writes the initial weights that it loads."""
+def timm_command(
+    train_py: Path, rest: list[str], seed: int, data: Path, output: Path, own_weights: bool = False
+) -> list[str]:
+    """The command; without `own_weights` it loads our initial weights, which are written."""
     config = parse_command_line([RECIPE, *rest, "-opts", f"SEED={seed}"]).config
-    weights = output.with_suffix(".pth")
-    write_initial_weights(config, weights)
     flags = timm_flags(config, data, output, interval=NO_LOG, val_split="val")
+    if not own_weights:
+        weights = output.with_suffix(".pth")
+        write_initial_weights(config, weights)
+        flags += ["--initial-checkpoint", str(weights)]
     explicit = [] if visible_gpus() else EXPLICIT_ATTENTION  # as ours on a CPU
-    return [*explicit, sys.executable, str(train_py), *flags, "--initial-checkpoint", str(weights)]
+    return [*explicit, sys.executable, str(train_py), *flags]
 
 
 def write_initial_weights(config: Config, path: Path) -> None:

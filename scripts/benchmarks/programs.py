@@ -94,7 +94,21 @@ def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
     started = time.perf_counter()
     with _running(program, limit_seconds) as run:
         arrived, _ = run.next_reading()
-        return {"wall_seconds": arrived - started, "cpu_seconds": run.cpu_seconds()}
+        return {"wall_seconds": arrived - started, "cpu_seconds": group_cpu_seconds(run.process.pid)}
+
+
+def group_cpu_seconds(group: int) -> float:
+    """CPU seconds, so far, of the running processes of a process group, and of their children that have ended."""
+    return sum(map(_cpu_seconds, _pids(group)))
+
+
+def _pids(group: int) -> list[int]:
+    found = []
+    for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == group:
+                found.append(pid)
+    return found
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -166,19 +180,6 @@ class _Run:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def pids(self) -> list[int]:
-        """Of the processes that run now."""
-        found = []
-        for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
-            with suppress(ProcessLookupError):
-                if os.getpgid(pid) == self.process.pid:
-                    found.append(pid)
-        return found
-
-    def cpu_seconds(self) -> float:
-        """Of all processes, so far."""
-        return sum(map(_cpu_seconds, self.pids()))
-
     def time_steps(self, warmup: int, steps: int, prefetches: bool, images_per_step: int) -> dict[str, float]:
         before = arrived = time.perf_counter()
         first = Reading(0)
@@ -187,13 +188,13 @@ class _Run:
         if prefetches:
             self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
             arrived, first = self.next_reading()
-        last, last_arrived, waited, cpu_before = first, arrived, 0.0, self.cpu_seconds()
+        last, last_arrived, waited, cpu_before = first, arrived, 0.0, group_cpu_seconds(self.process.pid)
         while last.steps < first.steps + steps:
             before, (last_arrived, last) = last_arrived, self.next_reading()
             waited += last.data_wait_share * (last_arrived - before)
         seconds = last_arrived - arrived
         figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
-        figures["cpu_seconds_per_second"] = (self.cpu_seconds() - cpu_before) / seconds
+        figures["cpu_seconds_per_second"] = (group_cpu_seconds(self.process.pid) - cpu_before) / seconds
         if "gigabytes" in self._log.groupindex:
             figures["peak_memory_bytes"] = last.memory_bytes
         if "wait" in self._log.groupindex:
@@ -215,7 +216,7 @@ class _Run:
 
     def _use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        children = [pid for pid in self.pids() if pid != self.process.pid]
+        children = [pid for pid in _pids(self.process.pid) if pid != self.process.pid]
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

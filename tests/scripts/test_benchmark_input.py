@@ -12,6 +12,7 @@ from conftest import samples_for
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
+from datasets.loading.batches import build_train_batches
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
@@ -69,7 +70,7 @@ def test_a_turn_has_a_new_stream_and_ends_with_a_whole_batch(monkeypatch, cpu):
             ended.append(clock[0])
 
     measured = streams.measure_turn(batches, prefetched=2, seconds=1.0, device=cpu.device)
-    assert measured == {"images_per_second": pytest.approx(3 * 8 / 1.2)}
+    assert measured["images_per_second"] == pytest.approx(3 * 8 / 1.2) and measured["images_per_cpu_second"] > 0
     assert ended == [pytest.approx(311.2)]
 
 
@@ -118,6 +119,20 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
         assert (image - reference).abs().mean() < 0.5 / 127.5
         (timms,) = timm_images[timm_targets == batch.targets[index]]
         torch.testing.assert_close(timms, reference, rtol=0, atol=1e-5)
+
+
+def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
+    make_images(tmp_path / "images", SMALL_SIZE)
+    link_images(tmp_path / "images", tmp_path / "data", entries=24)
+    argv = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-image_size=32", "-num_workers=0"]
+    config = parse_command_line([*argv, "-opts", "MODEL.PATCH_SIZE=16", "DATA.HFLIP_PROB=0.0"]).config
+    decoded, resized = [], streams.resize
+    monkeypatch.setattr(streams, "resize", lambda *arguments: decoded.append(resized(*arguments)))
+    stream = streams.limit_batches(config, cpu)
+    assert [next(stream) for _ in range(3)] == [8] * 3
+    (samples,) = samples_for(config, cpu, "train")
+    ours = build_train_batches(config.data, config.train, samples, config.seed, cpu, 600).iterate(0, 0, 1)
+    assert torch.equal(torch.stack(decoded), torch.cat([batch.images for batch in ours]))
 
 
 @pytest.mark.slow

@@ -168,6 +168,23 @@ def test_the_image_folder_is_the_digits_source(seed, tmp_path, cpu):
         assert sorted((target, np.asarray(image).tobytes()) for image, target in timms) == expected
 
 
+def test_each_program_draws_its_own_weights_on_the_users_images(tmp_path, monkeypatch, capsys):
+    for split in ("train", "val"):
+        (tmp_path / "photos" / split).mkdir(parents=True)
+    commands = {}
+    monkeypatch.setattr(parity, "final_top1", lambda command, output, *_: commands.update({output.name: command}) or 50)
+    photos = tmp_path / "photos"
+    flags = [f"-timm_train={__file__}", "-own_weights", f"-images={photos}", f"-output={tmp_path}", "-seeds=2"]
+    assert parity.main([*flags, "-opts", "DATA.IMAGE_SIZE=32", "MODEL.EMBED_DIM=128"]) == 0
+    ours, timms = commands["ours-seed1"], commands["timm-seed1"]
+    config = parse_command_line(ours[2:]).config
+    assert (config.data.data_path, config.data.image_size, config.seed) == (str(photos), 32, 1)
+    given = [timms[timms.index(f"--{flag}") + 1] for flag in ("data-dir", "img-size", "seed")]
+    assert given == [str(photos), "32", "1"] and "embed_dim=128" in timms
+    assert "--initial-checkpoint" not in timms and not list(tmp_path.glob("*.pth"))
+    assert not (tmp_path / "data").exists() and not list(photos.rglob("*.png"))  # no digits are written
+
+
 def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
     commands = {}
 
@@ -188,9 +205,14 @@ def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "argv", [["-timm_train=/no/train.py"], [], [f"-timm_train={__file__}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"]]
+    "argv",
+    [
+        *(["-timm_train=/no/train.py"], []),
+        [f"-timm_train={__file__}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"],
+        [f"-timm_train={__file__}", f"-images={Path(__file__).parent}"],
+    ],
 )
 def test_mistakes_are_reported_before_the_runs(argv, monkeypatch):
     monkeypatch.setattr(parity, "take_turns", lambda *_: pytest.fail("a run started"))
-    with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
+    with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR|images.* no such folder"):
         parity.main(argv)

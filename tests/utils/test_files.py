@@ -13,7 +13,7 @@ from engine.checkpoint.paths import remove_temporary
 from engine.checkpoint.run_folder import make_run_folder
 from utils.atomic_file import atomic_save, open_atomically, temporary_path, verify_checksum
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import read_json, read_regular_file
 from utils.seeding import derive_seed, seed_device
 from utils.status import STATUS, RunStatus
 from utils.tables import read_rows, safe_cell, unescaped_cell
@@ -179,3 +179,15 @@ def test_seeding_a_device_equals_seeding_all():
         seed()
         drawn.append((torch.rand(3), torch.randint(9, (3,))))
     assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
+
+
+def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkeypatch):
+    content, read = bytes(range(256)) * 4, os.read
+    (tmp_path / "a").write_bytes(content)
+    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 100)))
+    before = len(os.listdir("/dev/fd"))
+    assert read_regular_file(str(tmp_path / "a"), max_bytes=1024) == (content, 1024)
+    assert read_regular_file(str(tmp_path / "a"), max_bytes=1023) == (b"", 1024)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_regular_file(str(tmp_path), max_bytes=1)
+    assert len(os.listdir("/dev/fd")) == before

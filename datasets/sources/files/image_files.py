@@ -14,7 +14,7 @@ from datasets.sources.arrays.mapped_arrays import share_arrays
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
 from utils.errors import Finding
-from utils.files import open_regular_file
+from utils.files import read_regular_file
 
 _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
@@ -84,13 +84,12 @@ class ImageFiles(EncodedImages):
     def read_bytes(self, index: int) -> bytes:
         path = self.name(index)
         try:
-            with open_regular_file(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size > MAX_FILE_BYTES:
-                    raise BadImage(path, f"cannot be read ({size / 1e6:.0f} MB is too large for an image)", _FIX)
-                return file.read(size)
+            data, size = read_regular_file(path, MAX_FILE_BYTES)
         except OSError as error:
             raise read_error(error, path, path, _FIX) from error
+        if size > MAX_FILE_BYTES:
+            raise BadImage(path, f"cannot be read ({size / 1e6:.0f} MB is too large for an image)", _FIX)
+        return data
 
     def location(self, index: int) -> str:
         return self.listing.location(index)

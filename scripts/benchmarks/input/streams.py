@@ -1,5 +1,6 @@
 """Endless streams of images for benchmark_input.py, and their speed: our loader, its limit, timm's, WebDataset."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,19 +14,22 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 
 from configs.schema import Config, Data
-from datasets.decoding.decode import LazyImage
+from datasets.decoding.decode import open_image
 from datasets.decoding.partial_jpeg import Box
 from datasets.loading.batches import build_train_batches
+from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
 from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
 from datasets.transforms.host import build_host_transform
+from scripts.benchmarks.programs import group_cpu_seconds
 from utils.device import timed
 from utils.distributed import ProcessContext
 
 ENDLESS_EPOCHS = 10**6
 NUM_CLASSES = 1000
-_LIMIT_CROPS = 256
+PER_CPU_SECOND = "images_per_cpu_second"  # other programs of a busy machine hardly change it
+_LIMIT_CROPS = 4096
 _SHUFFLE = 1000  # WebDataset's buffer, samples
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
@@ -34,9 +38,9 @@ Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its
 def measure_turn(
     start: Callable[[], Iterator[int]], prefetched: int, seconds: float, device: torch.device
 ) -> dict[str, float]:
-    """Images/s of a new stream over at least `seconds`; the turn ends with a whole batch.
+    """Images/s, and images per CPU second of all processes, of a new stream over at least `seconds`.
 
-    The first batch and the `prefetched` next ones are not timed.
+    The turn ends with a whole batch. The first batch and the `prefetched` next ones are not timed.
     """
     with closing(start()) as stream:
         for _ in range(1 + prefetched):
@@ -49,8 +53,10 @@ def measure_turn(
             while time.perf_counter() < ends:
                 images += next(stream)
 
+        cpu_before = group_cpu_seconds(os.getpgrp())
         elapsed = timed(read, device)
-        return {"images_per_second": images / elapsed}
+        cpu_seconds = group_cpu_seconds(os.getpgrp()) - cpu_before
+        return {"images_per_second": images / elapsed, PER_CPU_SECOND: images / max(cpu_seconds, 0.01)}
 
 
 def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
@@ -64,19 +70,24 @@ def our_batches(config: Config, context: ProcessContext, normalizes: bool = True
 
 
 def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
-    """The limit of a loader: crops of the first samples are decoded and resized; no file is read, no pixel is sent."""
-    data, crops = config.data, []
+    """The limit of our loader: as many processes decode and resize its own crops of files in memory, and drop them."""
+    data, files, crops = config.data, dict[str, bytes](), []
     (samples,) = read_samples(data, config.model.num_classes, context, "train")
     transform = build_host_transform(data, config.train, config.seed)
-    for index in range(min(_LIMIT_CROPS, len(samples))):
-        image, rng = samples.open(index, data.image_channels), transform.generator(0, index)
-        crops.append((image, random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)))
+    for epoch, index, copy in chain.from_iterable(TrainSampler(len(samples), data.batch_size, 1, config.seed)):
+        encoded = files.setdefault(os.path.realpath(samples.name(index)), samples.read_bytes(index))
+        size = open_image(encoded, data.image_channels, lambda: "").size
+        rng = transform.generator(epoch, index, copy)
+        crops.append((encoded, random_crop_box(*size, data.random_crop_scale, data.random_crop_ratio, rng)))
+        if len(crops) == _LIMIT_CROPS:
+            break
     order, decode = cycle(range(len(crops))), partial(_decode, data)
     yield from DataLoader(crops, data.batch_size, sampler=order, num_workers=data.num_workers, collate_fn=decode)
 
 
-def _decode(data: Data, crops: list[tuple[LazyImage, Box]]) -> int:
-    for image, box in crops:
+def _decode(data: Data, crops: list[tuple[bytes, Box]]) -> int:
+    for encoded, box in crops:
+        image = open_image(encoded, data.image_channels, lambda: "")
         resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
     return len(crops)
 

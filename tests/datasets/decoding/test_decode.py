@@ -146,7 +146,22 @@ def test_pillow_does_not_open_a_common_jpeg(monkeypatch):
     monkeypatch.setattr(decode, "open_with_pillow", None)
     for kind in ("jpeg 4:2:0", "jpeg 4:2:2", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
         assert decode_image(KINDS[kind](), 3, "x").shape == (3, PHOTO.height, PHOTO.width)
-    assert decode_image(KINDS["jpeg grey"](), 1, "x").shape == (1, PHOTO.height, PHOTO.width)
+    for channels in (1, 3):
+        assert decode_image(KINDS["jpeg grey"](), channels, "x").shape == (channels, PHOTO.height, PHOTO.width)
+
+
+@pytest.mark.parametrize("has_codec", [True, False])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": b"Exif\0\0"}])
+def test_a_gray_jpeg_is_expanded_to_the_pixels_of_pillow(monkeypatch, options, has_codec):
+    data = encode(PHOTO.convert("L"), "JPEG", quality=90, **options)
+    with Image.open(io.BytesIO(data)) as image:
+        expected = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+    if not has_codec:
+        monkeypatch.setattr(decode, "decode_part", lambda *_: None)
+    monkeypatch.setattr(decode, "_decode_with_pillow", None)
+    image = open_image(data, 3, lambda: "x")
+    assert torch.equal(image.crop((5, 7, 90, 101)), expected[:, 5:95, 7:108])
+    assert torch.equal(image.pixels, expected)
 
 
 @pytest.mark.parametrize("value", [0, 0xC2, 0xE1, 0xFF])

@@ -123,7 +123,8 @@ def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers, policy):
             f"TRAIN.{policy}",
         )
         (samples,) = samples_for(config, cpu, "train")
-        return list(train_batches_for(config, samples, cpu))
+        batches = train_batches_for(config, samples, cpu)
+        return [batch._replace(images=batch.images.clone()) for batch in batches]  # workers use the memory again
 
     alone, shared = batches(0), batches(workers)
     assert len(alone) == len(shared) == 1437 // 50

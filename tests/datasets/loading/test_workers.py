@@ -297,16 +297,6 @@ def test_workers_ignore_termination_signals():
     assert len(list(loader)) == 100
 
 
-def test_full_shared_memory(monkeypatch):
-    def full(_):
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
-    monkeypatch.setattr(loading, "get_worker_info", lambda: "a worker")
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
-    with pytest.raises(UserError, match=r"shared memory is full: no room for a batch \(unable .*\); enlarge /dev/shm"):
-        next(iter(loader_of(Images(), workers=0)))
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

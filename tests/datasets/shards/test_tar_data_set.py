@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -182,7 +183,7 @@ def test_batches_do_not_depend_on_the_source_and_the_workers(root, cache, cpu):
              "DATA.SHUFFLE_SHARDS=1", "TRAIN.NUM_EPOCHS=2", "MODEL.NUM_CLASSES=2", "MODEL.PATCH_SIZE=4"]
         ).config  # fmt: skip
         train, val = samples_for(config, cpu, "train", "val")
-        batches = [*train_batches_for(config, train, cpu), *eval_loader_for(config, val, cpu)]
+        batches = chain(train_batches_for(config, train, cpu), eval_loader_for(config, val, cpu))
         return [(batch.images.sum().item(), batch.targets.tolist()) for batch in batches]
 
     expected = images(root, "-num_workers=0")
