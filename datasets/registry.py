@@ -18,7 +18,7 @@ from datasets.sources.digest import check_same_data
 from datasets.sources.files.class_folders import caltech
 from datasets.sources.files.imagenet_sets import IMAGENET_SETS, imagenet_set
 from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
-from datasets.sources.files.split_folders import find_split_folders, folder, has_class_folders
+from datasets.sources.files.split_folders import check_root, find_split_folders, folder, has_class_folders
 from datasets.sources.files.unlabelled import refuse_archive, unlabelled
 from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
@@ -178,6 +178,8 @@ def _read(
             samples[split] = read_split(source_split)
         except UserError as error:
             findings.append(error)
+    if data.dataset == "folder" and not class_names:
+        check_root(Path(data.data_path), samples.values())
     for split, of_split in samples.items():
         _set_grey_range(of_split, data)
         findings += check_names(of_split, data.data_path)

@@ -1,5 +1,8 @@
 """Which folders of DATA_PATH are splits, and which are classes."""
 
+import re
+import shlex
+
 import pytest
 from source_helpers import options, write_classes
 
@@ -94,3 +97,51 @@ def test_tables_have_the_same_names(tmp_path):
     given = options(tmp_path, dataset="csv")
     assert [csv_tables(given, split).targets.tolist() for split in ("train", "val", "test")] == [[0, 1], [1], [0]]
     assert find_test_split(given) == (True, None) and has_splits(given)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"),
+    [
+        ({"Dataset/0": 9, "Dataset/1": 9, "Examples": 2}, "Dataset"),  # 18 of 20 images
+        ({"Dataset/0": 9, "Dataset/1": 9, "Examples": 3}, None),
+        ({"my data/0": 20, "my data/1": 20, "docs/figures": 2}, "my data"),
+        ({"data/images/0": 9, "data/images/1": 9, "Examples": 2}, "data/images"),
+        ({"Dataset/train/a": 5, "Dataset/val/b": 5, "Examples": 1}, "Dataset"),
+        ({"Dataset/0": 20, "Dataset": 20, "Examples": 2}, None),  # with images of its own
+        ({"Dataset/0": 20, "Examples": 2}, None),
+        ({"well/p1": 20, "well/p2": 18, "ill/p3": 1, "ill/p4": 1}, None),  # patients: 38 of 40 are well
+        ({"well/p1": 20, "well/p2": 18, "ill": 2}, "well"),
+        ({"hymenoptera/train/a": 9, "hymenoptera/val/b": 1}, "hymenoptera"),
+        ({"archive/hymenoptera/a": 9, "archive/hymenoptera/b": 1}, "archive/hymenoptera"),
+    ],
+)
+def test_the_folder_of_the_classes_is_named(tmp_path, cpu, sizes, found):
+    """A run that was started before keeps its classes; its held-out images do not change what is found."""
+    for name, count in sizes.items():
+        write_classes(tmp_path, **{name: count})
+    names = sorted({name.partition("/")[0] for name in sizes})
+    for seed in range(3):
+        given = options(tmp_path, dataset="folder", batch_size=1, split_seed=seed)
+        if found:
+            path = shlex.quote(str(tmp_path / found))
+            with pytest.raises(UserError, match=re.escape(f"-data_path={path}") + "(;|$)"):
+                read_samples(given, None, cpu, "train", "val")
+        for known in [names] if found else [names, None]:
+            train, val = read_samples(given, None, cpu, "train", "val", class_names=known)
+            assert train.class_names == names and len(train) + len(val) == sum(sizes.values())
+
+
+def test_a_folder_without_images_beside_it_is_no_second_problem(tmp_path, cpu):
+    make(tmp_path, "Dataset: a b")
+    (tmp_path / "__MACOSX").mkdir()
+    with pytest.raises(UserError, match=f"6 of 6 images .* -data_path={tmp_path}/Dataset;") as error:
+        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
+    assert "\n" not in str(error.value)
+
+
+def test_splits_in_a_wrong_folder_are_not_taken_for_one(tmp_path, cpu):
+    """Neither split alone is the folder of all classes."""
+    make(tmp_path, "train/Dataset: a b", "val/Dataset: a b")
+    with pytest.raises(UserError, match="contains only one folder, Dataset") as error:
+        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
+    assert "-data_path" not in str(error.value)

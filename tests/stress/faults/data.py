@@ -78,6 +78,7 @@ def data_set_faults() -> list[Fault]:
         "a class without images": (_empty_class, r"emu: contains no images"),
         "a class in two Unicode forms": (_two_forms, r"two classes are named 'Ähre', in two Unicode forms"),
         "one class": (_one_class, r"contains only one folder, cat"),
+        "classes beside examples": (_classes_beside_examples, r"10 of 11 images .* give -data_path=\S+/clone/Dataset;"),
         "a class only in val": (with_file("val/emu/0.jpg", image_bytes(), dataset="folder"), r"'emu' .*train and val"),
         "less than a batch": (lambda scene: scene.images(flags=("-batch_size=64",)), r"24 training .*batch of 64"),
         "folds beside a val split": (with_folds(5), r"DATA.FOLDS 5: folder has a validation split here; give the tr"),
@@ -167,6 +168,13 @@ def _test_beside_classes(scene: Scene) -> list[str]:
 def _one_class(scene: Scene) -> list[str]:
     root = scene.write("one/cat/a.jpg", "").parents[1]
     return scene.images(dataset="caltech101", flags=(f"-data_path={root}",))
+
+
+def _classes_beside_examples(scene: Scene) -> list[str]:
+    for number in range(10):
+        scene.write(f"clone/Dataset/{number % 2}/{number}.jpg", image_bytes())
+    root = scene.write("clone/Examples/0.jpg", image_bytes()).parents[1]
+    return scene.images(dataset="folder", flags=(f"-data_path={root}",))
 
 
 def _cifar_with_code(scene: Scene) -> list[str]:
