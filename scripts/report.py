@@ -29,6 +29,7 @@ from engine.report.groups import Group, groups_of
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.paired import CLASS_COLUMNS, IMAGE_COLUMNS, Rows, compare_mistakes
 from engine.report.tables import compared_options, evaluated_images, ranked, results
+from engine.run.result import BASELINES
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
 from utils.metric_table import METRICS
@@ -40,7 +41,7 @@ COLUMNS = [
     "name", "top1", "epoch", "epochs", *_MEASURED, "status", "options", "mean_ap", "split", "macro_f1", "images",
     "images_digest",
 ]  # fmt: skip
-COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric"]
+COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *BASELINES]
 GROUPS = "groups.csv"  # beside the page of several runs
 _MAX_OPTIONS, _MAX_COLUMN_CHARS, _MAX_CLASSES = 6, 1000, 21  # in the terminal
 
@@ -181,7 +182,7 @@ def _print_csv(runs: Sequence[RunContents]) -> None:
         row = {"name": run.name, "split": run.split, "best_metric": run.metric.name, **run.figures}
         row |= {"epoch": run.best[0]} if run.best else {}
         row |= {} if run.is_evaluation else {"epochs": run.options["TRAIN.NUM_EPOCHS"]}
-        row |= {name: run.measured(name) for name in _MEASURED}
+        row |= {name: run.measured(name) for name in (*_MEASURED, *BASELINES)}
         row |= {"status": run.short_status, "options": ", ".join(options)}
         row |= zip(("images", "images_digest"), evaluated_images(run) or (), strict=False)
         writer.writerow(row | {key: values[index] for key, values in compared.items()})

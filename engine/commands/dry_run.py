@@ -16,6 +16,7 @@ from engine.run.log import RunLogger
 from engine.run.loggers.group import check_loggers
 from engine.run.mfu.flops import count_parameters, forward_flops
 from engine.training.losses.loss import build_loss
+from engine.training.pixel_baseline import measure_baseline
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from utils.distributed import ProcessContext
@@ -62,4 +63,6 @@ def _build_training(command: Command, context: ProcessContext, logger: RunLogger
     logger.info(f"global batch size: {state.layout.describe(context.world_size)}")
     logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
     logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
+    if context.is_main and (baseline := measure_baseline(config.data, splits.train, splits.val)):
+        logger.note(baseline)
     return config, state.meta_model

@@ -8,6 +8,7 @@ from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from engine.commands.open_evaluation import open_evaluation
 from engine.commands.open_run import open_new_folder, start_log
+from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.result import write_result
@@ -49,7 +50,6 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)
         score = f"{opened.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
-        logger.info(
-            f"----- {score}{class_figures(folder)}\n      Report: {write_report(folder)}; tables: {files.folder}"
-        )
+        score += class_figures(read_contents(folder))
+        logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
     return 0

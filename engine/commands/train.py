@@ -1,6 +1,6 @@
 """The training command."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from engine.training.snapshot import disk_note
 from engine.training.trainer import Trainer
 from utils.columns import format_duration
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 from utils.signals import Interrupted
 
 
@@ -38,8 +39,11 @@ def train(command: Command, context: ProcessContext) -> int:
         if result["finished"] and "epoch" in result:
             try:
                 result |= evaluate_best(config, trainer, result["epoch"], test)
+                trainer.baseline.record(is_end=True)
             except Interrupted as signal:
                 trainer.interrupted = signal
+        if baseline := trainer.baseline.result:
+            result |= {"pixel_baseline": baseline.pixel_baseline, "majority_class": baseline.majority_class}
         result["total_seconds"] = trainer.position.clock.total_seconds
         trainer.run.reporter.finish(result)
         return _conclude(command, trainer, result)
@@ -122,12 +126,16 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
         outcome["resume"] = next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
     total, steps = map(format_duration, (result["total_seconds"], result["train_seconds"]))
     logger.info(f"----- Total time: {total}, of it {steps} in training steps")
-    figures = ""
+    figures, verdict = "", ("", "")
     if trainer.context.is_main:
-        from engine.report.overview import class_figures  # imported late, as the page
+        from engine.report.contents import read_contents  # imported late, as the page
+        from engine.report.overview import class_figures
+        from engine.report.verdict import verdict_of
 
         trainer.status.update(**outcome)  # writes the evaluation of the best epoch, and the page
-        figures = class_figures(folder)
+        with suppress(UserError):  # a damaged file is not worth a run
+            contents = read_contents(folder)
+            figures, verdict = class_figures(contents), verdict_of(contents)
     metric = trainer.config.best_metric
     if (score := result.get(metric.name)) is not None:
         average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
@@ -142,4 +150,6 @@ def _conclude(command: Command, trainer: Trainer, result: dict[str, Any]) -> int
             f"      Evaluate it: {evaluate}\n"
             f"      Label images: {predict} FOLDER"
         )
+    if any(verdict):
+        logger.info(f"----- {' Try: '.join(verdict)}")
     return signal.status if signal else 0

@@ -25,7 +25,7 @@ from engine.evaluation.file_names import (
     SUMMARY,
     TEST_EVALUATION,
 )
-from engine.run.facts import FACTS, Facts, read_facts
+from engine.run.facts import FACTS, Facts, PixelBaseline, read_facts
 from engine.run.result import RESULT, Rows, best_epoch, points
 from utils.errors import Unavailable, UserError
 from utils.files import read_json
@@ -154,8 +154,8 @@ class RunContents:
         return test if isinstance(test, dict) else {}
 
     def measured(self, name: str) -> float | None:
-        """train_seconds, images_per_second or peak_memory_bytes, of the run or up to its last complete epoch."""
-        value = self.result.get(name)
+        """A baseline; train_seconds, images_per_second or peak_memory_bytes, perhaps up to the last complete epoch."""
+        value = self.result.get(name, getattr(self.facts.get(PixelBaseline), name, None))
         return to_float(value if value is not None or not self.epochs else self.epochs[-1].get(name))
 
     @property

@@ -2,14 +2,13 @@
 
 import math
 import shlex
-from pathlib import Path
 from typing import Any
 
 from configs.schema.data import WITHOUT_FILES
-from engine.report.contents import RunContents, read_contents
+from engine.report.contents import RunContents
 from engine.report.formats import duration, gigabytes, number, option, percent
+from engine.report.verdict import verdict_of
 from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, TrainingData
-from utils.errors import UserError
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
@@ -23,6 +22,7 @@ def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
     is_older = run.best and ece_epoch != run.best[0]
     test_samples = to_float(run.test_result.get("samples"))
     speed = run.measured("images_per_second")
+    majority = f"majority class {percent(run.measured('majority_class'))}"
     split = run.split
     best = f"{'' if run.is_evaluation else 'best '}{split} {metric.title}"
     tiles = [
@@ -30,6 +30,7 @@ def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
         *class_tiles(run),
         (f"test {metric.title}", metric.text(run.test_score), f"{number(test_samples)} held-out images"),
         *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
+        ("pixel baseline", percent(run.measured("pixel_baseline")), majority),
         ("calibration error", percent(ece), f"ECE of epoch {ece_epoch}" if is_older else "ECE"),
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
         ("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
@@ -64,13 +65,9 @@ def class_tiles(run: RunContents) -> list[tuple[str, str, str]]:
     return [tile for tile in tiles if tile[1]]
 
 
-def class_figures(folder: Path) -> str:
-    """', macro F1 82.90%, worst class F1 0.00% (newt, 3 images)' of the run in `folder`; '' without these figures."""
-    try:
-        tiles = class_tiles(read_contents(folder))
-    except UserError:  # a damaged file is not worth a run
-        return ""
-    return "".join(f", {name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in tiles)
+def class_figures(run: RunContents) -> str:
+    """', macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
+    return "".join(f", {name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in class_tiles(run))
 
 
 def status_of(run: RunContents) -> tuple[str, str]:
@@ -80,7 +77,9 @@ def status_of(run: RunContents) -> tuple[str, str]:
     match run.state:
         case "finished":
             done = "All images are evaluated." if run.is_evaluation else "All epochs are trained."
-            return (f"Stopped early: {status['reason']}." if status.get("reason") else done), resume
+            done = f"Stopped early: {status['reason']}." if status.get("reason") else done
+            verdict, command = verdict_of(run)
+            return f"{done} {verdict}".strip(), command or resume
         case "failed":
             return f"{status.get('message') or 'The reason is in log.txt.'}", ""
         case "interrupted":

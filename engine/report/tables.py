@@ -9,6 +9,7 @@ from configs.reading.compare import differing_from_defaults
 from engine.report.contents import Evaluation, RunContents
 from engine.report.formats import duration, gigabytes, number, percent
 from engine.run.facts import EvaluationData, TrainingData
+from engine.run.result import BASELINES
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
@@ -73,8 +74,8 @@ def _class_cell(column: str, text: str) -> str:
 
 
 _RUN_HEADER = (
-    "best validation", "epoch", "validation", "training", "test", "images without a split", "macro F1", "training time",
-    "images/s", "peak memory", "state",
+    "best validation", "epoch", "validation", "training", "test", "images without a split", "macro F1",
+    "pixel baseline", "majority class", "training time", "images/s", "peak memory", "state",
 )  # fmt: skip
 
 
@@ -165,7 +166,7 @@ def _run_row(run: RunContents) -> list[Cell]:
         score("best"),
         cell(epoch, f"{epoch} of {run.options['TRAIN.NUM_EPOCHS']}"),
         *map(score, ("validation", "training", "test", "")),
-        cell(macro_f1, percent(macro_f1)),
+        *(cell(value, percent(value)) for value in (macro_f1, *map(run.measured, BASELINES))),
         cell(seconds, duration(seconds)),
         cell(speed, number(round(speed or 0, 1))),
         cell(memory, gigabytes(memory)),

@@ -195,6 +195,20 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class PixelBaseline:
+    """Top-1 in percent of a linear classifier of 16x16 pixels, of so many images, and of the largest class for all."""
+
+    pixel_baseline: float
+    majority_class: float
+    training: Count
+    validation: Count
+
+    def __str__(self) -> str:
+        figures = f"Pixel baseline {self.pixel_baseline:.1f}%, majority class {self.majority_class:.1f}%"
+        return f"{figures} ({self.training} training and {self.validation} validation images)"
+
+
+@dataclass(frozen=True)
 class RunWarning:
     """A problem that did not end the run."""
 
@@ -204,7 +218,10 @@ class RunWarning:
         return self.text
 
 
-Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | Attention | RunWarning
+Fact = (
+    Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | Attention | PixelBaseline
+    | RunWarning
+)  # fmt: skip
 _F = TypeVar("_F", bound=Fact)
 _READERS = {kind.__name__: TypeAdapter(kind) for kind in Fact.__args__}
 

@@ -13,9 +13,10 @@ from utils.tables import to_float
 RESULT = "result.json"
 _OF_SPLIT = (*METRICS, "samples")
 TEST_KEYS = (*_OF_SPLIT, "error")  # of the entry `test`
+BASELINES = ("pixel_baseline", "majority_class")
 RESULT_KEYS = (
     *_OF_SPLIT, "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score", "raw_score",
-    "knn_top1", "probe_l2",
+    "knn_top1", "probe_l2", *BASELINES,
     "test", "finished", "stopped_early", "reason", "train_seconds", "total_seconds", "images_per_second",
     "peak_memory_bytes", "numeric_precision", "device", "parameters", "trainable_parameters",
 )  # fmt: skip

@@ -26,7 +26,7 @@ from utils.signals import kill_children
 from utils.status import RUN_LOG
 
 _USABLE = 0.9  # of the memory: evaluations, checkpoints, fragments and the loader's batches need some
-_MIN_GROWTH = 0.02  # of the peak memory from one size to the next: the peak of a process on a CPU varies
+_MIN_GROWTH = 0.02  # of the mean peak memory per image: the peak of a process on a CPU varies
 _MAX_JUMP = 4  # from one size to the next: the growth from the first sizes is inaccurate
 
 
@@ -86,7 +86,7 @@ def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit
             left, too_large = [other for other in left if other < candidate], candidate
             continue
         if size:
-            growth = max(measured - peak, _MIN_GROWTH * measured) / (candidate - size)
+            growth = max((measured - peak) / (candidate - size), _MIN_GROWTH * measured / candidate)
         left, size, peak = [other for other in left if other > candidate], candidate, measured
     return size
 

@@ -17,6 +17,7 @@ from engine.progress import EpochProgress
 from engine.run.result import RESULT
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
+from engine.training.pixel_baseline import BaselineThread
 from engine.training.run import Run
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.snapshot import RunPosition, best_entry, take_snapshot
@@ -52,7 +53,7 @@ class Trainer:
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(run) if self.context.is_main else None
-        self.picture = TrainBatch(run)
+        self.picture, self.baseline = TrainBatch(run), BaselineThread(run)
         if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
             update, thread = partial(status.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
@@ -133,6 +134,7 @@ class Trainer:
         if self._is_due(epochs_done, config.validate_freq):
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             validation = evaluated.metrics
+            self.baseline.record()
             if is_best:
                 self.position.best = best_entry(validation, epochs_done)
         self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
@@ -156,6 +158,7 @@ class Trainer:
             self.run.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
         self.run.reporter.after_step(progress)
         self.picture.after_step(progress)
+        self.baseline.after_step()
         if self.writer:
             self.writer.check()
         if self.trigger.should_save(progress.step, self.state.timer.take()):

@@ -40,6 +40,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     """-eval gives the figures of the run; the head is the fit on the features; the backbone is unchanged."""
     result, before = read_result(probed), read_result(trained_digits())
     assert result["top1"] > before["top1"] + 10 and result["knn_top1"] > 50 and result["finished"]
+    assert result["pixel_baseline"] > 85
     run(parse_command_line(["-eval", f"-resume={probed}", f"-output={tmp_path}"]), cpu)
     (evaluated,) = run_folders(tmp_path, "eval")
     keys = ("top1", "loss", "samples")

@@ -155,13 +155,14 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     one, two = make_run(tmp_path / "one", 1, [f"TRAIN.{key}=0.1" for key in keys]), make_run(tmp_path / "two", 1)
     evaluation = make_evaluation_run(tmp_path / "evaluation")
     add_split(evaluation, "test")
-    write_json(two / "result.json", {"top1": 100 / 3})
+    write_json(two / "result.json", {"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0})
     assert main([str(one), str(two)]) == 0
     assert "1 more in the CSV" in capsys.readouterr().out
     assert main([*map(str, (one, two, evaluation)), "-csv"]) == 0
     printed = capsys.readouterr()
     best, other, evaluated = csv.DictReader(io.StringIO(printed.out))
     assert (best["name"], float(best["top1"]), best["mean_ap"], best["split"]) == ("two", 100 / 3, "", "validation")
+    assert (float(best["pixel_baseline"]), best["majority_class"]) == (200 / 3, "10.0") and not other["majority_class"]
     assert (best["epoch"], best["epochs"], float(best["train_seconds"]), best["status"]) == ("1", "300", 60, "finished")
     assert all(f"TRAIN.{key}=0.1" in other["options"] for key in keys)
     assert (evaluated["name"], evaluated["split"], evaluated["epochs"]) == ("evaluation", "test", "")

@@ -25,6 +25,7 @@ from run_folders import (
 
 from engine.report import REPORT
 from engine.report import page as page_module
+from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.facts import FACTS, Devices, RunWarning
@@ -153,11 +154,10 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     head = read_page(run).text.partition("Model and data")[0]
     lost = "F1 0.00% fox, 9 images; 2 of 3 classes have 0%"
     assert f"top-1 30.00% epoch 3 of 300 macro F1 82.90% worst class {lost}" in head
-    assert class_figures(run) == ", macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
+    figures = ", macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
+    assert class_figures(read_contents(run)) == figures
     write_json(summary, json.loads(summary.read_text()) | {"epoch": 2})
-    assert class_figures(run).endswith("have 0%; epoch 2)")
-    (run / "metrics.csv").write_bytes(b"\xff")
-    assert class_figures(run) == ""
+    assert class_figures(read_contents(run)).endswith("have 0%; epoch 2)")
 
 
 @pytest.mark.parametrize(

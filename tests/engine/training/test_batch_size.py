@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import assert_same_state, digits_flags, only_run, read_result, rows, states, train
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from configs.reading.command_line import parse_command_line, to_yaml
@@ -24,6 +24,7 @@ AUTO = ["DATA.BATCH_SIZE=auto", "DATA.GLOBAL_BATCH_SIZE=96"]
     per_image=st.floats(0.05, 1),
     limit=st.floats(1, 500),
 )
+@example(sizes=[46, 47, 81], fixed=2.0, per_image=0.25, limit=23.0)
 def test_the_largest_size_that_fits_is_found_without_sizes_far_above_it(sizes, fixed, per_image, limit):
     measured = {}
 

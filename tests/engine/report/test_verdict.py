@@ -1,0 +1,92 @@
+"""The line at the end of a run: which runs are worse than the pixels, which ones underfit; nothing about the others."""
+
+import shlex
+
+import pytest
+from page_reader import read_page
+from run_folders import make_run, write_facts, write_json, write_table
+
+from configs.reading.command_line import parse_command_line
+from engine.report.contents import read_contents
+from engine.report.verdict import verdict_of
+from engine.run.facts import PixelBaseline
+
+RISING = [10 * epoch for epoch in range(1, 7)]
+FLAT = [50, 60, 60, 60, 60, 60]
+
+
+def verdict(folder, train, val, options=(), baseline=(40.0, 10.0), **status) -> tuple[str, str]:
+    make_run(folder, 3, ["TRAIN.NUM_EPOCHS=6", *options], **status)
+    curves = enumerate(zip(train, val, strict=True), 1)
+    epochs = [{"epoch": epoch, "train_top1": x, "val_top1": y, "val_loss": 1 / epoch} for epoch, (x, y) in curves]
+    write_table(folder / "metrics.csv", list(epochs[0]), epochs)
+    write_facts(folder, [PixelBaseline(*baseline, 100, 20)])
+    return verdict_of(read_contents(folder))
+
+
+def flags_of(command: str) -> list[str]:
+    python, script, *flags = shlex.split(command)
+    assert (python, script) == ("python", "main_single_gpu.py")
+    return flags
+
+
+@pytest.mark.parametrize(
+    ("val", "options", "flag"),
+    [
+        (RISING, [], "-epochs=12"),
+        (FLAT, [], "-cfg=configs/probe.yaml"),
+        (FLAT, ["TRAIN.MIXUP_ALPHA=0.8", "EVAL.BEST_METRIC=loss"], "-cfg=configs/probe.yaml"),
+        (FLAT, ["MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml"),
+    ],
+)
+def test_a_model_below_the_baseline(tmp_path, val, options, flag):
+    text, command = verdict(tmp_path / "a b", FLAT, val, options, baseline=(78.4, 10.2))
+    assert "60.00%" in text and "78.40%" in text and "pixel" in text and flag in flags_of(command)
+    parse_command_line([flag for flag in flags_of(command) if not flag.startswith(("-resume", "-epochs"))])
+    page = read_page(tmp_path / "a b").text
+    assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
+
+
+def test_a_model_below_the_most_frequent_class(tmp_path):
+    text, _ = verdict(tmp_path / "run", FLAT, FLAT, baseline=(55.0, 97.5))
+    assert "97.50%" in text and "majority class" in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["EVAL.BEST_METRIC=balanced_accuracy"], ["DATA.BALANCED_SAMPLING=true"], ["LOSS.CLASS_WEIGHTS=balanced"]],
+)
+def test_a_run_whose_aim_is_another_figure_is_not_compared(tmp_path, options):
+    assert verdict(tmp_path / "run", FLAT, FLAT, options, baseline=(78.4, 10.2)) == ("", "")
+
+
+def test_a_model_that_underfits(tmp_path):
+    text, command = verdict(tmp_path / "run", RISING, RISING)
+    assert text.count("60.00%") == 2 and flags_of(command) == [f"-resume={tmp_path / 'run'}", "-epochs=12"]
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "options", "status"),
+    [
+        (FLAT, FLAT, [], {}),
+        (RISING, FLAT, [], {}),
+        ([x + 5 for x in RISING], RISING, [], {}),  # it begins to overfit
+        (RISING, RISING, ["TRAIN.MIXUP_ALPHA=0.8"], {}),
+        (RISING, RISING, ["TRAIN.CUTMIX_ALPHA=1.0"], {}),
+        (RISING, RISING, ["TRAIN.DISTILLATION_TYPE=soft", "TRAIN.TEACHER_MODEL=resnet18"], {}),
+        (RISING, RISING, [], {"stopped_early": True}),
+        (RISING, RISING, [], {"state": "stopped"}),
+        (RISING, RISING, [], {"state": "interrupted"}),
+        (RISING[:2], RISING[:2], [], {}),
+    ],
+)
+def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, status):
+    baseline = (5.0, 1.0)
+    assert verdict(tmp_path / "run", train, val, options, baseline, **status) == ("", "")
+
+
+def test_nothing_is_said_without_top1(tmp_path):
+    folder = make_run(tmp_path / "run")
+    write_table(folder / "metrics.csv", ["epoch", "train_top1"], [{"epoch": e, "train_top1": e} for e in range(9)])
+    write_json(folder / "result.json", {"pixel_baseline": 90.0})
+    assert verdict_of(read_contents(folder)) == ("", "")

@@ -1,0 +1,139 @@
+"""The pixel baseline: a closed form, the images it reads, and a run, which it never changes, delays or ends."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same_state, noise_folder, read_result, rows, states, train
+from PIL import Image
+
+from configs.reading.command_line import parse_command_line
+from datasets.decoding.bad_images import BadImage
+from datasets.decoding.decode import decode_image, decode_small
+from engine.commands.run import run
+from engine.run.facts import FACTS, PixelBaseline, read_facts
+from engine.training.pixel_baseline import BaselineThread, draw_evenly, measure_baseline, ridge_top1
+from engine.training.run_data import read_run_data
+
+MEASURE = "engine.training.pixel_baseline.measure_baseline"
+
+
+def splits_for(cpu, *flags: str):
+    config, splits = read_run_data(parse_command_line(["-batch_size=2", *flags]).config, cpu)
+    return config.data, splits.train, splits.val
+
+
+def test_ridge_regression_is_least_squares_with_rows_for_the_penalty():
+    rng = np.random.default_rng(0)
+    labels, val_labels = rng.integers(0, 5, 300), rng.integers(0, 5, 200)
+    means = rng.uniform(0, 255, (5, 40))
+    pixels, val_pixels = (
+        (means[y] + rng.normal(0, 300, (len(y), 40))).astype(np.float32) for y in (labels, val_labels)
+    )
+    x, mean = torch.from_numpy(pixels).double(), torch.from_numpy(pixels).double().mean(0)
+    centred, targets = x - mean, torch.eye(5, dtype=torch.float64)[labels]
+    penalty = (500 * centred.var(correction=0)).sqrt() * torch.eye(40, dtype=torch.float64)
+    known = torch.cat([targets - targets.mean(0), torch.zeros(40, 5)])
+    weight = torch.linalg.lstsq(torch.cat([centred, penalty]), known).solution
+    predicted = ((torch.from_numpy(val_pixels) - mean) @ weight + targets.mean(0)).argmax(1).numpy()
+    expected = 100 * np.mean(predicted == val_labels)
+    assert 30 < expected < 90 and ridge_top1(pixels, labels, val_pixels, val_labels) == pytest.approx(expected, abs=0.6)
+
+
+def test_equal_images_get_the_most_frequent_class():
+    images, labels = np.full((9, 12), 7, np.float32), np.array([2, 2, 0])
+    assert ridge_top1(images[:3], labels, images, np.array([2] * 6 + [0, 1, 5])) == pytest.approx(100 * 6 / 9)
+
+
+def test_images_are_drawn_evenly_from_the_classes():
+    labels = np.random.default_rng(1).permutation(np.repeat([0, 1, 2], [10, 1000, 3]))
+    drawn = draw_evenly(labels, 40)
+    assert np.bincount(labels[drawn]).tolist() == [10, 27, 3] and len(set(drawn.tolist())) == 40
+    assert np.array_equal(drawn, draw_evenly(labels, 40)) and sorted(draw_evenly(labels, 9999)) == list(range(1013))
+    assert np.bincount(labels[draw_evenly(labels, 9)]).tolist() == [3, 3, 3]
+
+
+def test_a_jpeg_is_decoded_upright_at_an_eighth_of_its_size(tmp_path):
+    smooth = Image.effect_noise((5, 4), 200).resize((500, 400), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be rotated
+    Image.merge("RGB", [smooth, smooth.transpose(0), smooth]).save(tmp_path / "a.jpg", exif=exif)
+    data = (tmp_path / "a.jpg").read_bytes()
+    small, full = decode_small(data, "RGB", 32, None), decode_image(data, 3, "a").permute(1, 2, 0).numpy()
+    assert small.size == (50, 63)
+    assert np.abs(np.int32(small) - np.int32(Image.fromarray(full).resize(small.size))).mean() < 3
+    with pytest.raises(BadImage):
+        decode_small(data[: len(data) // 2], "RGB", 32, None)
+
+
+@pytest.mark.parametrize(("resize", "top1"), [("crop", 50.0), ("squash", 100.0)])
+def test_it_sees_the_part_of_an_image_that_evaluations_show(tmp_path, cpu, resize, top1):
+    """Only the left edge shows the class."""
+    for split in ("train", "val"):
+        for number in range(20):
+            pixels = np.full((20, 60, 3), 7, np.uint8)
+            pixels[:, :15] += 200 * np.uint8(number % 2)
+            (tmp_path / split / str(number % 2)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / split / str(number % 2) / f"{number}.png")
+    flags = ["-dataset=folder", f"-data_path={tmp_path}", "-opts", f"DATA.RESIZE={resize}", "DATA.CROP_PCT=1.0"]
+    data, *splits = splits_for(cpu, *flags)
+    assert measure_baseline(data, *splits) == PixelBaseline(top1, 50.0, 20, 20)
+
+
+def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, cpu, monkeypatch):
+    noise_folder(tmp_path, 12, 6, (40, 40, 3))
+    data, train_samples, val = splits_for(cpu, "-dataset=folder", f"-data_path={tmp_path}")
+    (tmp_path / "train/class0/0.png").write_bytes(b"no image")
+    (tmp_path / "train/class0/2.png").unlink()
+    measured = measure_baseline(data, train_samples, val)
+    assert (measured.training, measured.validation) == (10, 6) and measured.majority_class == 50
+    monkeypatch.setattr(type(val), "read_bytes", lambda samples, index: 1 / 0)
+    assert "ZeroDivisionError" in measure_baseline(data, train_samples, val)
+
+
+def test_some_data_have_none(cpu):
+    data, *digits = splits_for(cpu, "-dataset=digits")
+    assert measure_baseline(data, *digits).pixel_baseline > 85
+    assert measure_baseline(*splits_for(cpu, "-dataset=fake")) is None
+    for change in ({"multi_label": True}, {"data_path": "https://host/train-{00..09}.tar"}):
+        assert measure_baseline(data.model_copy(update=change), *digits) is None
+    digits[0].targets = digits[0].targets + 1000
+    assert measure_baseline(data, *digits) is None
+
+
+def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp_path, monkeypatch):
+    record = BaselineThread.record
+    monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
+    fact, result = read_facts(folder / FACTS).get(PixelBaseline), read_result(folder)
+    assert result["pixel_baseline"] == fact.pixel_baseline > 85 and fact.training == 1437
+    assert result["majority_class"] == fact.majority_class and str(fact) in (folder / "log.txt").read_text()
+    monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)
+    train([f"-resume={folder}", *digits_argv], cpu)
+    assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(
+        read_facts(folder / FACTS)
+    )
+    none = SimpleNamespace(after_step=lambda: None, record=lambda is_end=False: None, result=None)
+    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda run: none)
+    other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
+    assert_same_state(states(folder), states(other))
+    assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None
+
+
+@pytest.mark.parametrize("stop", [[], ["TRAIN.MAX_STEPS=23"]])
+def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
+    """It is ready when the best epoch has been evaluated."""
+    ready, expected = threading.Event(), PixelBaseline(12.5, 10.0, 8, 8)
+    monkeypatch.setattr(MEASURE, lambda *arguments: expected if ready.wait(600) else None)
+    monkeypatch.setattr("engine.commands.train.evaluate_best", lambda *arguments: ready.set() or {})
+    folder = train([*digits_argv, *stop], cpu)
+    assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
+    assert read_facts(folder / FACTS).get(PixelBaseline) == (None if stop else expected)
+    ready.set()
+
+
+def test_a_dry_run_prints_it(digits_argv, cpu, capsys):
+    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu) == 0
+    assert "Pixel baseline 9" in capsys.readouterr().out
