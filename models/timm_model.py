@@ -18,6 +18,7 @@ from configs.schema.families.vit import OWN_KEYS, TimmModel
 from configs.schema.model import Model
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
+from utils.memory_shortage import find_shortage
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
 LOADER_ARGUMENTS = {
@@ -128,6 +129,8 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
                 raise UserError(f"{model} does not accept an option that is set: {key}; set it to 0") from None
         raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
     except (RuntimeError, AssertionError, ValueError, ArithmeticError, LookupError) as error:
+        if find_shortage(error):  # the entry script names what to reduce
+            raise
         raise UserError(
             f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
         ) from error

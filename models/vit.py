@@ -4,31 +4,43 @@ The forward pass equals PaddleViT's (2e-7 in fp32): exact GELU, LayerNorm with e
 dropout after the position embedding and both projections but not in the head.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import Attention, build_sincos2d_pos_embed
+from timm.layers import Attention, PatchEmbed, build_sincos2d_pos_embed
 from timm.models import VisionTransformer
 from torch import nn
 
 from configs.schema import Data
 from configs.schema.families.vit import ViT
 from models.drop_path import SampleDropBlock
+from models.stem import ConvolutionalStem
+from models.timm_model import check_image_size, errors_of_building
 
 
 def build_vit(options: ViT, data: Data) -> VisionTransformer:
-    """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes)."""
-    vit = VisionTransformer(
-        **evaluation_arguments(options, data),
-        pos_drop_rate=options.dropout,
-        proj_drop_rate=options.dropout,
-        attn_drop_rate=options.attention_dropout,
-        drop_path_rate=options.droppath,
-        weight_init="jax",
-        attn_layer=_attention(options.attn_head_size),
-        block_fn=SampleDropBlock,
-    )
-    initialize_embeddings(vit)
+    """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes).
+
+    Raises:
+        UserError: timm has no network MODEL.STEM, or it does not fit the patches or the image size.
+    """
+    with errors_of_building("MODEL.TYPE: vit", data):
+        vit = VisionTransformer(
+            **evaluation_arguments(options, data),
+            pos_drop_rate=options.dropout,
+            proj_drop_rate=options.dropout,
+            attn_drop_rate=options.attention_dropout,
+            drop_path_rate=options.droppath,
+            weight_init="" if options.stem else "jax",  # "jax" would replace those of the convolutions
+            attn_layer=_attention(options.attn_head_size),
+            block_fn=SampleDropBlock,
+            embed_layer=partial(ConvolutionalStem, options.stem) if options.stem else PatchEmbed,
+        )
+    if options.stem:
+        check_image_size(vit, f"MODEL.STEM: {options.stem}", data)
+    else:
+        initialize_embeddings(vit)
     if options.pos_embed == "sincos2d":
         fix_position_embedding(vit)
     return vit
@@ -36,7 +48,7 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
 
 def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
     """timm's arguments that change the forward pass in evaluation."""
-    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "global_pool")
+    keys = ("patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias", "global_pool", "init_values")
     return {key: getattr(options, key) for key in keys} | {
         "img_size": data.image_size,
         "in_chans": data.image_channels,

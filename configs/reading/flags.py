@@ -12,7 +12,7 @@ from utils.errors import UserError
 
 _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
   digits     python {prog} -cfg=configs/vit_digits.yaml -amp
-  images     python {prog} -cfg=configs/folder_small.yaml -data_path=FOLDER
+  images     python {prog} -cfg=configs/probe.yaml -data_path=FOLDER
   ImageNet   python {prog} -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
   two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
   evaluate   python {prog} -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp

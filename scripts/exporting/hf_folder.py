@@ -75,6 +75,8 @@ def _as_timm_builds_it(model: nn.Module, config: Config) -> nn.Module:
     if options.type == "vit":
         if options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
             raise _not_rebuilt(config, "its ViT has no MODEL.ATTN_HEAD_SIZE")
+        if options.stem:
+            raise _not_rebuilt(config, "timm's ViT has no MODEL.STEM")
         return timm.create_model(_VIT, **evaluation_arguments(options, config.data))
     if options.type != "timm" and ":" in FAMILIES[options.type].timm_for(options):
         raise _not_rebuilt(config, "no name of timm's accepts its options")

@@ -201,6 +201,7 @@ def test_families_that_timm_rebuilds(name, tmp_path):
         (["MODEL.FEATURES=token_avg"], "MODEL.FEATURES=token_avg"),
         (["MODEL.FEATURES=avg"], "MODEL.FEATURES=avg"),
         (["MODEL.ATTN_HEAD_SIZE=4"], "MODEL.ATTN_HEAD_SIZE"),
+        (["MODEL.STEM=resnet10t", "DATA.IMAGE_SIZE=16", "MODEL.PATCH_SIZE=16"], "MODEL.STEM"),
     ],
 )
 def test_a_vit_that_timm_has_not_is_refused_with_the_key(options, key, tmp_path):

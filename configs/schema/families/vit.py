@@ -46,11 +46,17 @@ class ViT(PlainTransformer):
     pos_embed: Literal["learned", "sincos2d"] = Field(
         "learned", description="position embedding: learned, or fixed sines and cosines"
     )
+    stem: str | None = Field(
+        None, description="network of timm's whose features of the stride PATCH_SIZE are the patches, such as resnet10t"
+    )
+    init_values: float | None = Field(None, gt=0, description="initial value of the layer scale; null: no layer scale")
 
     @model_validator(mode="after")
-    def _check_pos_embed(self) -> "ViT":
+    def _check_embeddings(self) -> "ViT":
         if self.pos_embed == "sincos2d" and self.embed_dim % 4:
             raise ValueError(f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}")
+        if self.stem and self.patch_size not in (8, 16, 32):
+            raise ValueError(f"STEM {self.stem} needs a PATCH_SIZE of 8, 16 or 32, not {self.patch_size}")
         return self
 
 
