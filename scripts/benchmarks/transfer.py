@@ -2,10 +2,12 @@
 
     python scripts/benchmarks/transfer.py -jobs 2
     python scripts/benchmarks/transfer.py -jobs 2 -cfg configs/folder_small.yaml -images crops/train
+    python scripts/benchmarks/transfer.py -jobs 2 -cfg configs/folder_small.yaml -images signs -pretrained RUN/best.pth
 
 A model is trained on the first half of the classes (by default the digits 0 to 4) with the recipe of -cfg. Each method
 then trains on N images of each class of the other half, with its recipe in configs/ and the preprocessing of -cfg; a
 fifth of the images of each class is for validation only. The top-1 is that of the last epoch: no epoch is selected.
+With -pretrained the weights of a run with that recipe are the backbone, and the methods use all classes.
 """
 
 import argparse
@@ -24,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
+from models.weights.find import find_weights
 from scripts.benchmarks.common import ENTRY, print_result
 from scripts.benchmarks.parity import write_image_folder
 from scripts.benchmarks.seeds import run_program
@@ -64,21 +67,19 @@ def main(argv: list[str]) -> int:
         folder = Path(temporary)
         if not flags.images:
             write_image_folder(data, folder / "digits")
-        classes = find_images(flags.images or folder / "digits")
-        names, half = sorted(classes), len(classes) // 2
-        link({name: classes[name] for name in names[:half]}, None, 0, folder / "first")
-        options = ["-opts", "DATA.DATASET=folder", "MODEL.NUM_CLASSES=null"]
-        before = train([f"-cfg={flags.cfg}", f"-data_path={folder / 'first'}", *options], folder / "pretrained")
-        trained_on = f"backbone, trained on {', '.join(names[:half])}"
-        print(f"{trained_on}: top-1 {before['top1']:.2f}%", file=sys.stderr, flush=True)
+        classes = find_images(flags.images or folder / "digits", 2 if flags.pretrained else 4)
+        names = sorted(classes)
+        half = 0 if flags.pretrained else len(names) // 2
+        first, others = ({name: classes[name] for name in part} for part in (names[:half], names[half:]))
+        weights = flags.pretrained or train_backbone(flags.cfg, first, folder)
         runs: dict[Any, Future[dict[str, Any]]] = {}
         for seed in range(flags.seeds):
             for count in EPOCHS:
                 images = folder / f"{count}-seed{seed}"
-                link({name: classes[name] for name in names[half:]}, count, seed, images)
+                link(others, count, seed, images)
                 for recipe, options, _ in METHODS.values():
                     if (key := (recipe, options, count, seed)) not in runs:  # k-NN is in the result of the probe
-                        words = command(recipe, flags.cfg, before["checkpoint"], count, seed)
+                        words = command(recipe, flags.cfg, weights, count, seed)
                         words = [f"-data_path={images}", *words, *options]
                         runs[key] = pool.submit(train, words, folder / f"run{len(runs)}")
 
@@ -103,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "cfg", default=str(RECIPES / "vit_digits.yaml"), metavar="FILE", help="recipe of the backbone")
     images = f"class folders, each of at least {MIN_IMAGES} images (default: the digits)"
     add_flag(parser, "images", type=Path, metavar="DIR", help=images)
+    weights = "weights of the backbone (default: it is trained on half of the classes)"
+    add_flag(parser, "pretrained", type=find_weights, metavar="FILE", help=weights)
     add_flag(parser, "seeds", type=positive, default=4, metavar="N", help="SEED 0 to N-1 (default: 4)")
     add_flag(parser, "jobs", type=positive, default=1, metavar="N", help="runs side by side (default: 1)")
     return parser
@@ -112,7 +115,7 @@ def mean_and_spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
 
 
-def find_images(folder: Path) -> Classes:
+def find_images(folder: Path, min_classes: int) -> Classes:
     """The images by the name of their folder, in a fixed random order."""
     classes: Classes = {}
     for path in sorted(path for path in folder.absolute().rglob("*") if path.is_file()):
@@ -121,8 +124,8 @@ def find_images(folder: Path) -> Classes:
         if len(files) < MIN_IMAGES:
             raise UserError(f"-images {folder}: {name} has {len(files)} images; give {MIN_IMAGES} or more")
         random.Random(0).shuffle(files)
-    if len(classes) < 4:
-        raise UserError(f"-images {folder}: has {len(classes)} folders of images; give two or more for each half")
+    if len(classes) < min_classes:
+        raise UserError(f"-images {folder}: has {len(classes)} folders of images; give {min_classes} or more")
     return classes
 
 
@@ -137,7 +140,16 @@ def link(classes: Classes, count: int | None, seed: int, folder: Path) -> None:
                 (folder / split / name / f"{number}{file.suffix}").symlink_to(file)
 
 
-def command(recipe: str | None, backbone: str, weights: str, count: int, seed: int) -> list[str]:
+def train_backbone(cfg: str, classes: Classes, folder: Path) -> str:
+    """Trains with the recipe on all images; returns the path of the weights."""
+    link(classes, None, 0, folder / "first")
+    options = ["-opts", "DATA.DATASET=folder", "MODEL.NUM_CLASSES=null"]
+    result = train([f"-cfg={cfg}", f"-data_path={folder / 'first'}", *options], folder / "pretrained")
+    print(f"backbone, trained on {', '.join(classes)}: top-1 {result['top1']:.2f}%", file=sys.stderr, flush=True)
+    return str(result["checkpoint"])
+
+
+def command(recipe: str | None, backbone: str, weights: str | Path, count: int, seed: int) -> list[str]:
     """Flags of the entry script. backbone: the recipe of the weights; without `recipe` it is trained from scratch."""
     options = {f"DATA.{key}": value for key, value in read_yaml(Path(backbone))[0]["DATA"].items()}
     options |= {"DATA.DATASET": "folder", "DATA.BATCH_SIZE": BATCH_SIZE, "DATA.NUM_WORKERS": 0, "SEED": seed}

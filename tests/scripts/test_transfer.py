@@ -25,7 +25,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_seeds_select_training_images_and_share_the_others(folder, tmp_path):
-    images = find_images(folder)
+    images = find_images(folder, 4)
     for place, seed in (("0", 0), ("1", 1), ("again", 0)):
         link({name: images[name] for name in "cd"}, 20, seed, tmp_path / place)
     found = {
@@ -46,7 +46,7 @@ def test_too_few_images_and_classes_are_refused(folder, tmp_path):
     (tmp_path / "e" / "0.png").touch()
     for images in (tmp_path, folder / "a", tmp_path / "none"):
         with pytest.raises(UserError, match=f"^-images {images}: "):
-            find_images(images)
+            find_images(images, 4)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -61,23 +61,46 @@ def test_each_method_trains_the_backbone_with_its_preprocessing(name):
     assert (config.model.tuned, config.model.pretrained) == (expected, None if name == "from scratch" else "best.pth")
 
 
-def test_the_table_has_a_row_per_method(folder, monkeypatch, capsys):
-    """A probe and k-NN share one run."""
-    started = []
+@pytest.fixture
+def started(monkeypatch):
+    """The configurations of the runs that the script starts, which train nothing."""
+    configs = []
 
     def run(words):
         assert words[0] == sys.executable
         config = parse_command_line(words[2:]).config
-        started.append(config)
+        configs.append(config)
         output = Path(config.save) / "run"
         output.mkdir(parents=True)
         result = {"top1": 50.0 + config.seed, "knn_top1": 40.0, "checkpoint": "best.pth", "trainable_parameters": 7}
         (output / "result.json").write_text(json.dumps(result | {"train_seconds": 2.0, "peak_memory_bytes": 1e9}))
+        classes.append(sorted(path.name for path in Path(config.data.data_path).glob("val/*")))
 
+    classes: list[list[str]] = []
     monkeypatch.setattr(transfer, "run_program", run)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return configs, classes
+
+
+def test_the_table_has_a_row_per_method(folder, started, capsys):
+    """A probe and k-NN share one run."""
+    configs, classes = started
     assert transfer.main([f"-images={folder}", "-seeds=2"]) == 0
-    assert len(started) == 1 + (len(METHODS) - 1) * len(EPOCHS) * 2
+    assert len(configs) == 1 + (len(METHODS) - 1) * len(EPOCHS) * 2
+    assert classes == [["a", "b"], *[["c", "d"]] * (len(configs) - 1)]
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == [f"| {name}" for name in METHODS]
     assert rows[2][4] == "50.5 ± 0.5" and rows[3][1] == "0" and rows[3][4] == "40.0 ± 0.0"
+
+
+def test_a_backbone_that_was_trained_before_is_used_for_all_classes(folder, started, tmp_path):
+    configs, classes = started
+    weights = tmp_path / "mine.pth"
+    weights.touch()
+    assert transfer.main([f"-images={folder}", "-seeds=1", f"-pretrained={weights}"]) == 0
+    assert classes == [["a", "b", "c", "d"]] * (len(METHODS) - 1) * len(EPOCHS)
+    from_scratch = [config for config in configs if config.model.pretrained is None]
+    assert len(from_scratch) == len(EPOCHS) and {config.model.tuned for config in from_scratch} == {"full"}
+    assert {config.model.pretrained for config in configs} == {None, str(weights)}
+    with pytest.raises(UserError, match=r"none.pth: no such file"):
+        transfer.main([f"-images={folder}", "-pretrained=none.pth"])
