@@ -209,10 +209,9 @@ def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
     [
         *(["-timm_train=/no/train.py"], []),
         [f"-timm_train={__file__}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"],
-        [f"-timm_train={__file__}", f"-images={Path(__file__).parent}"],
     ],
 )
 def test_mistakes_are_reported_before_the_runs(argv, monkeypatch):
     monkeypatch.setattr(parity, "take_turns", lambda *_: pytest.fail("a run started"))
-    with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR|images.* no such folder"):
+    with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
         parity.main(argv)
