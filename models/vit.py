@@ -54,7 +54,7 @@ def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
         "in_chans": data.image_channels,
         "num_classes": options.num_logits,
         "class_token": options.global_pool == "token",
-        "fc_norm": False,  # the final norm precedes the pooling, as in big_vision
+        "fc_norm": bool(options.stem),  # else the final norm precedes the pooling, as in big_vision
     }
 
 

@@ -34,16 +34,9 @@ from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.common import print_result
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
 from scripts.benchmarks.input.first_step import first_steps
-from scripts.benchmarks.input.streams import (
-    PER_CPU_SECOND,
-    Streams,
-    limit_batches,
-    measure_turn,
-    our_batches,
-    timm_batches,
-)
+from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches
 from scripts.benchmarks.timm_command import add_timm_flag
-from scripts.benchmarks.turns import figures_table, median_and_range, ratio_table, speed, speed_ratios, take_turns
+from scripts.benchmarks.turns import PER_CPU, figures_table, ratio_table, speed, speed_ratios, take_turns
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import ProcessContext, single_process
@@ -86,8 +79,8 @@ def main(argv: list[str]) -> int:
                 flags.json,
             )
         starts, start_texts = first_steps(images, folder, [*DEFAULTS, *rest], flags)
-    ratios, cpu_ratios = speed_ratios(figures, pairs), speed_ratios(figures, pairs, PER_CPU_SECOND)
-    columns = {"images/s": speed, "per CPU second": lambda one: median_and_range(one[PER_CPU_SECOND], ".1f")}
+    ratios, cpu_ratios = speed_ratios(figures, pairs), speed_ratios(figures, pairs, PER_CPU)
+    columns = {"images/s": speed, "per CPU second": lambda one: speed(one, PER_CPU)}
     texts = [figures_table(figures, columns), ratio_table(ratios)]
     texts += [ratio_table(cpu_ratios, "of images per CPU second"), *start_texts]
     print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures | starts, ratios=ratios)

@@ -18,6 +18,7 @@ from utils.tables import markdown_table
 Figures = dict[str, dict[str, Any]]  # contender -> figure -> its value in each round; or the reason under "failed"
 Measure = Callable[[str, int], dict[str, float]]
 SPEED = "images_per_second"
+PER_CPU = "images_per_cpu_second"  # other programs of a busy machine hardly change it
 
 
 def take_turns(
@@ -88,9 +89,9 @@ def ratio_table(ratios: dict[str, list[float]], of: str = "of images/s") -> str:
     return markdown_table(["ratio", of], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
 
 
-def speed(one: dict[str, Any]) -> str:
-    """A cell with the images/s."""
-    return median_and_range(one[SPEED], ".1f")
+def speed(one: dict[str, Any], figure: str = SPEED) -> str:
+    """A cell with the images/s, or the images per CPU second."""
+    return median_and_range(one[figure], ".1f")
 
 
 def memory(one: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def test_images_may_have_one_channel():
 def test_last_blocks_train_without_the_stem():
     model = stem_model("MODEL.TUNE=last:1")
     trained = {name.split(".")[0] + name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad}
-    assert trained == {"blocks1", "normweight", "normbias", "headweight", "headbias"}
+    assert trained == {"blocks1", "fc_normweight", "fc_normbias", "headweight", "headbias"}
 
 
 def test_layer_decay_puts_the_stem_into_the_first_layer():

@@ -23,12 +23,12 @@ from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.programs import group_cpu_seconds
+from scripts.benchmarks.turns import PER_CPU, SPEED
 from utils.device import timed
 from utils.distributed import ProcessContext
 
 ENDLESS_EPOCHS = 10**6
 NUM_CLASSES = 1000
-PER_CPU_SECOND = "images_per_cpu_second"  # other programs of a busy machine hardly change it
 _LIMIT_CROPS = 4096
 _SHUFFLE = 1000  # WebDataset's buffer, samples
 
@@ -56,7 +56,7 @@ def measure_turn(
         cpu_before = group_cpu_seconds(os.getpgrp())
         elapsed = timed(read, device)
         cpu_seconds = group_cpu_seconds(os.getpgrp()) - cpu_before
-        return {"images_per_second": images / elapsed, PER_CPU_SECOND: images / max(cpu_seconds, 0.01)}
+        return {SPEED: images / elapsed, PER_CPU: images / max(cpu_seconds, 0.01)}
 
 
 def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
