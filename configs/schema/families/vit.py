@@ -47,7 +47,7 @@ class ViT(PlainTransformer):
         "learned", description="position embedding: learned, or fixed sines and cosines"
     )
     stem: str | None = Field(
-        None, description="network of timm's whose features of the stride PATCH_SIZE are the patches, such as resnet10t"
+        None, description="timm network, such as resnet10t: features of stride PATCH_SIZE are the patches"
     )
     init_values: float | None = Field(None, gt=0, description="initial value of the layer scale; null: no layer scale")
 

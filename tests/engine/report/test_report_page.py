@@ -104,7 +104,7 @@ HERE = {"state": "running", "host": socket.gethostname()}
     ("status", "shown"),
     [
         ({"state": "failed", "message": "out of GPU memory: lower -batch_size"}, "failed out of GPU memory: lower -ba"),
-        ({"state": "interrupted", "signal": "SIGTERM", "resume": "python x"}, "Continue with python x"),
+        ({"state": "interrupted", "signal": "SIGTERM", "resume": "python x"}, "Next: python x"),
         ({"state": "stopped", "resume": "python x"}, "Stopped at TRAIN.MAX_STEPS"),
         ({"state": "running", "host": "another", "updated": "2026-01-02"}, "Last status: 2026-01-02."),
         ({"state": "finished", "stopped_early": True, "reason": "no better evaluation"}, "Stopped early: no better"),
