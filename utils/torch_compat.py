@@ -125,12 +125,10 @@ def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
 update_scale = torch._amp_update_scale_
 
 
-def fused_lerp_(
-    starts: list[torch.Tensor], ends: list[torch.Tensor], weight: torch.Tensor, skipped: torch.Tensor
-) -> None:
-    """start += weight * (end - start) in one kernel for all tensors, unless `skipped`, both () on their device.
+def fused_lerp_(starts: list[torch.Tensor], ends: list[torch.Tensor], weight: float, skipped: torch.Tensor) -> None:
+    """start += weight * (end - start) in one kernel for all tensors, unless `skipped`, a bool () on their device.
 
-    torch's fused lerp takes no weight from the device. Gradient ascent on `end` with a weight decay of 1 is the same.
+    torch's fused lerp cannot be skipped on the device. Gradient ascent on `end` with a weight decay of 1 is the same.
     All tensors have one dtype.
     """
     rates: dict[str, Any] = {"lr": weight, "weight_decay": 1.0, "momentum": 0.0, "dampening": 0.0}

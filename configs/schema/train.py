@@ -113,7 +113,7 @@ class Train(Augmentation, Distillation):
     compile: Literal["none", "default", "model", "max"] = Field(
         "none",
         description="default: compile each block (the whole model if it uses drop-path); model: compile the whole "
-        "model, which takes longer; max: also autotune it and, on a GPU, replay each step as one CUDA graph",
+        "model, which takes longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
     )
     layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / rate of the next layer")
     head_lr_scale: float = Field(1.0, gt=0, description="learning rate of the head / rate of the layer before it")

@@ -24,21 +24,14 @@ from utils.torch_compat import (
 )
 
 
-def compile_model(
-    model: nn.Module,
-    options: Train,
-    context: ProcessContext,
-    is_sharded: bool = False,
-    in_step_graph: bool = False,
-) -> str | None:
+def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_sharded: bool = False) -> str | None:
     """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
     `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
     seconds. With drop-path the blocks differ in its rate, so the whole model is compiled. `model` and `max` always
     compile the whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix
-    product, and replays torch's CUDA graphs where that is safe and no graph of the whole step replays them
-    (`in_step_graph`). Kernels round differently: a run that is resumed without torch's cache, or on another machine,
-    may differ in the last bits. Parameters and state dict keep their names.
+    product, and replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without
+    torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
 
     A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
     Marking a module compiles nothing yet, so the model may be sharded before.
@@ -50,7 +43,7 @@ def compile_model(
         return None
     _check_compiler(context.device)
     same_structure = not any(isinstance(module, DropPath) for module in model.modules())
-    mode = _whole_model_mode(options, context, in_step_graph)
+    mode = _whole_model_mode(options, context)
     if is_sharded:
         blocks = blocks_of(model) or [model]
         if not same_structure:
@@ -74,16 +67,19 @@ def run_eagerly() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")
 
 
-def _whole_model_mode(options: Train, context: ProcessContext, in_step_graph: bool) -> str | None:
+def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
     """The mode for torch.compile; None: its default.
 
-    CUDA graphs reuse their output memory, so a replay would overwrite gradients that are still accumulated.
+    `max-autotune` replays CUDA graphs of the forward and the backward pass. A replay overwrites the outputs of the
+    previous one, so it would overwrite accumulated gradients; graphs are not tried with DDP. Otherwise a step reads no
+    logits and no gradients of earlier steps, and needs no `cudagraph_mark_step_begin`: for torch a forward pass that
+    follows a backward pass begins a step.
 
     On CPUs the kernels that torch could choose from are slower than its default.
     """
     if options.compile != "max" or context.device.type == "cpu":
         return None
-    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1 and not in_step_graph
+    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
     return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 

@@ -82,9 +82,8 @@ class LossScaler(torch.amp.GradScaler):
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         scale = torch_compat.loss_scale(self)
         scaled_norm = self.total_norm(gradients)
-        # In place, so that a step that is replayed changes these tensors, too.
-        torch.ne(scaled_norm * 0, 0, out=self.last_skipped)  # infinity * 0 and NaN * 0 are NaN, which differs from 0
-        self._overflow.copy_(self.last_skipped)
+        self.last_skipped = scaled_norm * 0 != 0  # infinity * 0 and NaN * 0 are NaN, which differs from 0
+        self._overflow = self.last_skipped.float()
         divisor = scale
         if self.adaptively_clipped:
             torch._foreach_div_(gradients, scale)

@@ -87,7 +87,7 @@ def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
         early = "raise -num_workers, so that the next batch is ready earlier"
         yield share(COPY), 0.05, 1.0, f"copying batches to the GPU while it has nothing to compute: {early}"
     idle = profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)
-    launch = "raise -batch_size, or try -opts TRAIN.COMPILE=max, which can use CUDA graphs"
+    launch = "raise -batch_size, or try -opts TRAIN.COMPILE=max, which uses CUDA graphs on one GPU"
     launch = launch if compiled else "compile the model (-compile) or raise -batch_size"
     yield idle, 0.1, 1.0, f"an idle GPU that waits for the host to launch kernels: {launch}"
     if profile.has_fast_half and not profile.is_half_precision:

@@ -5,7 +5,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch.autograd import DeviceType
@@ -39,8 +38,7 @@ def profile_run(run: Run) -> None:
         with _profiler(context.device):  # the first start is slow: do it now, or workers would load ahead during it
             pass
     batches = run.batches.iterate(0, 0, _ENDLESS, bad_images=run.bad_images)
-    phases = replace(run, state=replace(run.state, graph=None))  # a graph of the whole step has no phases
-    training = _Training(phases, batches)
+    training = _Training(run, batches)
     training.train(_WARMUP_STEPS)
     for _ in range(run.batches.prefetched_batches):
         next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps

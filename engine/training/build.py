@@ -35,7 +35,6 @@ from engine.training.optimization.optimizer import (
 from engine.training.optimization.schedule import build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
-from engine.training.step_graph import StepGraph, build_step_graph
 from models.attention import allow_kernels
 from models.build import build_model
 from models.convolutions import prepare_convolutions
@@ -81,8 +80,8 @@ def build_train_state(
     notes += [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] if config.model.tuned != "probe" else []
     if train.clip_mode == "agc":
         precision.scaler.adaptively_clipped = outside_heads(model)
-    graph, compile_notes = _compile(config, context, strategy, precision, optimizer)
-    notes += compile_notes
+    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
+        notes.append(f"Compile: {compiled}, in the first step")
     images = dummy_images(data, context)
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(compute_model, images)
@@ -102,7 +101,6 @@ def build_train_state(
         loss=loss,
         transform=build_train_transform(data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
-        graph=graph,
     )
     return state, notes
 
@@ -137,16 +135,6 @@ def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[l
     lists = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in (("kept", known), ("new", new)) if names]
     rows += [-1] * (options.num_logits - len(rows))
     return rows[: options.num_logits], [f"classes of the head: {', '.join(lists)}"]
-
-
-def _compile(
-    config: Config, context: ProcessContext, strategy: Strategy, precision: Precision, optimizer: torch.optim.Optimizer
-) -> tuple[StepGraph | None, list[str]]:
-    """Applies TRAIN.COMPILE; returns the graph of whole steps, if there is one, and lines for the log."""
-    graph, note = build_step_graph(config, context, strategy, precision, optimizer)
-    model = precision.weights.compute
-    compiled = compile_model(model, config.train, context, strategy.is_sharded, graph is not None)
-    return graph, [f"Compile: {compiled}, in the first step{note}"] if compiled else []
 
 
 def _shard(

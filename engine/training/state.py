@@ -14,7 +14,6 @@ from engine.run.timing.step_timer import StepTimer
 from engine.training.losses.distillation import StepLoss
 from engine.training.optimization.schedule import Schedule
 from engine.training.optimization.weight_average import WeightAverage
-from engine.training.step_graph import StepGraph
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums
 
@@ -37,8 +36,7 @@ class TrainState:
         layout: how the samples of an epoch are divided into steps.
         average: of the weights; None without MODEL_EMA.
         transform: batch -> images (B, C, S, S), targets; on the device.
-        timer: of the data wait and the forward passes; with `graph` of whole steps.
-        graph: replays whole steps; None: each step is launched op by op.
+        timer: of the data wait and the forward passes.
     """
 
     config: Config
@@ -54,7 +52,6 @@ class TrainState:
     loss: StepLoss
     transform: nn.Module
     timer: StepTimer
-    graph: StepGraph | None = None
 
     @property
     def eval_model(self) -> nn.Module:

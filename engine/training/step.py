@@ -5,10 +5,9 @@ Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.AC
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial, reduce
+from contextlib import nullcontext
+from functools import reduce
 from operator import add
-from typing import Any
 
 import torch
 from torch.profiler import record_function
@@ -61,21 +60,15 @@ def train_steps(
         for micro_step in range(window):
             with record_function(DATA_WAIT):
                 batch = state.timer.next_batch(batches)
-            if state.graph:
-                inputs = _model_inputs(state, batch, step, micro_step)
-                with state.timer:
-                    loss, logits, grad_norm = state.graph.run(partial(_whole_step, state), *inputs)
-            else:
-                exchanges = micro_step == window - 1
-                with nullcontext() if exchanges else state.strategy.no_sync(state.wrapped):
-                    loss, logits = forward_backward(state, batch, step, micro_step, window)
+            exchanges = micro_step == window - 1
+            with nullcontext() if exchanges else state.strategy.no_sync(state.wrapped):
+                loss, logits = forward_backward(state, batch, step, micro_step, window)
             with record_function(LOGGING):
                 sums.append(BatchSums.of(loss, logits, batch.targets, batch.samples))
 
-        if not state.graph:
-            with record_function(OPTIMIZER), state.timer.launch_check():
-                seed = derive_seed(config.seed, "rounding", step)
-                grad_norm = precision.step(state.optimizer, config.train.grad_clip, seed, state.average)
+        with record_function(OPTIMIZER), state.timer.launch_check():
+            seed = derive_seed(config.seed, "rounding", step)
+            grad_norm = precision.step(state.optimizer, config.train.grad_clip, seed, state.average)
         if precision.scaler.skipped_too_often():
             raise NonFiniteGradients(_explain_skips(state, batch, step, window))
         progress.done_steps += 1
@@ -88,37 +81,18 @@ def forward_backward(
     state: TrainState, batch: Batch, step: int, micro_step: int, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The passes of one micro-step: the loss (), summed over its samples, and the logits (B, classes)."""
-    images, targets = _model_inputs(state, batch, step, micro_step)
-    return _passes(state, images, targets, window, state.timer)
-
-
-def _model_inputs(state: TrainState, batch: Batch, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
     seed = derive_seed(state.config.seed, "step", step, micro_step, state.context.rank)
     seed_device(seed, batch.images.device)
     with record_function(TRANSFORM):
         images, targets = state.transform(batch)
-        return images, targets
-
-
-def _passes(
-    state: TrainState, images: torch.Tensor, targets: torch.Tensor, window: int, timer: AbstractContextManager[Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
     with record_function(FORWARD):
-        with timer, state.precision.autocast():
+        with state.timer, state.precision.autocast():
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
     with record_function(BACKWARD):
         samples = window * state.config.data.batch_size  # of this rank: the exchange of gradients averages over ranks
         state.precision.scaler.backward(loss, samples)
     return loss, class_logits(outputs)
-
-
-def _whole_step(state: TrainState, images: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A step without accumulation, for `StepGraph`: the loss (), the logits (B, classes) and the gradient norm ()."""
-    loss, logits = _passes(state, images, targets, 1, nullcontext())  # events in a graph measure no time
-    max_norm = state.config.train.grad_clip
-    grad_norm = state.precision.step(state.optimizer, max_norm, 0, state.average)  # the seed is for O3
-    return loss.detach(), logits.detach(), grad_norm
 
 
 def _explain_skips(state: TrainState, batch: Batch, step: int, window: int) -> str:

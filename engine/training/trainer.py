@@ -273,8 +273,5 @@ class Trainer:
 
 
 def _forward_is_local(state: TrainState) -> bool:
-    """Returns whether the forward pass waits for no other rank: sharded models gather weights, DDP sends buffers.
-
-    With a graph of whole steps, the timed pass contains the exchange of gradients.
-    """
-    return not state.graph and not state.strategy.is_sharded and not any(True for _ in state.wrapped.buffers())
+    """Returns whether the forward pass waits for no other rank: sharded models gather weights, DDP sends buffers."""
+    return not state.strategy.is_sharded and not any(True for _ in state.wrapped.buffers())

@@ -31,13 +31,12 @@ class WeightAverage(ModelEmaV3):
         pairs = [(local_tensor(average), local_tensor(value)) for average, value in unique]
         self._averaged = _transposed([pair for pair in pairs if pair[0].is_floating_point()])
         self._copied = _transposed([pair for pair in pairs if not pair[0].is_floating_point()])
-        # A tensor, so that a step that is replayed reads its current value.
-        self._update_weight = torch.full((), 1 - self.decay, device=self._averaged[0][0].device)
+        self._update_weight = 1 - self.decay
 
     def set_step(self, step: int) -> None:
         """Sets the optimizer step of the next update, counted from 0."""
         if self.use_warmup:
-            self._update_weight.fill_(1 - self.get_decay(step + 1))  # timm counts from 1
+            self._update_weight = 1 - self.get_decay(step + 1)  # timm counts from 1
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:  # type: ignore[override]  # the model is known to `follow`

@@ -20,7 +20,7 @@ LIMITS |= {"paddlevit": 420, "colossalai": 500, "paddle": 60, "caltech256": 240}
 LIMITS |= {"eager": 30, "ranks": 45, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}
 TABLES = ("paddlevit", "colossalai", "paddle", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
-INTERVAL, WARMUP_STEPS = 10, 20  # steps; a CUDA graph is recorded in step 12 or 13
+INTERVAL, WARMUP_STEPS = 10, 20  # steps
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
 COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part of their own
 

@@ -84,16 +84,27 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
 
 
 @pytest.mark.parametrize(
-    ("accum_iter", "ranks", "expected"),
-    [(1, 1, "max-autotune"), (2, 1, "max-autotune-no-cudagraphs"), (1, 2, "max-autotune-no-cudagraphs")],
+    ("value", "device", "accum_iter", "ranks", "expected"),
+    [
+        ("max", "cuda", 1, 1, "max-autotune"),
+        ("max", "cuda", 2, 1, "max-autotune-no-cudagraphs"),
+        ("max", "cuda", 1, 2, "max-autotune-no-cudagraphs"),
+        ("max", "cpu", 1, 1, None),
+        ("model", "cuda", 1, 1, None),
+        ("default", "cuda", 1, 1, None),
+    ],
 )
-def test_cuda_graphs_need_one_gpu_and_no_accumulation(accum_iter, ranks, expected, monkeypatch):
+def test_cuda_graphs_need_one_gpu_and_no_accumulation(value, device, accum_iter, ranks, expected, monkeypatch):
+    """The log names the mode that `torch.compile` is given."""
+    modes = []
     monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
-    gpu, options = torch.device("cuda"), Train(COMPILE="max", ACCUM_ITER=accum_iter)
-    context = ProcessContext(0, 0, ranks, ranks, gpu)
-    assert compile_model(nn.Linear(2, 2), options, context) == f"the whole model, {expected}"
-    for value in ("default", "model"):  # `default` is for models with blocks
-        assert compile_model(nn.Linear(2, 2), Train(COMPILE=value), context) == "the whole model"
+    monkeypatch.setattr(nn.Module, "compile", lambda module, dynamic, mode: modes.append(mode))
+    options = Train(COMPILE=value, ACCUM_ITER=accum_iter)
+    context = ProcessContext(0, 0, ranks, ranks, torch.device(device))
+    for is_sharded, part in ((False, "the whole model"), (True, "1 blocks")):  # nn.Linear has no blocks
+        note = compile_model(nn.Linear(2, 2), options, context, is_sharded)
+        assert note == (f"{part}, {expected}" if expected else part)
+    assert modes == [expected, expected]
     assert compile_model(nn.Linear(2, 2), Train(), context) is None
 
 

@@ -1,11 +1,25 @@
-"""Training equals a plain loop: accumulation, clipping, smoothing, weight decay, warm-up, averaging."""
+"""Training equals a plain loop: accumulation, clipping, smoothing, weight decay, warm-up, averaging.
+
+A step reads no outputs of earlier steps, which CUDA graphs overwrite.
+"""
 
 import copy
 import math
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, samples_for, train
+from conftest import (
+    GREY,
+    TINY_RESNET,
+    TINY_VIT,
+    assert_same_state,
+    only_run,
+    rows,
+    samples_for,
+    states,
+    step_rows,
+    train,
+)
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
@@ -152,3 +166,41 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
             parameters_to_vector, (state.values() for state in (checkpoint[part], expected, initial))
         )
         assert (actual - target).norm() < tolerance * (target - start).norm(), part
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [*TINY_VIT, "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.2", "REPORT_FREQ=1"],
+        [*TINY_VIT, "AMP={ENABLED: true, LEVEL: O2, DTYPE: float16, INIT_LOSS_SCALING: 1.0e+7}", "REPORT_FREQ=3"],
+        [*TINY_VIT, "AMP={ENABLED: true, LEVEL: O3}"],
+        [*TINY_RESNET, "TRAIN.OPTIMIZER.NAME=lamb"],
+    ],
+    ids=["fp32", "O2 with skipped steps", "O3", "batch norm, not fused"],
+)
+def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, cpu, monkeypatch):
+    """Before each forward pass they become NaN, as a replay of CUDA graphs overwrites them."""
+    argv = ["-dataset=digits", "-batch_size=128", "-opts", *GREY, *options, "TRAIN.WARMUP_EPOCHS=0"]
+    argv += ["TRAIN.BASE_LR=3e-3", "TRAIN.GRAD_CLIP=0.5", "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=8"]
+    expected = train([*argv, f"SAVE={tmp_path / 'expected'}"], cpu)
+    overwritten = []
+
+    def overwrite_outputs(model: nn.Module, *_) -> None:
+        outputs: list[torch.Tensor] = []
+
+        @torch.no_grad()
+        def overwrite(module: nn.Module, inputs: tuple) -> None:
+            if module.training:
+                overwritten.extend(tensor.fill_(math.nan).numel() for tensor in outputs)
+                outputs.clear()
+
+        model.register_forward_pre_hook(overwrite)
+        model.register_forward_hook(lambda module, inputs, logits: outputs.append(logits))
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: outputs.append(parameter.grad))
+
+    monkeypatch.setattr("engine.training.build.compile_model", overwrite_outputs)
+    found = train([*argv, f"SAVE={tmp_path / 'found'}"], cpu)
+    assert len(overwritten) > 100
+    assert_same_state(states(found), states(expected))
+    assert rows(found) == rows(expected) and step_rows(found) == step_rows(expected)
