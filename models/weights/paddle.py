@@ -30,25 +30,15 @@ _CODES = ("f2", "f4", "f8", "u2", "i4", "i8")
 _PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's parameter names, not a tensor
 
 
-def family_of(options: Model) -> Family:
-    """The family whose names PaddleViT's weights of this model have; of timm's models, RegNet, else its ViT."""
-    is_regnet = options.type == "timm" and options.name.partition(".")[0] == REGNET.timm
-    return REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
-
-
-def linear_weights(model: nn.Module) -> set[str]:
-    """The names of the weights that are transposed in a .pdparams file: (in, out)."""
-    return {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-
-
 def paddle_converter(model: nn.Module, options: Model) -> Converter:
     """Returns a function that converts the state of a .pdparams file to a state of `model`.
 
     The function raises UserError if the file contains a tensor that the model does not have.
     """
-    family = family_of(options)
+    is_regnet = options.type == "timm" and options.name.partition(".")[0] == REGNET.timm
+    family = REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
     renames = (*_STATISTICS, *family.renames_for(options))
-    linear = linear_weights(model)
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
     def convert(file: Path, state: State) -> State:
         own = model.state_dict()
@@ -79,12 +69,12 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
             )
         for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
             result[mean] = result[mean].float() - biases[mean].float()
-        return {name: tensor for name, tensor in own.items() if is_computed(name, tensor, family)} | result
+        return {name: tensor for name, tensor in own.items() if _is_computed(name, tensor, family)} | result
 
     return convert
 
 
-def is_computed(name: str, tensor: torch.Tensor, family: Family) -> bool:
+def _is_computed(name: str, tensor: torch.Tensor, family: Family) -> bool:
     """Returns whether a tensor of the model is not in .pdparams files, as the counters of batch norms."""
     return not tensor.is_floating_point() or any(re.fullmatch(pattern, name) for pattern in family.computed)
 

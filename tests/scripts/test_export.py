@@ -250,6 +250,11 @@ def test_a_check_that_fails_writes_nothing(problem, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
+def test_another_format_is_answered_with_the_list():
+    with pytest.raises(UserError, match=r"'pdparams' \(choose from '?safetensors'?, '?hf'?, '?onnx'?"):
+        export.main(["best.pth", "-format", "pdparams"])
+
+
 def test_tensors_with_two_names_are_written_twice(tmp_path):
     """The position encodings of CoaT are shared by blocks, which safetensors itself refuses."""
     assert write_export(*family_model("CoaT"), "safetensors", tmp_path / "coat.safetensors") < 1e-5
