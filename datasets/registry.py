@@ -10,7 +10,6 @@ from configs.schema.data import WITHOUT_FILES
 from datasets.decoding.bad_images import MissingImage
 from datasets.sources.arrays.cifar import cifar10, cifar100
 from datasets.sources.arrays.in_memory import digits, fake
-from datasets.sources.arrays.packed import packed
 from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.class_names import check_names, number_by, number_of_classes
@@ -52,7 +51,6 @@ DATASETS: dict[str, Source] = {
     "caltech256": _split_source(partial(caltech, "256_ObjectCategories", "257.clutter")),
     "cifar10": _source(cifar10),
     "cifar100": _source(cifar100),
-    "packed": _source(packed),
     "tar": _tar,
     "digits": _source(digits),
     "fake": _source(fake),
@@ -84,6 +82,11 @@ def read_samples(
             folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does
             not contain, fewer training samples than one batch on every rank.
     """
+    if data.dataset == "packed":
+        raise UserError(
+            "DATA.DATASET: packed was removed; write the images as shards with scripts/make_shards.py -size N, and use "
+            "-dataset=tar"
+        )
     if data.dataset not in DATASETS:
         known = ", ".join(DATASETS)
         raise UserError(

@@ -27,9 +27,9 @@ from datasets.decoding.decode import decode_image
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
 from scripts.flags import add_flag, positive_number, script_parser, split_flags
-from scripts.packing.progress import Progress, open_progress
-from scripts.packing.source import parse_data, read_image_splits, read_usable
-from scripts.packing.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
+from scripts.sharding.progress import Progress, open_progress
+from scripts.sharding.source import parse_data, read_image_splits, read_usable
+from scripts.sharding.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, escape_control_characters
 from utils.processes.entry import run_and_report_errors
@@ -38,7 +38,7 @@ from utils.seeding import seeded_generator
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    data, splits = read_image_splits(parse_data(rest), with_test=True)
+    data, splits = read_image_splits(parse_data(rest))
     torch.set_num_threads(1)  # images are decoded in parallel
     planned = {name: PlannedSplit(name, samples, data) for name, samples in splits.items()}
     plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}

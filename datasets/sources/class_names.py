@@ -90,10 +90,8 @@ def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:
     """The value of MODEL.NUM_CLASSES: null for these splits of a data set: the number of its classes.
 
     Labels of ImageNet's lists are numbers, and a list of a part of ImageNet does not contain all of them: as in
-    PaddleViT, the number is 1000. Packed lists count as ImageNet's, unless they have larger labels.
+    PaddleViT, the number is 1000.
     """
     if dataset.startswith("imagenet"):
         return IMAGENET_CLASSES
-    number = max((len(samples.class_names) for samples in splits), default=0)
-    is_packed_list = dataset == "packed" and not any(samples.has_class_names for samples in splits)
-    return max(number, IMAGENET_CLASSES) if is_packed_list else number
+    return max((len(samples.class_names) for samples in splits), default=0)

@@ -63,7 +63,6 @@ class Profile:
     peak_memory_bytes: int
     communication: Communication | None = None
     data_in_memory: bool = False
-    data_is_packed: bool = False
 
 
 def bottlenecks(profile: Profile) -> list[str]:
@@ -81,9 +80,8 @@ def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
     """
     share, on_gpu, compiled = profile.times.share, profile.device_type == "cuda", profile.is_compiled
     if not profile.data_in_memory:
-        pack = ", or pack the images into one file (scripts/pack_dataset.py, -dataset=packed)"
-        waiting = f"waiting for data: raise -num_workers{'' if profile.data_is_packed else pack}"
-        yield share(DATA_WAIT), 0.05, 1.0, waiting
+        smaller = "store the images decoded and small (scripts/make_shards.py -size N, -dataset=tar)"
+        yield share(DATA_WAIT), 0.05, 1.0, f"waiting for data: raise -num_workers, or {smaller}"
         early = "raise -num_workers, so that the next batch is ready earlier"
         yield share(COPY), 0.05, 1.0, f"copying batches to the GPU while it has nothing to compute: {early}"
     idle = profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)

@@ -117,7 +117,6 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
             peak_memory_bytes=peak_memory_bytes,
             communication=state.strategy.communication(state.wrapped),
             data_in_memory=run.batches.in_memory,
-            data_is_packed=state.config.data.dataset == "packed",
         )
     )
     (run.folder / PAGE).write_text(f"{page}\n")

@@ -57,7 +57,7 @@ class BaselineThread:
 def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline | str | None:
     """The baseline, or a line for the log: no run fails for it. None for data that have none.
 
-    These are data with several labels per image or more than 1,000 classes, shards on a server, and packed pixels.
+    These are data with several labels per image or more than 1,000 classes, shards on a server, and `fake`.
     """
     has_none = data.multi_label or "://" in data.data_path or train.targets.max() >= _MAX_CLASSES
     if has_none or not (isinstance(train, _Readable) and isinstance(val, _Readable)):

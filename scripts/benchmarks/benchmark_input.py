@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
-    sources_help = "compare a folder, packed images and tar shards (local, over HTTP, WebDataset) instead of loaders"
+    sources_help = "compare a folder and tar shards (local, over HTTP, WebDataset) instead of loaders"
     add_flag(parser, "sources", action="store_true", help=sources_help)
     add_timm_flag(parser)
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")

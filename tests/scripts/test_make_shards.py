@@ -17,9 +17,9 @@ from datasets.decoding.bad_images import BadImage
 from datasets.registry import read_samples
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards
-from scripts.packing.progress import PROGRESS, open_progress
-from scripts.packing.source import parse_data
-from scripts.packing.tar import unique_keys
+from scripts.sharding.progress import PROGRESS, open_progress
+from scripts.sharding.source import parse_data
+from scripts.sharding.tar import unique_keys
 from utils.errors import UserError
 
 CLASSES = ("cat", "dog.v2", "ünï 中🙂")

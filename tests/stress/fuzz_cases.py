@@ -43,7 +43,6 @@ KINDS = {
     "images": Kind(data_kinds.image_examples, data_kinds.read_image, data_kinds.repair_png),
     "lists": Kind(data_kinds.list_examples, data_kinds.read_list_file, is_text=True),
     "cifar": Kind(data_kinds.cifar_examples, data_kinds.read_cifar),
-    "packed": Kind(data_kinds.packed_examples, data_kinds.read_packed_files, data_kinds.repair_packed),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
     "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),

@@ -1,30 +1,23 @@
-"""Valid examples and readers of data: images, lists, CIFAR batches, packed images, augmentation policies."""
+"""Valid examples and readers of data: images, lists, CIFAR batches, augmentation policies."""
 
 import contextlib
-import hashlib
 import io
 import pickle
 import random
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 
 import numpy as np
-import torch
-from fuzz_folder_kinds import join_files, split_files
 from PIL import Image
 
-from configs.schema import Data
 from configs.schema.augmentation import check_policy
 from datasets.decoding.decode import open_image
 from datasets.sources.arrays.cifar import read_batch
-from datasets.sources.arrays.packed import CHECKSUMS, COLUMNS, packed
 from datasets.sources.files.lists import read_list, read_table
 from datasets.sources.files.unlabelled import unlabelled
 from datasets.transforms.crops import center_crop
 from datasets.transforms.timm_policy import TimmPolicy
-from scripts.pack_dataset import Packable, write_packed
 from utils.errors import UserError
 
 
@@ -104,37 +97,6 @@ def cifar_examples() -> list[bytes]:
 def read_cifar(data: bytes, folder: Path) -> None:
     (folder / "batch").write_bytes(data)
     read_batch(folder / "batch", "labels", 10)
-
-
-def packed_examples() -> list[bytes]:
-    images = image_examples()
-    encoded = [Packable(data, label % 3, f"ä/{label}.png") for label, data in enumerate(images[:1] + images[5:6])]
-    pixels = [Packable(bytes(range(3 * side)), side % 3, f"{side}.png", (1, side, 3)) for side in (2, 5, 7)]
-    written = []
-    for packables in encoded, pixels:
-        with tempfile.TemporaryDirectory() as folder:
-            write_packed(Path(folder), "val", ["a", "b", "c"], packables)
-            written.append(join_files(Path(folder)))
-    return written
-
-
-def read_packed_files(data: bytes, folder: Path) -> None:
-    split_files(data, folder / "packed")
-    samples = packed(Data.model_validate({"DATA_PATH": str(folder / "packed")}), "val")
-    for index in range(len(samples)):
-        assert samples.open(index, 1 + 2 * (index % 2)).pixels.dtype == torch.uint8
-        assert samples.class_names[samples.targets[index]]
-
-
-def repair_packed(data: bytes) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        split_files(data, Path(folder, "packed"))
-        columns = [Path(folder, "packed", "val.index", f"{name}.npy") for name in COLUMNS]
-        if not all(column.is_file() for column in columns):
-            return data
-        lines = [f"{hashlib.sha256(column.read_bytes()).hexdigest()}  {column.name}\n" for column in columns]
-        (columns[0].parent / CHECKSUMS).write_text("".join(lines))
-        return join_files(Path(folder, "packed"))
 
 
 def policy_examples() -> list[bytes]:

@@ -16,12 +16,7 @@ from utils.files import make_temporary_folder
 
 
 class MappedArrays(Mapping[str, np.ndarray]):
-    """The arrays in the files `{name}.npy` of a folder.
-
-    Raises:
-        OSError: a file cannot be opened.
-        ValueError: a file is not a valid .npy file.
-    """
+    """The arrays in the files `{name}.npy` of a folder, which `share_arrays` has written. Raises OSError."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.folder = folder
@@ -41,20 +36,8 @@ class MappedArrays(Mapping[str, np.ndarray]):
 
 
 def _map(path: Path) -> np.ndarray:
-    try:
-        # Unlike np.load, open_memmap reads neither pickles nor archives. A plain view is faster to index than a memmap.
-        with np.errstate(over="raise"):  # while the size is computed
-            return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
-    except OSError:
-        raise
-    except Exception as error:  # a forged header can raise almost any type
-        raise ValueError(f"{path.name} is not a valid .npy file") from error
-
-
-def save_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes each array to `{name}.npy`; raises OSError if a file cannot be written."""
-    for name, values in arrays.items():
-        np.save(folder / f"{name}.npy", values, allow_pickle=False)
+    # Unlike np.load, open_memmap reads no pickles. A plain view is faster to index than a memmap.
+    return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
 
 
 def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
@@ -69,7 +52,8 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
     folder = None
     try:
         folder = make_temporary_folder("ampvit-samples-")
-        save_arrays(Path(folder.name), arrays)
+        for name, values in arrays.items():
+            np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
         mapped = MappedArrays(Path(folder.name), arrays)
     except BaseException as error:
         if folder:

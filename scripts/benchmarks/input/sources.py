@@ -1,4 +1,4 @@
-"""The sources of images that `benchmark_input.py -sources` compares: a folder, packed images, tar shards.
+"""The sources of images that `benchmark_input.py -sources` compares: a folder and tar shards.
 
 All read the same JPEGs, up to normalized float32 batches: see docs/benchmarks.md, Data sources. Each turn starts a
 fresh loader, a cold turn with an empty cache. All files are in the memory of the operating system.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.schema import Config
-from scripts import make_shards, pack_dataset
+from scripts import make_shards
 from scripts.benchmarks.images import link_images
 from scripts.benchmarks.input.streams import Streams, our_batches, webdataset_batches
 from scripts.benchmarks.range_server import serving
@@ -24,7 +24,7 @@ CACHE_GB = 4.0
 
 FOLDER, LOCAL, WEBDATASET = "folder", "tar, local", "WebDataset, local"
 COLD, WARM, UNCACHED = (f"tar over HTTP, {cache}" for cache in ("cold cache", "warm cache", "no cache"))
-RATIOS = [*((name, FOLDER) for name in ("packed", LOCAL, COLD, WARM, UNCACHED)), (LOCAL, WEBDATASET)]
+RATIOS = [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (LOCAL, WEBDATASET)]
 
 
 @contextlib.contextmanager
@@ -33,7 +33,6 @@ def source_streams(images: Path, folder: Path, config: Config, context: ProcessC
     link_images(images, folder / "files", ENTRIES, copies=True)
     data = ["-dataset=folder", f"-data_path={folder / 'files'}"]
     with contextlib.redirect_stdout(sys.stderr):
-        pack_dataset.main([*data, f"-output={folder / 'packed'}"])
         make_shards.main([*data, f"-output={folder / 'shards'}", f"-shard_mb={SHARD_MB}"])
     with serving(folder / "shards", LATENCY_MS) as url:
         streams = _streams(folder, url, config, context)
@@ -56,7 +55,6 @@ def _streams(folder: Path, url: str, config: Config, context: ProcessContext) ->
 
     return {
         FOLDER: lambda: ours("folder", folder / "files"),
-        "packed": lambda: ours("packed", folder / "packed"),
         LOCAL: lambda: ours("tar", shards),
         COLD: lambda: ours("tar", url, "cold", empties=True),
         WARM: lambda: ours("tar", url, "warm"),

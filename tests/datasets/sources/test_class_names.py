@@ -7,16 +7,10 @@ import pytest
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
-from datasets.sources.arrays.packed import packed
-from datasets.sources.class_names import map_labels, number_of_classes
-from scripts.pack_dataset import Packable, write_packed
+from datasets.sources.class_names import number_of_classes
 from utils.errors import UserError
 
 KNOWN = ["ant", "bee", "cat", "dog"]
-
-
-def write_packed_split(folder, split, class_names, targets):
-    write_packed(folder, split, class_names, [Packable(b"x", target, str(n)) for n, target in enumerate(targets)])
 
 
 def read(path, cpu, *splits, class_names=KNOWN, dataset="folder", num_classes=None):
@@ -72,7 +66,7 @@ def test_a_table_needs_no_training_table(tmp_path, cpu):
         assert samples.targets.tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("dataset", ["folder", "csv", "packed"])
+@pytest.mark.parametrize("dataset", ["folder", "csv"])
 @pytest.mark.parametrize(("form", "known"), [("NFC", "NFD"), ("NFD", "NFC")])
 def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, known):
     """In NFD, as on macOS, the first class is 'A' and a diaeresis, and stands before 'Bee'. Files keep their names."""
@@ -83,12 +77,11 @@ def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, kno
     (tmp_path / "val.csv").write_text("\n".join(["image_path,target", *rows, rows[1].replace(mine[1], theirs[1])]))
     if dataset == "csv":
         write_classes(tmp_path / "val", **{theirs[1]: 1})
-    write_packed_split(tmp_path, "val", mine, [0, 1])
     for names, label in (None, 1), (theirs, 1), (theirs[::-1], 0):
         (samples,) = read(tmp_path, cpu, "all", class_names=names, dataset=dataset)
         assert not [name for name in samples.class_names if name != normalize("NFC", name)]
         assert samples.class_names[label] == classes[1] and (samples.targets == label).any()
-        assert dataset == "packed" or [samples.open(index, 3) for index in range(len(samples))]
+        assert [samples.open(index, 3) for index in range(len(samples))]
 
 
 def test_equal_names_are_refused_and_names_of_other_case_are_warned_about(tmp_path, cpu):
@@ -108,14 +101,6 @@ def test_numbers_of_a_list_stay_labels(tmp_path, cpu):
     (samples,) = read(tmp_path, cpu, "all", dataset="imagenet2012")
     assert samples.targets.tolist() == [2]
     assert samples.notes == ["the data has no class names; its labels are used as they are"]
-
-
-def test_packed_images(tmp_path):
-    write_packed_split(tmp_path, "val", ["bee", "dog"], [1, 0, 1])
-    samples = packed(options(tmp_path), "val")
-    samples.number_classes(map_labels(samples.class_names, KNOWN), KNOWN)
-    assert samples.targets.tolist() == [3, 1, 3]
-    assert pickle.loads(pickle.dumps(samples)).targets.tolist() == [3, 1, 3]
 
 
 @pytest.mark.parametrize("below", ["", "val", "train"])
@@ -138,9 +123,3 @@ def test_number_of_classes(tmp_path, cpu):
         file.write("a.jpg 1000\n")
     with pytest.raises(UserError, match=r"label 1000, but MODEL\.NUM_CLASSES is 1000 \(.*\); set it to 1001 or more"):
         read(tmp_path, cpu, "val", class_names=None, dataset="imagenet2012")
-
-
-@pytest.mark.parametrize(("class_names", "number"), [(["bee", "dog"], 2), (["0", "1"], 1000)])
-def test_packed_lists_count_as_imagenets(tmp_path, class_names, number):
-    write_packed_split(tmp_path, "val", class_names, [1, 0])
-    assert number_of_classes("packed", [packed(options(tmp_path), "val")]) == number

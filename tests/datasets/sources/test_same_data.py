@@ -14,12 +14,10 @@ from configs.reading.command_line import parse_command_line
 from datasets import registry
 from datasets.sources import digest
 from datasets.sources.arrays.in_memory import FakeImages, ImageArray
-from datasets.sources.arrays.packed import packed
 from datasets.sources.digest import check_same_data
 from datasets.sources.files.lists import csv_tables, imagenet2012
 from datasets.sources.files.split_folders import folder
 from engine.commands.run import run
-from scripts.pack_dataset import Packable, write_packed
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -90,14 +88,6 @@ def write_shards(root, image=b"red"):
                 shard.addfile(member, io.BytesIO(content))
 
 
-def write_pack(root, pixels=b"\xff\0\0"):
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir()
-    images = [Packable(pixels, label, f"{label}.png", (1, 1, 3)) for label in (0, 1)]
-    for split in ("train", "val"):
-        write_packed(root, split, ["a", "b"], images)
-
-
 def rename_class(root):
     for split in ("train", "val"):
         (root / split / "a").rename(root / split / "z")
@@ -126,7 +116,6 @@ CASES = {
     "table": (csv_tables, write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
     "class name of a table": (csv_tables, write_lists, edit("train.csv", "d|", "x|"), ["0 c, 1 e;", "0 c, 2 e;"]),
     "shards": (tar, write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
-    "packed": (packed, write_pack, lambda root: write_pack(root, b"\0\0\0"), ["image 0 of 2", "checksum"]),
 }  # fmt: skip
 
 

@@ -162,8 +162,7 @@ def test_no_advice_without_a_bottleneck():
 @pytest.mark.parametrize(
     ("profiled", "share", "named"),
     [
-        (profile(busy={DATA_WAIT: 0.0}, idle={DATA_WAIT: 0.3}), 30, "data: raise -num_workers.*packed"),
-        (profile(idle={DATA_WAIT: 0.3}, data_is_packed=True), 31, r"data: raise -num_workers\.$"),
+        (profile(busy={DATA_WAIT: 0.0}, idle={DATA_WAIT: 0.3}), 30, "data: raise -num_workers.*make_shards.py -size N"),
         (profile(busy={COPY: 0.2}), 20, "copying .*-num_workers"),
         (profile(**LAUNCH_WAITS, is_compiled=False), 40, "launch .*-compile.*-batch_size"),
         (profile(**LAUNCH_WAITS), 40, "launch .*-batch_size.*COMPILE=max"),

@@ -1,16 +1,13 @@
-"""Faults in data sets: lists, tables, class folders, packed files."""
+"""Faults in data sets: lists, tables, class folders."""
 
 import os
 import pickle
 import shutil
-from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 
 from faults.runner import Fault, Provoke
-from faults.scene import RunsCode, Scene, Skipped, flipped, image_bytes, truncated
+from faults.scene import RunsCode, Scene, Skipped, image_bytes
 
-from scripts.pack_dataset import Packable, write_packed
 from utils.packages import is_installed
 
 
@@ -84,17 +81,12 @@ def data_set_faults() -> list[Fault]:
         "folds beside a val split": (with_folds(5), r"DATA.FOLDS 5: folder has a validation split here; give the tr"),
         "fewer images than folds": (with_folds(13, "train"), r"2 class\(es\) have fewer images than DATA.FOLDS 13"),
         "a pickle with code for CIFAR": (_cifar_with_code, r"batches.meta: is not a CIFAR batch .*posix.system"),
-        "a folder that is not packed": (lambda scene: scene.images(dataset="packed"), r"train.index/ends.npy: cannot"),
-        "a packed index cut short": (_packed("val.index/ends.npy", truncated), r"val.index: is damaged \(a checksum"),
-        "a packed index with a bit flipped": (_packed("train.index/crcs.npy", flipped), r"train.index: is damaged"),
         "ImageNet-R in other folders": (_imagenet_set("imagenet-r", 1000), r"'cat', 'dog': not a class of imagenet-r"),
         "ReaL labels of other images": (
             _imagenet_set("imagenet-real", 1000),
             r"real.json: ReaL labels of other images",
         ),
         "ReaL labels for 10 classes": (_imagenet_set("imagenet-real", 10), r"classes of the model are not ImageNet's"),
-        "packed images cut short": (_packed("train.blob", truncated), r"train.index: describes a blob of"),
-        "a packed image with a bit flipped": (_packed("train.blob", flipped), r"train.blob: image \d .*checksum"),
     }
     return [Fault(f"data: {name}", provoke, line) for name, (provoke, line) in table.items()]
 
@@ -186,14 +178,3 @@ def _pipe_as_list(scene: Scene) -> list[str]:
     flags = _without("train_list.txt")(scene)
     os.mkfifo(scene.data / "train_list.txt")
     return flags
-
-
-def _packed(name: str, damage: Callable[[Path], Path]) -> Provoke:
-    def provoke(scene: Scene) -> list[str]:
-        folder = scene.write("packed/readme", "").parent
-        for split in ("train", "val"):
-            write_packed(folder, split, ["cat", "dog"], [Packable(image_bytes(), i % 2, f"{i}") for i in range(8)])
-        damage(folder / name)
-        return scene.images(dataset="packed", flags=(f"-data_path={folder}",))
-
-    return provoke

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from scripts.packing.tar import WrittenShard
+from scripts.sharding.tar import WrittenShard
 from utils.errors import UserError
 from utils.locks import locked
 

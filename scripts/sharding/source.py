@@ -1,4 +1,4 @@
-"""The images of a data set for a script that writes them as a packed file or as shards; reads them in parallel."""
+"""The images of a data set for a script that writes them as shards; reads them in parallel."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from utils.cpu_cores import own_share
 from utils.distributed import single_process
 from utils.errors import UserError
 
-_ANY_NUM_CLASSES = 10**LABEL_DIGITS  # packing does not depend on a model
+_ANY_NUM_CLASSES = 10**LABEL_DIGITS  # shards do not depend on a model
 _Read = TypeVar("_Read")
 
 
@@ -30,12 +30,12 @@ def parse_data(argv: list[str]) -> Data:
     """
     data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     if data.multi_label:
-        raise UserError("DATA.MULTI_LABEL: packed images and shards have one label per image; train from the CSV files")
+        raise UserError("DATA.MULTI_LABEL: shards have one label per image; train from the CSV files")
     return data
 
 
-def read_image_splits(data: Data, with_test: bool = False) -> tuple[Data, dict[str, EncodedImages]]:
-    """The completed options, and the splits 'train', 'val' and, if wanted, 'test' if the data set has one.
+def read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
+    """The completed options, and the splits 'train', 'val' and, if the data set has one, 'test'.
 
     Raises:
         UserError: as `read_samples`; or the images are not encoded.
@@ -43,11 +43,11 @@ def read_image_splits(data: Data, with_test: bool = False) -> tuple[Data, dict[s
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
     names = ["train", "val"]
-    if with_test and has_test_split(data, without_gpu)[0]:
+    if has_test_split(data, without_gpu)[0]:
         names.append("test")
     splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names)
     if not isinstance(splits[0], EncodedImages):
-        raise UserError(f"-dataset {data.dataset}: has no image files to pack; use it without packing")
+        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
     return data, dict(zip(names, splits, strict=True))
 
 
