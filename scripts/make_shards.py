@@ -1,17 +1,20 @@
 """Writes a data set as tar shards, for -dataset=tar and for every program that reads WebDataset's format.
 
     python scripts/make_shards.py -dataset=imagenet2012 -data_path=/dataset/imagenet -output /fast/imagenet-tar
+    python scripts/make_shards.py -dataset=folder -data_path=/dataset/birds -output /fast/birds256 -size 256
     python main_single_gpu.py -cfg=... -dataset=tar -data_path=/fast/imagenet-tar
 
 Training samples are shuffled once, in an order that is the same each time, because training shuffles within windows of
 shards only. The same data give the same bytes. A second start with the same arguments continues where the first ended,
-and reads all shards back. docs/data.md describes the files.
+and reads all shards back. With -size N the images are stored decoded, in PPM, and their shorter sides are resized to N;
+smaller images keep their size. docs/data.md describes the files.
 """
 
 import argparse
 import hashlib
 import json
 import sys
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImageList
-from datasets.decoding.decode import decode_image
+from datasets.decoding.decode import open_image
 from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
 from datasets.sources.samples import EncodedImages
-from scripts.flags import add_flag, positive_number, script_parser, split_flags
+from datasets.transforms.crops import resize
+from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
 from scripts.sharding.progress import Progress, open_progress
 from scripts.sharding.source import parse_data, read_image_splits, read_usable
 from scripts.sharding.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
@@ -40,8 +44,10 @@ def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     data, splits = read_image_splits(parse_data(rest))
     torch.set_num_threads(1)  # images are decoded in parallel
-    planned = {name: PlannedSplit(name, samples, data) for name, samples in splits.items()}
+    planned = {name: PlannedSplit(name, samples, data, flags.size) for name, samples in splits.items()}
     plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}
+    if flags.size:
+        plan["pixels"] = [flags.size, data.image_channels, data.grey_range and list(data.grey_range)]
     output, max_bytes = flags.output, int(flags.shard_mb * 1e6)
     try:
         with open_progress(output, plan) as progress:
@@ -61,12 +67,13 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = "-output FOLDER [-shard_mb N] [data flags of main_single_gpu.py]"
+    usage = "-output FOLDER [-shard_mb N] [-size N] [data flags of main_single_gpu.py]"
     parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
     add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
     add_flag(
         parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help="size of a shard, MB (default: 256)"
     )
+    add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
     return parser
 
 
@@ -75,10 +82,11 @@ class PlannedSplit:
 
     order: sample indices, int64 (N,).
     keys: the key of each sample, by index.
+    size: of the shorter side of a stored image; None: images stay encoded.
     """
 
-    def __init__(self, name: str, samples: EncodedImages, data: Data) -> None:
-        self.name, self.samples, self.data = name, samples, data
+    def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:
+        self.name, self.samples, self.data, self.size = name, samples, data, size
         self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
         self.order = np.arange(len(samples))
         if name == "train":
@@ -94,9 +102,23 @@ class PlannedSplit:
 
     def read(self, position: int) -> Sample:
         index = int(self.order[position])
-        encoded = self.samples.read_bytes(index)
-        decode_image(encoded, self.data.image_channels, self.samples.name(index))
+        encoded, name = self.samples.read_bytes(index), partial(self.samples.name, index)
+        pixels = open_image(encoded, self.data.image_channels, name, self.samples.grey_range).pixels
+        if self.size:
+            encoded = encode_ppm(resize_shorter_side(pixels, self.size))
         return Sample(position, self.keys[index], image_extension(encoded), int(self.samples.targets[index]), encoded)
+
+
+def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:
+    """torch.uint8 (C, H, W) with its shorter side resized to `size`; an image with a shorter one is unchanged."""
+    short = min(image.shape[1:])
+    return resize(image, *(side * size // short for side in image.shape[1:])) if short > size else image
+
+
+def encode_ppm(image: torch.Tensor) -> bytes:
+    """torch.uint8 (3, H, W) as PPM, (1, H, W) as PGM."""
+    channels, height, width = image.shape
+    return b"P%d\n%d %d\n255\n" % (6 if channels == 3 else 5, width, height) + image.permute(1, 2, 0).numpy().tobytes()
 
 
 def write_split(

@@ -54,7 +54,7 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
             raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
         if before != plan:
             raise UserError(
-                f"{folder}: contains shards of other data or another -shard_mb; give the same, or another -output"
+                f"{folder}: contains shards of other data, -shard_mb or -size; give the same, or another -output"
             )
         progress = Progress(file, finished)
         if not lines:

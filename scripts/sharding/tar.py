@@ -87,7 +87,7 @@ def _key_of(path: str) -> str:
 def image_extension(data: bytes) -> str:
     """The extension of the real format of an image that can be decoded."""
     with open_with_pillow(data, str) as image:
-        return _EXTENSIONS[image.format]
+        return "pgm" if data.startswith(b"P5") else _EXTENSIONS[image.format]
 
 
 def write_shard(

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import timm.data
 import webdataset
-from PIL import Image
+from conftest import GREY
+from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
 from datasets.decoding.bad_images import BadImage
@@ -44,8 +45,11 @@ def bad(folders) -> Path:
     return folders / "train" / "cat" / "ä.5.jpg"
 
 
-def flags_for(root: Path, output: Path, *options: str, dataset: str = "folder", shard_mb: float = 0.04) -> list[str]:
+def flags_for(
+    root: Path, output: Path, *options: str, dataset: str = "folder", shard_mb: float = 0.04, size=None
+) -> list[str]:
     chosen = [f"-dataset={dataset}", f"-data_path={root}", f"-output={output}", f"-shard_mb={shard_mb}"]
+    chosen += [f"-size={size}"] if size else []
     return [*chosen, "-opts", "DATA.NUM_WORKERS=2", *options]
 
 
@@ -121,6 +125,33 @@ def test_the_real_format_gives_the_extension(folders):
     with tarfile.open(shard) as archive:
         names = [name for name in archive.getnames() if "/z" in name and not name.endswith(".cls")]
     assert [name.rpartition(".")[2] for name in names] == ["png", "webp", "bmp", "gif", "tif", "ppm"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, channels):
+    mode, extension = ("RGB", ".ppm") if channels == 3 else ("L", ".pgm")
+    rng, deep, exif = np.random.default_rng(2), folders / "val" / "cat" / "deep.png", Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    Image.fromarray(rng.integers(256, size=(60, 90, 3), dtype=np.uint8)).save(deep.with_name("turned.jpg"), exif=exif)
+    Image.fromarray(rng.integers(1000, 3000, size=(50, 45), dtype=np.uint16)).save(deep)
+    options = ["DATA.GREY_RANGE=[1000,3000]", *(GREY if channels == 1 else [])]
+    output, sizes = write(folders, "shards", *options, size=38), set()
+    data = parse_data([f"-data_path={output}", "-dataset=tar", "-opts", *options])
+    for samples in read_samples(data, 3, cpu, "train", "val"):
+        for index in range(len(samples)):
+            member = samples.relative_name(index, "")
+            (path,) = folders.glob(member.removesuffix(extension).replace("ä_", "ä.") + ".*")
+            image = ImageOps.exif_transpose(Image.open(path))
+            if path == deep:
+                image = Image.fromarray(np.rint((np.array(image, np.float32) - 1000) * (255 / 2000)).astype(np.uint8))
+            image, short = image.convert(mode), min(image.size)
+            if short > 38:
+                image = image.resize([side * 38 // short for side in image.size], Image.Resampling.BICUBIC)
+            pixels = samples.open(index, channels).pixels.permute(1, 2, 0).numpy().squeeze()
+            difference = np.abs(pixels.astype(int) - np.array(image))
+            assert difference.max() <= (1 if short > 38 else 0), path
+            sizes.add(image.size)
+    assert {(35, 40), (38, 57), (38, 42)} < sizes
 
 
 def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
@@ -201,6 +232,7 @@ def test_other_data_and_sizes_are_refused(folders, tmp_path):
 
     output = write(folders)
     refused(rf"^{output}: .* -shard_mb", shard_mb=0.05)
+    refused(rf"^{output}: .* -size", size=32)
     (folders / "train" / "cat" / "ä.0.jpg").rename(folders / "train" / "dog.v2" / "new.jpg")
     refused(rf"^{output}: .* other data")
     (output / PROGRESS).unlink()

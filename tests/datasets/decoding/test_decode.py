@@ -142,12 +142,14 @@ def test_torchvision_decodes_jpegs(monkeypatch):
         assert torch.equal(decode_image(data, len(expected), "x"), expected)
 
 
-def test_pillow_does_not_open_a_common_jpeg(monkeypatch):
+def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
     monkeypatch.setattr(decode, "open_with_pillow", None)
     for kind in ("jpeg 4:2:0", "jpeg 4:2:2", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
         assert decode_image(KINDS[kind](), 3, "x").shape == (3, PHOTO.height, PHOTO.width)
     for channels in (1, 3):
         assert decode_image(KINDS["jpeg grey"](), channels, "x").shape == (channels, PHOTO.height, PHOTO.width)
+    for kind, channels, mode in (("ppm", 3, "RGB"), ("pgm", 1, "L")):
+        assert torch.equal(decode_image(KINDS[kind](), channels, "x"), as_tensor(PHOTO.convert(mode)))
 
 
 @pytest.mark.parametrize("has_codec", [True, False])
@@ -302,8 +304,8 @@ def test_only_the_first_frame_is_decoded(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg grey", "jpeg CMYK"])
-def test_a_truncated_jpeg_is_an_error(kind, channels):
+@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg grey", "jpeg CMYK", "ppm", "pgm"])
+def test_a_truncated_image_is_an_error(kind, channels):
     data = KINDS[kind]()
     for length in (2, 20, 300, len(data) // 2, len(data) - 50, len(data) - 2, len(data) - 1):
         with pytest.raises(UserError, match=r"^x: "):
