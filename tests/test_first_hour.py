@@ -11,7 +11,7 @@ import main_single_gpu
 from scripts import report
 from utils.errors import UserError
 
-TINY = ["-image_size=16", "-num_workers=0", "-batch_size=4"]
+TINY = ["-image_size=32", "-num_workers=0", "-batch_size=4"]
 MODEL = ["-opts", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2"]
 
 
