@@ -95,12 +95,14 @@ def test_amp_as_switch_and_as_section(tmp_path):
 @example(text="0o17")
 @example(text="(0.9, 0.999)")
 @example(text="a: b # c")
+@example(text="/0/")
 def test_any_path_round_trips(text, tmp_path_factory):
     config = Config.model_validate({"SAVE": text, "DATA": {"DATA_PATH": text}})
     path = tmp_path_factory.mktemp("saved") / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     read = parse_command_line([f"-cfg={path}"]).config
-    assert (read.save, read.data.data_path) == (text, text if "://" in text else os.path.abspath(text))
+    is_kept = "://" in text or os.path.isabs(text)
+    assert (read.save, read.data.data_path) == (text, text if is_kept else os.path.abspath(text))
 
 
 def test_folders_of_data_are_saved_absolute(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_sources_are_compared(tmp_path, monkeypatch):
     argv = ["-sources", *SMALL, "-seconds=0.02", f"-json={tmp_path / 'a.json'}"]
     assert benchmark_input.main(argv) == 0
     result = json.loads((tmp_path / "a.json").read_text())
-    assert len(result["figures"]) == 7
+    assert len(result["figures"]) == 8
     assert set(result["ratios"]) == {f"{one} / {other}" for one, other in sources.RATIOS}
     assert all(len(one["images_per_second"]) == 2 for one in result["figures"].values())
 
