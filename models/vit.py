@@ -32,7 +32,7 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
             proj_drop_rate=options.dropout,
             attn_drop_rate=options.attention_dropout,
             drop_path_rate=options.droppath,
-            weight_init="" if options.stem else "jax",  # "jax" would replace those of the convolutions
+            weight_init="" if options.stem else "jax",  # "jax" would initialize the convolutions, too
             attn_layer=_attention(options.attn_head_size),
             block_fn=SampleDropBlock,
             embed_layer=partial(ConvolutionalStem, options.stem) if options.stem else PatchEmbed,

@@ -28,7 +28,8 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     baseline, name = max((run.measured(name) or 0.0, name.replace("_", " ")) for name in BASELINES)
     if top1 < baseline and run.metric.name in ("top1", "top5", "loss") and not any(options[key] for key in _WEIGHTED):
         text = f"The model is worse than the {name}: top-1 {percent(top1)} against {percent(baseline)}."
-        text += "" if rises else " Without a download: -cfg=configs/folder_small.yaml as it is."
+        if not rises and options["DATA.DATASET"] not in WITHOUT_FILES:
+            text += " Without a download: -cfg=configs/folder_small.yaml as it is."
         return text, f"python main_single_gpu.py {longer if rises else _pretrained(run)}"
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
     if rises and is_plain and _rises(train) and train[-1] <= val[-1] + _MAX_GAP:

@@ -35,6 +35,8 @@ def flags_of(command: str) -> list[str]:
     [
         (RISING, [], "-epochs=12"),
         (FLAT, [], "-cfg=configs/probe.yaml"),
+        (FLAT, ["DATA.DATASET=folder"], "-cfg=configs/probe.yaml"),
+        (RISING, ["DATA.DATASET=folder"], "-epochs=12"),
         (FLAT, ["TRAIN.MIXUP_ALPHA=0.8", "EVAL.BEST_METRIC=loss"], "-cfg=configs/probe.yaml"),
         (FLAT, ["MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml"),
     ],
@@ -42,6 +44,7 @@ def flags_of(command: str) -> list[str]:
 def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     text, command = verdict(tmp_path / "a b", FLAT, val, options, baseline=(78.4, 10.2))
     assert "60.00%" in text and "78.40%" in text and "pixel" in text and flag in flags_of(command)
+    assert ("-cfg=configs/folder_small.yaml" in text) == (val == FLAT and "DATA.DATASET=folder" in options)
     parse_command_line([flag for flag in flags_of(command) if not flag.startswith(("-resume", "-epochs"))])
     page = read_page(tmp_path / "a b").text
     assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
