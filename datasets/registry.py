@@ -118,7 +118,7 @@ def _on_all_ranks(read: Callable[[], list[SamplesT]], context: ProcessContext) -
         splits = work_while_others_wait(read if of_main is None else lambda: of_main, context)
     except UserError as error:
         if context.hosts and context.host != context.hosts[0]:
-            raise type(error)(f"{context.host}, unlike {context.hosts[0]}: {error}") from None
+            error.args = (f"{context.host}, unlike {context.hosts[0]}: {error}",)
         raise
     check_same_data(splits, context)
     return splits

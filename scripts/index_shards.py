@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.reading.command_line import parse_command_line
 from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.packages import require
 from utils.processes.entry import run_and_report_errors
 
@@ -38,7 +38,9 @@ def main(argv: list[str]) -> int:
     try:
         write_index(output, shards.index)
     except OSError as error:
-        raise UserError(f"{output}: cannot be written ({error.strerror}); give another file with -output") from error
+        raise error_from(
+            error, f"{output}: cannot be written ({error.strerror}); give another file with -output"
+        ) from error
     for note in shards.notes:
         print(note)
     _report(output, shards.index, shards.found.splits or {"all": shards.found.unsplit})

@@ -35,7 +35,7 @@ from scripts.sharding.progress import Progress, open_progress
 from scripts.sharding.source import parse_data, read_image_splits, read_usable
 from scripts.sharding.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, error_from, escape_control_characters
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
 
@@ -58,9 +58,10 @@ def main(argv: list[str]) -> int:
             write_index(output / INDEX_NAME, read_back(output, list(chain(*shards.values()))))
             atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
     except OSError as error:
-        raise UserError(
+        raise error_from(
+            error,
             f"{output}: cannot be written ({error.strerror}); finished shards are kept: free space and start again "
-            "with the same arguments"
+            "with the same arguments",
         ) from error
     _report(output, splits, shards)
     return 0

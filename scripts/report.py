@@ -31,7 +31,7 @@ from engine.report.paired import CLASS_COLUMNS, IMAGE_COLUMNS, Rows, compare_mis
 from engine.report.tables import compared_options, evaluated_images, ranked, results
 from engine.run.result import BASELINES
 from utils.atomic_file import atomic_write
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, error_from, escape_control_characters
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table, safe_cell, table_text
@@ -113,7 +113,9 @@ def _write(page: Path, content: str) -> None:
     try:
         atomic_write(page, content)
     except OSError as error:
-        raise UserError(f"{page}: cannot be written ({error.strerror}); give another file with -output") from None
+        raise error_from(
+            error, f"{page}: cannot be written ({error.strerror}); give another file with -output"
+        ) from None
 
 
 def _read_runs(folders: Sequence[Path]) -> tuple[list[RunContents], list[str]]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal
 
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
     import torch
@@ -64,9 +64,10 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         written = temporary.stat().st_size if temporary.exists() else 0
         old = "the previous file is intact" if path.exists() else "there is no earlier one"
         temporary.unlink(missing_ok=True)
-        raise UserError(
+        raise error_from(
+            error,
             f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {tensor_bytes(content):,} bytes, "
-            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: free space and start again"
+            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: free space and start again",
         ) from None
 
 

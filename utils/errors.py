@@ -3,9 +3,8 @@
 import difflib
 import errno
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 _MAX_SHOWN = 20
 _MAX_LINE_CHARS = 1000  # an error may quote text of any length from a file
@@ -17,22 +16,24 @@ REFUSED, MAY_PASS = 2, 1  # exit statuses
 class UserError(Exception):
     """An error that the user can fix. The message is one line: file or key, problem, remedy.
 
-    status: the exit status. `REFUSED` for what a retry cannot cure: options, and labels, images or weights that are
-    refused for their content. `MAY_PASS` for an `Unavailable`, and for an error that the system led to.
+    status: the exit status. REFUSED: a retry fails again (wrong options, labels, images, weights).
     """
 
     status = REFUSED
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        if any(map(_may_pass, exception_chain(sys.exception()))):
-            self.status = MAY_PASS
-
 
 class Unavailable(UserError):
-    """What is needed is missing, in use, or does not answer: a path, a device, memory, a server, a worker, a host."""
+    """A resource (path, device, memory, server, worker, host) is missing, busy, or does not answer.
+
+    status: MAY_PASS: a retry may succeed.
+    """
 
     status = MAY_PASS
+
+
+def error_from(cause: BaseException, message: str) -> UserError:
+    """Returns `message` as an Unavailable if the system or an Unavailable led to `cause`, else as a UserError."""
+    return Unavailable(message) if any(map(_may_pass, exception_chain(cause))) else UserError(message)
 
 
 def _may_pass(cause: BaseException) -> bool:

@@ -16,7 +16,7 @@ from configs.parts import TABLES
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import shorten
 from configs.schema.section import as_names
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 
 PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
@@ -68,7 +68,9 @@ def open_plugin(path: str) -> Plugin:
         with open_regular_file(path) as file:
             text = file.read().decode()
     except (OSError, ValueError) as error:
-        raise UserError(f"-plugin {shorten(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise error_from(
+            error, f"-plugin {shorten(path)}: cannot be read: {getattr(error, 'strerror', error)}"
+        ) from None
     return run_plugin(str(Path(path).absolute()), text)
 
 

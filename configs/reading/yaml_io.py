@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError, did_you_mean, error_from
 from utils.files import open_regular_file
 
 KeyPath = tuple[str, ...]
@@ -103,7 +103,9 @@ def _read_text(path: Path, named_in: str) -> str:
         folders = (path.parent, Path("configs")) if isinstance(error, FileNotFoundError) else ()
         recipes = [str(file) for folder in folders for file in folder.glob("*.yaml")]
         hint = did_you_mean(str(path.parent / f"{path.stem}.yaml"), recipes)
-        raise UserError(f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}{hint}") from None
+        raise error_from(
+            error, f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}{hint}"
+        ) from None
     if len(data) > MAX_BYTES:
         raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a YAML file of options")
     try:

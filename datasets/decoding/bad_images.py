@@ -23,12 +23,14 @@ class BadImage(UserError):
 
     def with_hint(self) -> "BadImage":
         """This error, and how to skip such images."""
-        hinted = type(self)(self.path, self.reason, f"{self.fix}; {HOW_TO_SKIP}")
-        hinted.status = self.status
-        return hinted
+        return type(self)(self.path, self.reason, f"{self.fix}; {HOW_TO_SKIP}")
 
 
-class MissingImage(BadImage, Unavailable):
+class UnreadableImage(BadImage, Unavailable):
+    """An image whose bytes cannot be read."""
+
+
+class MissingImage(UnreadableImage):
     """An image that is not a file."""
 
 

@@ -5,7 +5,7 @@ import signal
 import tempfile
 from multiprocessing import forkserver, resource_tracker
 
-from utils.errors import UserError
+from utils.errors import error_from
 from utils.processes.import_path import inherited_import_path
 from utils.signals import TERMINATION_SIGNALS
 
@@ -32,9 +32,10 @@ def start_worker_server() -> None:
         with inherited_import_path():
             forkserver.ensure_running()
     except OSError as error:  # such as 'AF_UNIX path too long'
-        raise UserError(
+        raise error_from(
+            error,
             f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error}); set it to a "
-            "short path, such as /tmp, or use no workers: -num_workers=0"
+            "short path, such as /tmp, or use no workers: -num_workers=0",
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)

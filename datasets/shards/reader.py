@@ -10,7 +10,7 @@ from datasets.shards.shard import Shard
 from datasets.shards.storage.cache import ReadAhead, ShardCache
 from datasets.shards.storage.store import ShardStore
 from datasets.shards.storage.store_errors import RangesNotSupported
-from utils.errors import UserError
+from utils.errors import error_from
 from utils.files import open_regular_file
 from utils.threads import DaemonPool
 
@@ -107,4 +107,4 @@ def _open_local(store: ShardStore, shard: Shard) -> BinaryIO:
     try:
         return open_regular_file(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {FIX}, then resume") from error
+        raise error_from(error, f"{path}: cannot be read ({error.strerror}); {FIX}, then resume") from error

@@ -7,10 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.bad_images import BadImage, UnreadableImage
 from datasets.decoding.decode import GreyRange, LazyImage, open_image
 from datasets.sources.arrays.mapped_arrays import share_arrays
-from utils.errors import Finding, UserError
+from utils.errors import Finding, Unavailable, UserError
 
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color
 # The machine or a network disk fails temporarily; the image is not the cause.
@@ -132,7 +132,7 @@ class EncodedImages(Samples):
 
 
 def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:
-    """The error for an image `name` in the file `path` that cannot be read; a BadImage unless the system fails."""
+    """Returns the error for an image `name` in the file `path`; a BadImage unless the system fails."""
     if error.errno in _SYSTEM_ERRORS:
-        return UserError(f"{path}: cannot be read ({error.strerror}); check the machine and its disks, then resume")
-    return BadImage(name, f"cannot be read ({error.strerror})", fix)
+        return Unavailable(f"{path}: cannot be read ({error.strerror}); check the machine and its disks, then resume")
+    return UnreadableImage(name, f"cannot be read ({error.strerror})", fix)

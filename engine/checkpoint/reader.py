@@ -21,7 +21,7 @@ from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import tensors_in, verify_checksum
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import Unavailable, UserError
+from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
 from utils.metric_table import metrics_of
@@ -94,9 +94,8 @@ def find_checkpoint(
         problem = "no such file or folder" if named and not os.path.exists(named) else "no checkpoint found"
         raise Unavailable(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")
     several = f"none of {len(refused)} checkpoints is valid: " if len(refused) > 1 else ""
-    none_valid = UserError(f"{several}{refused[0]}")
-    none_valid.status = min(error.status for error in refused)
-    raise none_valid
+    kind = UserError if all(error.status == REFUSED for error in refused) else Unavailable
+    raise kind(f"{several}{refused[0]}")
 
 
 def _with_extension(path: Path) -> Path:
@@ -174,7 +173,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         verify_checksum(path, required=True)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+        raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
     try:
         archive_bytes = checked_archive_bytes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -182,7 +181,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
-        raise UserError(f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another") from None
+        raise error_from(
+            error, f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another"
+        ) from None
     state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={path}")

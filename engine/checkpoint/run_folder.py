@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
 from utils.atomic_file import atomic_write, link_or_copy
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, error_from
 from utils.locks import locked
 
 _LOCK = ".lock"
@@ -37,11 +37,11 @@ def make_run_folder(root: Path, name: str) -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             if root.exists() and not root.is_dir():
-                raise UserError(f"SAVE: {root} is a file; choose a folder with -output") from None
+                raise Unavailable(f"SAVE: {root} is a file; choose a folder with -output") from None
             continue
         except OSError as error:
-            raise UserError(
-                f"SAVE: {root} is not writable: {error.strerror}; choose another folder with -output"
+            raise error_from(
+                error, f"SAVE: {root} is not writable: {error.strerror}; choose another folder with -output"
             ) from None
         return folder
     raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")

@@ -17,7 +17,7 @@ from utils.device import (
     use_deterministic_algorithms,
 )
 from utils.distributed import ProcessContext
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, error_from
 from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
@@ -50,7 +50,7 @@ def run(command: Command, context: ProcessContext) -> int:
             raise UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false") from error
         if isinstance(error, OSError):
             where = os.fsdecode(error.filename) if error.filename else "the system"
-            raise UserError(f"{where}: {error.strerror or error}") from error
+            raise error_from(error, f"{where}: {error.strerror or error}") from error
         raise
     finally:
         kill_children()

@@ -14,7 +14,7 @@ from torch import nn
 from configs.schema import Train
 from models.blocks import blocks_of
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.processes.import_path import inherited_import_path
 from utils.torch_compat import (
     allow_recompilations,
@@ -90,7 +90,9 @@ def _check_compiler(device: torch.device) -> None:
         for variable, folder in folders.items():
             _check_owner(variable, folder)
     except OSError as error:
-        raise UserError(f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile") from error
+        raise error_from(
+            error, f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile"
+        ) from error
     try:
         _compile_function(device)
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
@@ -100,9 +102,11 @@ def _check_compiler(device: torch.device) -> None:
             with empty_compile_cache():
                 _compile_function(device)
         except Exception:
-            raise UserError(f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile") from error
+            raise error_from(
+                error, f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile"
+            ) from error
         cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
-        raise UserError(f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
+        raise error_from(error, f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
 
 
 def _check_owner(variable: str, folder: str) -> None:

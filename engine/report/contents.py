@@ -27,7 +27,7 @@ from engine.evaluation.file_names import (
 )
 from engine.run.facts import FACTS, Facts, PixelBaseline, read_facts
 from engine.run.result import RESULT, Rows, best_epoch, points
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, error_from
 from utils.files import read_json
 from utils.metric_table import METRICS, Metric, best_metric
 from utils.status import STATUS, UNFINISHED
@@ -205,7 +205,7 @@ def read_contents(folder: Path) -> RunContents:
     try:
         epochs = read_rows(folder / "metrics.csv") if (folder / "metrics.csv").exists() else []
     except (ValueError, OSError, csv.Error) as error:
-        raise UserError(f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
+        raise error_from(error, f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
     problems: list[str] = []
 
     def read(name: str, reader: Callable[[Path], _T], missing: _T) -> _T:

@@ -11,7 +11,7 @@ from engine.evaluation.file_names import EVALUATION, PER_IMAGE
 from engine.report.contents import RunContents
 from engine.report.tables import evaluated_images
 from engine.run.facts import FACTS
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.tables import safe_cell
 
 CLASS_COLUMNS = ("class", "images", "both right", "only {a} wrong", "only {b} wrong", "both wrong", "p", "p (Holm)")
@@ -87,4 +87,4 @@ def _read_images(run: RunContents) -> Iterator[tuple[str, str, _Class, _Class]]:
     except (OSError, ValueError, KeyError, csv.Error) as error:
         cause = f"no column or class {error}" if isinstance(error, KeyError) else str(error)
         problem = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({shorten(cause)})"
-        raise UserError(f"{path}: {problem}; {_NEW_EVALUATION}") from None
+        raise error_from(error, f"{path}: {problem}; {_NEW_EVALUATION}") from None

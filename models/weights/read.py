@@ -21,7 +21,7 @@ from models.weights.names import State, Weights, find_entry, google_to_timm, sum
 from models.weights.paddle import Converter, as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
 from utils.atomic_file import verify_checksum
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
 
@@ -56,8 +56,8 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
         raise
     except Exception as error:  # the libraries raise almost any type for a damaged file
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise UserError(
-            f"{file}: is damaged or not a {extension} file ({reason}); download it again or give another"
+        raise error_from(
+            error, f"{file}: is damaged or not a {extension} file ({reason}); download it again or give another"
         ) from error
 
 
@@ -74,7 +74,7 @@ def checked_archive_bytes(file: Path) -> int:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
     except Exception as error:  # BadZipFile, UnicodeDecodeError, struct.error, ...
-        raise UserError(f"{file}: is a damaged archive ({type(error).__name__}); give another file") from error
+        raise error_from(error, f"{file}: is a damaged archive ({type(error).__name__}); give another file") from error
     if unpacked > _FREE_BYTES + _MAX_EXPANSION * size:
         raise UserError(
             f"{file}: would unpack from {size} to {unpacked} bytes, far more than weights do; give another file"

@@ -18,7 +18,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_eval_host_transform
 from models.weights.read import checked_archive_bytes
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 
 TOLERANCE = 1e-3  # of logits in fp32, absolute
 MIN_SPREAD = 100 * TOLERANCE  # of the logits of a class over the images: with less, the tolerance proves nothing
@@ -88,7 +88,9 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
             images, logits = (torch.from_numpy(arrays[name]).float() for name in ("images", "logits"))
     except Exception as error:  # numpy raises almost any type for a damaged file
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"-check {file}: cannot be read ({reason}); give an .npz file with images and logits") from None
+        raise error_from(
+            error, f"-check {file}: cannot be read ({reason}); give an .npz file with images and logits"
+        ) from None
     if images.shape[1:] != shape or logits.shape != (len(images), config.model.num_logits) or len(images) < 2:
         raise UserError(
             f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}; the model needs (N, *"

@@ -21,7 +21,7 @@ from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained, without_images
 from utils.atomic_file import fsync_path
 from utils.distributed import single_process
-from utils.errors import UserError, print_escaped
+from utils.errors import UserError, error_from, print_escaped
 
 
 def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
@@ -74,8 +74,8 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
         try:
             program.write(model, trained, temporary)
         except (RuntimeError, SafetensorError) as error:  # torch and safetensors raise them for a full disk, too
-            raise UserError(
-                f"{target}: cannot be written ({str(error).splitlines()[0]}); free space, or use another format"
+            raise error_from(
+                error, f"{target}: cannot be written ({str(error).splitlines()[0]}); free space, or use another format"
             ) from error
         if not reference:
             return math.nan
@@ -109,8 +109,8 @@ def replaced(target: Path) -> Iterator[Path]:
         os.replace(temporary, target)
         fsync_path(target.parent)
     except OSError as error:
-        raise UserError(
-            f"{target}: cannot be written ({error.strerror or error}); free space, or choose another path"
+        raise error_from(
+            error, f"{target}: cannot be written ({error.strerror or error}); free space, or choose another path"
         ) from None
     finally:
         _remove(temporary)

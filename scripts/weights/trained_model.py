@@ -20,7 +20,7 @@ from engine.commands.open_evaluation import options_of_weights, read_evaluation_
 from engine.run.facts import Fact
 from models.build import build_model
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 
 # Keys of DATA
@@ -101,9 +101,10 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     try:
         config, samples, _, notes = read_evaluation_data(replace(command, config=config), context)
     except UserError as error:
-        raise UserError(
+        raise error_from(
+            error,
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
-            "-dataset=NAME their kind; export.py -no_check needs no images)"
+            "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
     trained = _trained_model(config, trained_on_of(config.model), notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:

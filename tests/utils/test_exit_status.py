@@ -20,7 +20,7 @@ from engine.commands import train
 from engine.commands.run import run
 from models.weights.read import read_weights
 from utils.device import visible_gpus
-from utils.errors import MAY_PASS, REFUSED, Unavailable, UserError, combine_findings
+from utils.errors import MAY_PASS, REFUSED, Unavailable, UserError, combine_findings, error_from
 from utils.processes.entry import run_and_report_errors
 from utils.signals import Interrupted
 
@@ -97,12 +97,7 @@ def test_status_of(name, tmp_path, cpu, monkeypatch):
 
 def test_an_error_about_an_error_keeps_its_status():
     for cause, status in ((UserError("a"), REFUSED), (Unavailable("a"), MAY_PASS), (OSError(28, "full"), MAY_PASS)):
-        with pytest.raises(UserError) as caught:
-            try:
-                raise cause
-            except (UserError, OSError) as error:
-                raise UserError(f"-resume: {error}") from None
-        assert caught.value.status == status
+        assert error_from(cause, f"-resume: {cause}").status == status
 
 
 def test_a_retry_must_cure_all_findings():

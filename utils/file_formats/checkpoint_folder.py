@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.atomic_file import fsync_path, link_or_copy, temporary_path
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.json_content import parse_json, refused
 from utils.files import open_regular_file
 
@@ -52,9 +52,9 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
             raise ValueError("an impossible name or size")
         found = {path.name: path.lstat() for path in folder.iterdir() if path.name != MANIFEST}
     except FileNotFoundError:
-        raise UserError(f"{folder}: has no {MANIFEST}: it was not saved completely; use another") from None
+        raise Unavailable(f"{folder}: has no {MANIFEST}: it was not saved completely; use another") from None
     except OSError as error:
-        raise UserError(f"{folder}: cannot be read: {error.strerror}; use another") from None
+        raise error_from(error, f"{folder}: cannot be read: {error.strerror}; use another") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise refused(folder / MANIFEST, error) from None
     for name in sorted({CONTENT} | files.keys() | found.keys()):
@@ -71,7 +71,7 @@ def verify_file(path: Path, entry: FileEntry) -> None:
     try:
         found = describe_file(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; use another") from None
+        raise error_from(error, f"{path}: cannot be read: {error.strerror}; use another") from None
     if found != entry:
         raise UserError(f"{path}: is damaged (its checksum does not match); use another")
 

@@ -17,7 +17,7 @@ from datasets.shards.indexing.records import Remarks, read_records
 from datasets.shards.shard import Shard
 from datasets.shards.storage.store import ShardStore
 from utils.cpu_cores import usable_cores
-from utils.errors import UserError, combine_findings
+from utils.errors import UserError, combine_findings, error_from
 from utils.files import open_regular_file
 from utils.locks import locked
 from utils.threads import DaemonPool
@@ -130,8 +130,9 @@ def _locked(path: Path) -> Iterator[None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(lock))
         except OSError as error:
-            raise UserError(
-                f"{path.parent}: cannot store the index ({error.strerror}); set DATA.CACHE_DIR to a writable folder"
+            raise error_from(
+                error,
+                f"{path.parent}: cannot store the index ({error.strerror}); set DATA.CACHE_DIR to a writable folder",
             ) from error
         stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
         yield

@@ -8,7 +8,7 @@ import numpy as np
 from configs.schema import Data
 from datasets.sources.arrays.in_memory import ImageArray
 from datasets.sources.files.class_folders import find_folder
-from utils.errors import UserError
+from utils.errors import UserError, error_from
 from utils.file_formats.plain_pickle import ForbiddenName, read_plain_pickle
 from utils.files import open_regular_file
 
@@ -62,12 +62,12 @@ def _read(file: Path) -> dict[Any, Any]:
         with open_regular_file(file) as stream:
             content = read_plain_pickle(stream)
     except OSError as error:
-        raise UserError(
-            f"{file}: cannot be read ({error.strerror}); extract CIFAR's Python version into DATA.DATA_PATH"
+        raise error_from(
+            error, f"{file}: cannot be read ({error.strerror}); extract CIFAR's Python version into DATA.DATA_PATH"
         ) from error
     except Exception as error:  # the parser raises many types on damaged files
         reason = f"it refers to {error}" if isinstance(error, ForbiddenName) else " ".join(str(error).split())
-        raise UserError(f"{file}: is not a CIFAR batch ({reason}); {_FIX}") from error
+        raise error_from(error, f"{file}: is not a CIFAR batch ({reason}); {_FIX}") from error
     if not isinstance(content, dict):
         raise UserError(f"{file}: is not a CIFAR batch; {_FIX}")
     return content

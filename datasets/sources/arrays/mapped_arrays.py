@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from utils.errors import UserError
+from utils.errors import error_from
 from utils.files import make_temporary_folder
 
 
@@ -60,7 +60,7 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
             folder.cleanup()
         if isinstance(error, OSError):
             problem = f"the list of images cannot be written ({error.strerror}); free space or set TMPDIR"
-            raise UserError(f"{tempfile.gettempdir()}: {problem}") from error
+            raise error_from(error, f"{tempfile.gettempdir()}: {problem}") from error
         raise
     weakref.finalize(mapped, folder.cleanup)
     return mapped

@@ -14,7 +14,7 @@ from datasets.sources.arrays.strings import StringPacker, to_nfc
 from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_hidden
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.split import Splitter, split_listing
-from utils.errors import Finding, UserError, combine_findings
+from utils.errors import Finding, UserError, combine_findings, error_from
 
 _MAX_DEPTH = 100  # nested folders
 
@@ -166,4 +166,4 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
 
 def _cannot_list(error: OSError) -> UserError:
     fix = "for a table: -dataset=csv" if str(error.filename).endswith(".csv") else "check -data_path (DATA.DATA_PATH)"
-    return UserError(f"{error.filename}: cannot be listed ({error.strerror}); {fix}")
+    return error_from(error, f"{error.filename}: cannot be listed ({error.strerror}); {fix}")

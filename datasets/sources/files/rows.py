@@ -15,7 +15,7 @@ from pathlib import Path
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.arrays.strings import StringPacker, to_nfc
-from utils.errors import Finding, UserError
+from utils.errors import Finding, UserError, error_from
 from utils.files import open_regular_file
 
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
@@ -36,8 +36,8 @@ def _open_text(file: Path, encoding: str, errors: str) -> Iterator[io.TextIOWrap
         with io.TextIOWrapper(open_regular_file(file), encoding=encoding, errors=errors, newline=None) as text:
             yield text
     except OSError as error:
-        raise UserError(
-            f"{file}: cannot be read ({error.strerror}); check the path, DATA.DATA_PATH and DATA.DATASET"
+        raise error_from(
+            error, f"{file}: cannot be read ({error.strerror}); check the path, DATA.DATA_PATH and DATA.DATASET"
         ) from error
 
 

@@ -9,7 +9,7 @@ from engine.run.loggers.logger import BackgroundLogger, LoggedRun, MetricLogger
 from engine.run.loggers.mlflow import MlflowLogger
 from engine.run.loggers.tensorboard import TensorBoardLogger
 from engine.run.loggers.wandb import WandbLogger
-from utils.errors import UserError, hide_passwords
+from utils.errors import UserError, error_from, hide_passwords
 from utils.packages import is_installed, require
 
 _TENSORBOARD = "tensorboard"
@@ -69,6 +69,6 @@ def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
         raise
     except Exception as error:  # a library may fail while it is imported, or be an old version
         reason = hide_passwords(str(error))
-        raise UserError(
-            f"LOGGERS: {name} cannot be used ({reason}); install it with `pip install -U {name}`, or remove it"
+        raise error_from(
+            error, f"LOGGERS: {name} cannot be used ({reason}); install it with `pip install -U {name}`, or remove it"
         ) from None

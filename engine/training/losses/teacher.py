@@ -19,7 +19,7 @@ from configs.schema import Config, Data, Distillation, Model
 from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
 from engine.precision.policy import Precision
 from models.build import build_model
-from utils.errors import UserError, did_you_mean
+from utils.errors import UserError, did_you_mean, error_from
 
 TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
 _PREPROCESSING = tuple(OPTION_OF[entry].upper() for entry in ("image_size", "channels", "mean", "std"))
@@ -90,7 +90,7 @@ def build_teacher(
     try:
         checkpoint = None if weights == TIMM else read_trained_on(weights)
     except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS: {error}") from error
+        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS: {error}") from error
     name, config, num_classes = _find_model(options, weights, checkpoint)
     own = config.data
     if num_classes not in (None, student.num_logits):
@@ -104,7 +104,7 @@ def build_teacher(
         model, notes = build_model(config.with_model(**changes).model, own, precision.device, needs_head=True)
     except UserError as error:
         problem = str(error).removeprefix("MODEL.PRETRAINED: ")
-        raise UserError(f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
+        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
     if own.image_channels != data.image_channels:
         raise UserError(
             f"TRAIN.TEACHER_MODEL: {name} takes images of {own.image_channels} channels, and "
@@ -142,7 +142,7 @@ def _find_model(options: Distillation, weights: str, checkpoint: TrainedOn | Non
     try:
         config = check_options({"MODEL": sections["MODEL"], "DATA": preprocessing}, layers)
     except UserError as error:
-        raise UserError(f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
+        raise error_from(error, f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
     if checkpoint:
         return name, config, checkpoint.num_classes
     return name, config, published.num_classes if weights == TIMM else None
