@@ -1,61 +1,23 @@
-"""The table DATA.DATASET -> data source; reads a data set with all checks."""
+"""Reads a data set with all checks."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
+from configs.data_sets import DATA_SETS
 from configs.schema import Data
-from configs.schema.data import WITHOUT_FILES
 from datasets.decoding.bad_images import MissingImage
-from datasets.sources.arrays.cifar import cifar10, cifar100
-from datasets.sources.arrays.in_memory import digits, fake
 from datasets.sources.arrays.strings import to_nfc
 from datasets.sources.checks import find_invalid_labels, find_no_labels, find_single_class, find_too_few_samples
 from datasets.sources.class_names import check_names, number_by, number_of_classes
 from datasets.sources.digest import check_same_data
-from datasets.sources.files.class_folders import caltech
-from datasets.sources.files.imagenet_sets import IMAGENET_SETS, imagenet_set
-from datasets.sources.files.lists import csv_tables, has_lists, imagenet2012, table_file
-from datasets.sources.files.split_folders import check_root, find_split_folders, folder, has_class_folders
 from datasets.sources.files.unlabelled import refuse_archive, unlabelled
-from datasets.sources.held_out import check_test_split, find_test_split, tar_shards
 from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
-from utils.errors import Finding, UserError, combine_findings, did_you_mean
+from utils.errors import Finding, UserError, combine_findings
 
 SamplesT = TypeVar("SamplesT", bound=Samples)
-Source = Callable[..., Callable[[str], Samples]]  # of DATA and, optionally, a `Splitter`
-
-
-def _tar(data: Data, splitter: Splitter | None = None) -> Callable[[str], Samples]:
-    return tar_shards().TarShards(data, splitter).samples  # finds and indexes the shards once for all splits
-
-
-def _source(read: Callable[[Data, str], Samples]) -> Source:
-    return lambda data, splitter=None: partial(read, data)
-
-
-def _split_source(read: Callable[[Data, str, Splitter | None], Samples]) -> Source:
-    return lambda data, splitter=None: lambda split: read(data, split, splitter)
-
-
-# Each entry opens a data set with the DATA options and a splitter, and returns a function that reads a split, 'train'
-# or 'val'; in `UNSPLIT` also 'all', in `held_out.WITH_TEST` also 'test'. Both raise a UserError if nothing can be read.
-DATASETS: dict[str, Source] = {
-    "imagenet2012": _source(imagenet2012),
-    "folder": _split_source(folder),
-    "csv": _split_source(csv_tables),
-    "caltech101": _split_source(partial(caltech, "101_ObjectCategories", "BACKGROUND_Google")),
-    "caltech256": _split_source(partial(caltech, "256_ObjectCategories", "257.clutter")),
-    "cifar10": _source(cifar10),
-    "cifar100": _source(cifar100),
-    "tar": _tar,
-    "digits": _source(digits),
-    "fake": _source(fake),
-} | dict.fromkeys(IMAGENET_SETS, _source(imagenet_set))
-UNSPLIT = ("folder", "csv", "tar")  # may come without splits
 
 
 def read_samples(
@@ -82,16 +44,6 @@ def read_samples(
             folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does
             not contain, fewer training samples than one batch on every rank.
     """
-    if data.dataset == "packed":
-        raise UserError(
-            "DATA.DATASET: packed was removed; write the images as shards with scripts/make_shards.py -size N, and use "
-            "-dataset=tar"
-        )
-    if data.dataset not in DATASETS:
-        known = ", ".join(DATASETS)
-        raise UserError(
-            f"DATA.DATASET: unknown data set {data.dataset[:80]}{did_you_mean(data.dataset, DATASETS)} (known: {known})"
-        )
     splitter = splitter or Splitter(data)
     return _on_all_ranks(lambda: _read(data, num_classes, context, splits, class_names, predicts, splitter), context)
 
@@ -130,32 +82,21 @@ def _set_grey_range(samples: Samples, data: Data) -> None:
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
-    """Replaces the default data set, `imagenet2012`, by `folder` if its lists are missing and class folders are there.
+    """Replaces the default data set by `folder` if its lists are missing and class folders are there.
 
     Every rank must call it.
+
+    Raises:
+        UserError: an unknown data set.
     """
-    if data.dataset != "imagenet2012":
-        return data
-    root = Path(data.data_path)
-    is_folder = context.is_main and not has_lists(root) and has_class_folders(root)
-    return data.model_copy(update={"dataset": "folder"}) if broadcast_object(is_folder, context) else data
-
-
-def has_splits(data: Data) -> bool:
-    """Tells whether the data set comes in splits, so that the split 'all' is only a part of it."""
-    if data.dataset not in UNSPLIT:
-        return True
-    if data.dataset == "tar":
-        return bool(tar_shards().splits_of_shards(data))
-    root = Path(data.data_path)
-    if data.dataset == "csv":
-        return any(table_file(root, split).exists() for split in ("train", "val", "test"))
-    return find_split_folders(root).folders != {"train": root}
+    kind = source_class(data.dataset)
+    recognized = broadcast_object(kind.recognize(data) if context.is_main else None, context)
+    return data.model_copy(update={"dataset": recognized})
 
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
-    """Calls `find_test_split` on the main process, whose error every rank raises. Every rank must call it."""
-    found = broadcast_object(call_on_main(lambda: find_test_split(data), context), context)
+    """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
+    found = broadcast_object(call_on_main(lambda: source_class(data.dataset).find_test(data), context), context)
     assert found is not None  # the main process has found it
     return found
 
@@ -169,20 +110,21 @@ def _read(
     predicts: bool,
     splitter: Splitter,
 ) -> list[Samples]:
-    if data.dataset != "tar":
+    properties, kind = DATA_SETS[data.dataset], source_class(data.dataset)
+    if not kind.reads_archive:
         refuse_archive(data.data_path)
-    samples, findings, unknown, read_split = {}, list[Finding](), list[str](), DATASETS[data.dataset](data, splitter)
+    samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)
     class_names = [to_nfc(name) for name in class_names or ()]
     for split in splits:
-        source_split = "val" if split == "all" and data.dataset not in UNSPLIT else split
+        source_split = "val" if split == "all" and not properties.may_lack_splits else split
         try:
             if split == "test":
-                check_test_split(data)
-            samples[split] = read_split(source_split)
+                kind.check_test(data)
+            samples[split] = source.read(source_split)
         except UserError as error:
             findings.append(error)
-    if data.dataset == "folder" and not class_names:
-        check_root(Path(data.data_path), samples.values())
+    if not class_names:
+        source.check_root(list(samples.values()))
     for split, of_split in samples.items():
         _set_grey_range(of_split, data)
         findings += check_names(of_split, data.data_path)
@@ -190,7 +132,7 @@ def _read(
             findings += find_single_class(of_split)
         elif not of_split.findings:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
-    if data.folds and {"train", "val"} <= samples.keys() and not splitter.result and data.dataset != "digits":
+    if data.folds and {"train", "val"} <= samples.keys() and not (splitter.result or source.has_folds):
         problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
         findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
     if num_classes is None:
@@ -205,7 +147,7 @@ def _read(
         by_text: dict[str, Finding] = {}
         for one in findings:  # two splits of one list have the same messages; its missing images are one problem
             by_text.setdefault(one.path.rpartition(":")[0] if isinstance(one, MissingImage) else str(one), one)
-        place = data.dataset if data.dataset in WITHOUT_FILES else data.data_path
+        place = data.data_path if properties.has_files else data.dataset
         raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
     return list(samples.values())
 

@@ -11,9 +11,7 @@ from conftest import OPTIONAL_MODULES, ROOT, TINY_VIT, only_run, read_result
 from PIL import Image
 from rank_pool import RankPool
 
-from configs.schema import Data
-from datasets.registry import DATASETS, has_splits
-from datasets.sources.held_out import find_test_split
+from datasets.sources.source import source_class
 from engine.run.loggers.group import check_loggers
 from utils.errors import UserError
 from utils.packages import is_installed, missing_features, require
@@ -62,15 +60,15 @@ def test_commands_need_the_required_packages_only(jpegs, tmp_path, monkeypatch):
 def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path):
     for name in ("sklearn", "obstore", "braceexpand", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)
-    shards = Data(DATASET="tar", DATA_PATH=str(tmp_path))
     for use, message in (
-        (lambda: DATASETS["digits"](Data())("train"), "DATA.DATASET digits: needs scikit-learn; pip install scikit-le"),
         (
-            lambda: DATASETS["tar"](shards),
+            lambda: source_class("digits"),
+            "DATA.DATASET digits: needs scikit-learn; pip install scikit-le",
+        ),
+        (
+            lambda: source_class("tar"),
             "DATA.DATASET tar: needs obstore, braceexpand; pip install ",
         ),
-        (lambda: has_splits(shards), "DATA.DATASET tar: needs obstore, "),
-        (lambda: find_test_split(shards), "DATA.DATASET tar: needs obstore, "),
         (lambda: check_loggers(["mlflow"]), "LOGGERS: needs mlflow; pip install mlflow"),
     ):
         with pytest.raises(UserError, match=f"^{message}"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from configs.data_sets import DATA_SETS, has_files
 from configs.reading.amp_preset import apply_preset
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
@@ -21,7 +22,7 @@ from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
 from configs.schema import Config
-from configs.schema.data import WITHOUT_FILES, Data
+from configs.schema.data import Data
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
@@ -84,8 +85,8 @@ class Command:
     def loads_in_workers(self) -> bool:
         """Whether workers are to be expected. A prediction of few images and data in memory have none on a CPU."""
         data = self.config.data
-        reads_files = data.dataset not in (*WITHOUT_FILES, "cifar10", "cifar100")
-        return self.name not in ("dry_run", "predict") and reads_files and data.num_workers != 0
+        in_memory = data.dataset in DATA_SETS and DATA_SETS[data.dataset].in_memory
+        return self.name not in ("dry_run", "predict") and not in_memory and data.num_workers != 0
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
@@ -215,7 +216,7 @@ def _follow_data_path(layers: OptionLayers) -> list[str]:
         UserError: the command line gives both, so that one of them would be ignored.
     """
     data = layers.values.get("DATA")
-    if not isinstance(data, dict) or data.get("DATASET") not in WITHOUT_FILES:
+    if not isinstance(data, dict) or has_files(str(data.get("DATASET"))):
         return []
     name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
     if name.startswith("-") and path.startswith("-"):

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
+from configs.data_sets import DATA_SETS
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
-WITHOUT_FILES = ("digits", "fake")  # data sets that do not use DATA_PATH
 
 AUTO = "auto"
 # An integer for type checkers; 0 stands for 'auto' until `find_batch_size` has replaced it.
@@ -65,7 +65,7 @@ class Data(Section):
     image_root: Path | None = Field(
         None, description="folder of the relative paths in lists and CSV files; null: the folder of the list"
     )
-    dataset: str = Field("imagenet2012", description="name of the data set: a key of datasets/registry.py")
+    dataset: str = Field("imagenet2012", description="name of the data set: a key of configs/data_sets.py")
     multi_label: bool = Field(
         False, description="data set csv: each image has no, one or several labels; LOSS.NAME is then bce"
     )
@@ -152,7 +152,7 @@ class Data(Section):
             raise ValueError(f"DATA_PATH: {problem}")
         if not self.batch_size and not self.global_batch_size:
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
-        if self.multi_label and self.dataset != "csv":
+        if self.multi_label and not (self.dataset in DATA_SETS and DATA_SETS[self.dataset].multi_label):
             raise ValueError(
                 f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
             )

@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from configs.data_sets import IMAGENET_CLASSES
 from configs.schema.section import Name, OptionalPath, Probability, Section, as_names
-
-IMAGENET_CLASSES = 1000
 
 
 def _check_tune(tune: str) -> str:

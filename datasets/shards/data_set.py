@@ -14,21 +14,24 @@ from datasets.shards.samples import TarSamples
 from datasets.shards.storage.cache import ShardCache, cache_folder
 from datasets.shards.storage.store import ShardStore
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in
+from datasets.sources.source import Source
 from datasets.sources.split import Splitter
 from utils.errors import UserError
 
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
 
 
-class TarShards:
+class TarShards(Source):
     """A data set of tar shards, found and indexed (see `open_index`) once for all splits; `notes` are for the log.
 
     Raises:
         UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
+    reads_archive = True
+
     def __init__(self, data: Data, splitter: Splitter | None = None, assume: bool = True) -> None:
-        self._data, self._splitter = data, splitter or Splitter(data)
+        super().__init__(data, splitter)
         store, self.found = _find(data)
         folder, shards = cache_folder(data.cache_dir), store.head(self.found.names)
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume)
@@ -40,7 +43,7 @@ class TarShards:
         if "val" not in self.found.splits:
             self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
 
-    def samples(self, split: str) -> TarSamples:
+    def read(self, split: str) -> TarSamples:
         """Returns the samples of 'train', 'val' or 'test'; 'all' is val, or all samples if no shard has a split.
 
         Without shards of val, a part of each class is held out, see `Splitter`.
@@ -50,7 +53,7 @@ class TarShards:
         """
         rows, findings, notes = self._rows(split)
         if not len(rows) and not findings:
-            raise UserError(f"{self._data.data_path}: the shards of the split {split} have no image; add some")
+            raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; add some")
         index = self.index.select(rows)
         class_names = self._names or list(map(str, range(self.index.arrays["targets"].max(initial=-1) + 1)))
         samples = TarSamples(self._reader, index.shards, index.arrays, class_names)
@@ -72,13 +75,13 @@ class TarShards:
         wanted = splits.get("train" if is_part else split, [] if split == "test" else unsplit)
         if not wanted:
             known = f"there are shards of {', '.join(splits)}" if splits else "no name contains a split"
-            raise UserError(f"{self._data.data_path}: has no shard of the split {split}; {known}")
+            raise UserError(f"{self.data.data_path}: has no shard of the split {split}; {known}")
         names = set(wanted)
         is_wanted = np.array([shard.name in names for shard in self.index.shards])
         rows = np.flatnonzero(is_wanted[self.index.shard_of])
         if not is_part:
             return rows, [], []
-        part, findings, notes = self._splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split)
+        part, findings, notes = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split)
         return rows[part], findings, notes
 
     def _paths(self, rows: np.ndarray) -> PackedStrings:
@@ -87,10 +90,13 @@ class TarShards:
         names = strings_in(self.index.arrays, "names").select(rows)
         return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
 
+    @classmethod
+    def has_splits(cls, data: Data) -> bool:
+        return bool(_find(data)[1].splits)
 
-def splits_of_shards(data: Data) -> list[str]:
-    """Lists the splits that have shards of their own; raises UserError as `TarShards`."""
-    return list(_find(data)[1].splits)
+    @classmethod
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        return "test" in _find(data)[1].splits, None
 
 
 def _find(data: Data) -> tuple[ShardStore, FoundShards]:

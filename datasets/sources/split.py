@@ -133,14 +133,14 @@ class Splitter:
         return notes
 
 
-def split_listing(listing: Listing, data: Data, split: str, splitter: Splitter | None) -> Listing:
+def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:
     """The 'train' or the 'val' part of a listing, or for 'all' the listing.
 
     Each class is split; images with several labels each are split as if they were of one class.
     """
     targets = listing.arrays["targets"]
     strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
-    indices, findings, notes = (splitter or Splitter(data)).part(listing.paths, strata, split)
+    indices, findings, notes = splitter.part(listing.paths, strata, split)
     listing.findings += findings
     listing.notes += notes
     return listing.select(indices)

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_pretrained_cfg
 
+from configs.data_sets import DATA_SETS
 from configs.reading.model_options import architecture
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -53,7 +54,7 @@ def _with_split_of(trained_on: TrainedOn, data: Data, given: dict[str, Any]) -> 
         keys = {"SPLIT_SEED"} - given.keys()
         keys |= set() if {"VAL_FRACTION", "FOLDS"} & given.keys() else {"VAL_FRACTION", "FOLDS", "FOLD"}
         changes = {key.lower(): trained_on.data[key] for key in keys if key in trained_on.data}
-    if data.dataset == "csv" and "MULTI_LABEL" not in given:
+    if DATA_SETS[data.dataset].multi_label and "MULTI_LABEL" not in given:
         changes["multi_label"] = trained_on.data.get("MULTI_LABEL") is True
     return data.model_copy(update=changes)
 

@@ -8,18 +8,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
 from configs.reading.command_line import Command
 from configs.reading.plugins import check_plugins
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data
-from configs.schema.model import IMAGENET_CLASSES
-from datasets.registry import UNSPLIT, has_splits, read_samples, read_unlabelled, recognize_dataset
+from datasets.registry import read_samples, read_unlabelled, recognize_dataset
 from datasets.sources.class_names import number_by
 from datasets.sources.digest import digest_of
 from datasets.sources.files.image_checks import check_images
-from datasets.sources.files.imagenet_sets import IMAGENET_SETS, class_mask, wordnet_ids
+from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.samples import Samples
+from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from engine.checkpoint.trained_on import TrainedOn, trained_on_of
 from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
@@ -79,7 +80,7 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
     title, meta_model, evaluator = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32), built.evaluator
-    if config.data.dataset in IMAGENET_SETS and not (command.prediction and command.prediction.path):
+    if DATA_SETS[config.data.dataset].synsets and not (command.prediction and command.prediction.path):
         mask = class_mask(config.data.dataset, samples.class_names)
         logger.note(f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked")
         evaluator = replace(evaluator, class_mask=torch.from_numpy(mask).to(context.device))
@@ -111,10 +112,10 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     if not prediction:
         check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
-    is_split = command.split or config.data.dataset in UNSPLIT
+    is_split = command.split or DATA_SETS[config.data.dataset].may_lack_splits
     notes.append(_describe(samples, config, prediction, split if is_split else None))
     notes.append(name_classes(samples, trained_on, config.model))
-    if split == "all" and not prediction and has_splits(config.data):
+    if split == "all" and not prediction and source_class(config.data.dataset).has_splits(config.data):
         split = "val"
     return config, samples, split, notes
 
@@ -145,7 +146,7 @@ def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: P
     if prediction.path:
         options = options.with_model(num_classes=options.model.num_logits)
         if trained_on and trained_on.data.get("MULTI_LABEL") is True:
-            changes |= {"dataset": "csv", "multi_label": True}
+            changes |= {"dataset": trained_on.data["DATASET"], "multi_label": True}
     return options.with_data(**changes)
 
 
@@ -156,7 +157,7 @@ def _read(
         return read_unlabelled(prediction.path, options.data, context)
     names = trained_on.class_names if trained_on else None
     classes, predicts = options.model.num_classes, prediction is not None
-    if options.data.dataset in IMAGENET_SETS:
+    if DATA_SETS[options.data.dataset].synsets:
         names = names or wordnet_ids(classes or IMAGENET_CLASSES)
         class_mask(options.data.dataset, names)
     known = trained_on.split if trained_on else None
@@ -187,7 +188,7 @@ def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> 
         UserError: `-split all` of data that comes in splits.
     """
     if asked:
-        if asked == "all" and has_splits(data):
+        if asked == "all" and source_class(data.dataset).has_splits(data):
             raise UserError(f"-split all: {data.dataset} comes in splits; give one of them, or a folder to -predict")
         return asked
     is_known = trained_on is not None and is_training_data(data, trained_on)

@@ -34,7 +34,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
-from datasets.sources.arrays.in_memory import digits
+from datasets.sources.arrays.in_memory import Digits
 from engine.training.trial import build_state
 from scripts.benchmarks.common import ENTRY, print_result
 from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 def write_image_folder(data: Data, folder: Path) -> None:
     """Writes the digits as `folder/{train,val}/{class}/{index}.png`, 8-bit gray, in the split of `-dataset=digits`."""
     for split in ("train", "val"):
-        samples = digits(data, split)
+        samples = Digits(data).read(split)
         for index, (image, target) in enumerate(zip(samples.images, samples.targets, strict=True)):
             path = folder / split / samples.class_names[target] / f"{index:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,14 +66,14 @@ def test_a_shard_is_replaced_beside_an_index_without_versions(folder, tmp_path, 
     with fault_server(folder) as server:
         root = folder if is_local else f"{server.url}/{{train-{{0000,0001}},val-0000}}.tar"
         data = Data.model_validate({"DATA_PATH": str(root), "CACHE_DIR": str(tmp_path / "cache")})
-        train = TarShards(data).samples("train")
+        train = TarShards(data).read("train")
         assert train.read_bytes(9) == jpeg(9)
         url = folder if is_local else server.url
         with pytest.raises(BadImage, match=rf"000010.jpg: .* python scripts/index_shards\.py -data_path={url}"):
             train.read_bytes(10)
         assert main(flags(root, tmp_path, f"-output={folder / INDEX_NAME}")) == 0
         for cache in ("cache", "other"):
-            train = TarShards(data.model_copy(update={"cache_dir": str(tmp_path / cache)})).samples("train")
+            train = TarShards(data.model_copy(update={"cache_dir": str(tmp_path / cache)})).read("train")
             assert train.read_bytes(10) == jpeg(30) and not any(shard.is_assumed for shard in train.shards)
 
 

@@ -13,7 +13,7 @@ from timm.data import create_dataset
 from timm.scheduler import create_scheduler_v2
 
 from configs.reading.command_line import parse_command_line
-from datasets.sources.arrays.in_memory import digits
+from datasets.sources.arrays.in_memory import Digits
 from engine.training.optimization.schedule import build_schedule
 from engine.training.trial import build_state
 from scripts.benchmarks import parity
@@ -158,7 +158,7 @@ def test_the_image_folder_is_the_digits_source(seed, tmp_path, cpu):
     parity.write_image_folder(config.data, tmp_path)
     folder = parse_command_line([RECIPE, "-dataset=folder", f"-data_path={tmp_path}"]).config
     for split in ("train", "val"):
-        source, read = digits(config.data, split), samples_for(folder, cpu, split)[0]
+        source, read = Digits(config.data).read(split), samples_for(folder, cpu, split)[0]
         assert read.class_names == source.class_names == [str(digit) for digit in range(10)]
         pairs = zip(source.images, source.targets, strict=True)
         expected = sorted((int(target), image.tobytes()) for image, target in pairs)

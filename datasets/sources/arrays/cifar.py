@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from configs.schema import Data
 from datasets.sources.arrays.in_memory import ImageArray
 from datasets.sources.files.class_folders import find_folder
+from datasets.sources.source import Source
 from utils.errors import UserError, error_from
 from utils.file_formats.plain_pickle import ForbiddenName, read_plain_pickle
 from utils.files import open_regular_file
@@ -16,18 +16,22 @@ _IMAGE_SHAPE = (3, 32, 32)
 _FIX = "extract the archive again"
 
 
-def cifar10(data: Data, split: str) -> ImageArray:
+class Cifar10(Source):
     """The extracted Python version: the folder `cifar-10-batches-py`, which is DATA_PATH or inside it."""
-    root = find_folder(data.data_path, "cifar-10-batches-py")
-    names = [f"data_batch_{number}" for number in range(1, 6)] if split == "train" else ["test_batch"]
-    return _read_batches([root / name for name in names], "labels", root / "batches.meta", "label_names")
+
+    def read(self, split: str) -> ImageArray:
+        root = find_folder(self.root, "cifar-10-batches-py")
+        names = [f"data_batch_{number}" for number in range(1, 6)] if split == "train" else ["test_batch"]
+        return _read_batches([root / name for name in names], "labels", root / "batches.meta", "label_names")
 
 
-def cifar100(data: Data, split: str) -> ImageArray:
+class Cifar100(Source):
     """The extracted Python version: the folder `cifar-100-python`, which is DATA_PATH or inside it; 100 fine labels."""
-    root = find_folder(data.data_path, "cifar-100-python")
-    file = root / ("train" if split == "train" else "test")
-    return _read_batches([file], "fine_labels", root / "meta", "fine_label_names")
+
+    def read(self, split: str) -> ImageArray:
+        root = find_folder(self.root, "cifar-100-python")
+        file = root / ("train" if split == "train" else "test")
+        return _read_batches([file], "fine_labels", root / "meta", "fine_label_names")
 
 
 def _read_batches(files: list[Path], label_key: str, names_file: Path, names_key: str) -> ImageArray:

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.schema import Data
 from datasets.decoding.decode import LazyImage, convert_channels
 from datasets.sources.arrays.mapped_arrays import MappedArrays, share_arrays
 from datasets.sources.samples import Samples
+from datasets.sources.source import Source
 from utils.errors import UserError
-from utils.packages import require
 
 _DIGITS_VAL_FRACTION = 0.2
 
@@ -59,32 +58,37 @@ class FakeImages(Samples):
         return LazyImage(self.pool[index % len(self.pool), :channels])
 
 
-def digits(data: Data, split: str) -> ImageArray:
+class Digits(Source):
     """The 1,797 handwritten digits of 8 x 8 gray pixels that scikit-learn contains; a fifth is held out.
 
     Split and folds are scikit-learn's own stratified ones, so that results can be compared with other programs.
     """
-    require("DATA.DATASET digits", "sklearn")
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import StratifiedKFold, train_test_split
 
-    bunch = load_digits()
-    images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
-    fraction, seed = data.val_fraction or _DIGITS_VAL_FRACTION, data.split_seed
-    if data.folds:
-        splits = StratifiedKFold(data.folds, shuffle=True, random_state=seed).split(images, bunch.target)
-        parts = list(splits)[data.fold or 0]
-    else:
-        try:
-            indices = range(len(images))
-            parts = train_test_split(indices, test_size=fraction, stratify=bunch.target, random_state=seed)
-        except ValueError as error:
-            raise UserError(f"DATA.VAL_FRACTION {data.val_fraction}: {error}") from error
-    part = parts[0 if split == "train" else 1]
-    return ImageArray(images[part], bunch.target[part], [str(name) for name in bunch.target_names])
+    has_folds = True
+
+    def read(self, split: str) -> ImageArray:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import StratifiedKFold, train_test_split
+
+        bunch = load_digits()
+        images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
+        fraction, seed = self.data.val_fraction or _DIGITS_VAL_FRACTION, self.data.split_seed
+        if self.data.folds:
+            splits = StratifiedKFold(self.data.folds, shuffle=True, random_state=seed).split(images, bunch.target)
+            parts = list(splits)[self.data.fold or 0]
+        else:
+            try:
+                indices = range(len(images))
+                parts = train_test_split(indices, test_size=fraction, stratify=bunch.target, random_state=seed)
+            except ValueError as error:
+                raise UserError(f"DATA.VAL_FRACTION {self.data.val_fraction}: {error}") from error
+        part = parts[0 if split == "train" else 1]
+        return ImageArray(images[part], bunch.target[part], [str(name) for name in bunch.target_names])
 
 
-def fake(data: Data, split: str) -> FakeImages:
+class Fake(Source):
     """Noise of IMAGE_SIZE in 1,000 classes: 1,280 training samples, at least 40 batches, and 256 for validation."""
-    num_samples = max(1280, 40 * data.batch_size) if split == "train" else 256
-    return FakeImages(num_samples, num_classes=1000, size=data.image_size)
+
+    def read(self, split: str) -> FakeImages:
+        num_samples = max(1280, 40 * self.data.batch_size) if split == "train" else 256
+        return FakeImages(num_samples, num_classes=1000, size=self.data.image_size)

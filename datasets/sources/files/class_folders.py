@@ -8,27 +8,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.schema import Data
 from datasets.decoding.kinds import missing_decoder
 from datasets.sources.arrays.strings import StringPacker, to_nfc
 from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_hidden
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.split import Splitter, split_listing
+from datasets.sources.source import Source
+from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, combine_findings, error_from
 
 _MAX_DEPTH = 100  # nested folders
 
 
-def caltech(name: str, excluded: str, data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
-    """The folder `name`, which is DATA_PATH or inside it, split; without the class `excluded`."""
-    listing = read_class_folders(find_folder(data.data_path, name), [excluded])
-    return ImageFiles(split_listing(listing, data, split, splitter))
+class Caltech101(Source):
+    """The folder `folder`, which is DATA_PATH or inside it, split; without the class `excluded`."""
+
+    folder, excluded = "101_ObjectCategories", "BACKGROUND_Google"
+
+    def read(self, split: str) -> ImageFiles:
+        listing = read_class_folders(find_folder(self.root, self.folder), [self.excluded])
+        return ImageFiles(split_listing(listing, split, self.splitter))
 
 
-def find_folder(data_path: str, name: str) -> Path:
-    """`data_path`/`name` if that is a folder, else `data_path`."""
-    inner = Path(data_path) / name
-    return inner if inner.is_dir() else Path(data_path)
+class Caltech256(Caltech101):
+    folder, excluded = "256_ObjectCategories", "257.clutter"
+
+
+def find_folder(root: Path, name: str) -> Path:
+    """Returns `root`/`name` if that is a folder, else `root`."""
+    return root / name if (root / name).is_dir() else root
 
 
 def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:

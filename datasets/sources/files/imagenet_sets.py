@@ -10,21 +10,32 @@ import numpy as np
 import timm
 from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
 
-from configs.schema import Data
-from configs.schema.model import IMAGENET_CLASSES
+from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
 from datasets.sources.class_names import list_names
 from datasets.sources.files.class_folders import find_folder, read_class_folders, read_images
 from datasets.sources.files.image_files import ImageFiles, Listing
+from datasets.sources.source import Source
 from utils.errors import UserError
 
-IMAGENET_SETS = ("imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-real")
+
+class ImageNetFolders(Source):
+    """Class folders for evaluation, which are the split 'val'."""
+
+    def read(self, split: str) -> ImageFiles:
+        if split != "val":
+            dataset = self.data.dataset
+            raise UserError(f"{self.root}: {dataset} has no split {split}; it is for -eval and -predict")
+        return ImageFiles(self._listing())
+
+    def _listing(self) -> Listing:
+        return _class_folders(self.root, self.data.dataset)
 
 
-def imagenet_set(data: Data, split: str) -> ImageFiles:
-    """The set DATA.DATASET of `IMAGENET_SETS`, which is the split 'val'."""
-    if split != "val":
-        raise UserError(f"{data.data_path}: {data.dataset} has no split {split}; it is for -eval and -predict")
-    return ImageFiles(_with_real_labels(data) if data.dataset == "imagenet-real" else _class_folders(data))
+class ImageNetReal(ImageNetFolders):
+    """The images in DATA_PATH/val or DATA_PATH, with ReaL labels."""
+
+    def _listing(self) -> Listing:
+        return _with_real_labels(self.root)
 
 
 def wordnet_ids(num_classes: int | None) -> list[str]:
@@ -43,25 +54,23 @@ def class_mask(dataset: str, class_names: Sequence[str]) -> np.ndarray:
 
 
 def _ids_in(dataset: str) -> list[str]:
-    if dataset in ("imagenet-a", "imagenet-r"):
-        return (files(timm.data) / f"_info/{dataset.replace('-', '_')}_synsets.txt").read_text().split()
-    return wordnet_ids(IMAGENET_CLASSES)
+    return (files(timm.data) / f"_info/{DATA_SETS[dataset].synsets}_synsets.txt").read_text().split()
 
 
-def _class_folders(data: Data) -> Listing:
-    """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
-    listing, known = read_class_folders(Path(data.data_path)), _ids_in(data.dataset)
+def _class_folders(root: Path, dataset: str) -> Listing:
+    """The folders in `root`, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
+    listing, known = read_class_folders(root), _ids_in(dataset)
     ids = {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
     names = [ids.get(name, name) for name in listing.class_names]
     if unknown := sorted(set(names).difference(known)):
         fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
-        listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {data.dataset}, whose {fix}")
+        listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {dataset}, whose {fix}")
     return replace(listing, class_names=names)
 
 
-def _with_real_labels(data: Data) -> Listing:
-    """The images in DATA_PATH/val or DATA_PATH, with the multi-hot targets of DATA_PATH/real.json, or else timm's."""
-    listing, own = read_images(find_folder(data.data_path, "val")), Path(data.data_path) / "real.json"
+def _with_real_labels(root: Path) -> Listing:
+    """The images in `root`/val or `root`, with the multi-hot targets of `root`/real.json, or else timm's."""
+    listing, own = read_images(find_folder(root, "val")), root / "real.json"
     file, names = str(own) if own.exists() else None, [os.path.basename(path) for path in listing.paths]
     targets = np.zeros((len(names), IMAGENET_CLASSES), dtype=np.int8)
     try:

@@ -12,8 +12,10 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.rows import LABEL_DIGITS, Rows, read_lines, table_rows
-from datasets.sources.split import Splitter, split_listing
+from datasets.sources.files.rows import LABEL_DIGITS, Rows, read_lines, table_columns, table_rows
+from datasets.sources.files.split_folders import has_class_folders
+from datasets.sources.source import Source
+from datasets.sources.split import split_listing
 from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError
 
@@ -23,32 +25,58 @@ _MAX_TARGET_BYTES = 10**10
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
 
 
-def imagenet2012(data: Data, split: str) -> ImageFiles:
+class Lists(Source):
     """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`; see `read_list`."""
-    return ImageFiles(read_list(Path(data.data_path) / f"{split}_list.txt", data.image_root))
+
+    def read(self, split: str) -> ImageFiles:
+        return ImageFiles(read_list(self.root / f"{split}_list.txt", self.data.image_root))
+
+    @classmethod
+    def recognize(cls, data: Data) -> str:
+        root = Path(data.data_path)
+        has_lists = any((root / f"{split}_list.txt").exists() for split in ("train", "val"))
+        return "folder" if not has_lists and has_class_folders(root) else data.dataset
+
+    @classmethod
+    def test_path(cls, data: Data) -> Path:
+        return Path(data.data_path) / "test_list.txt"
+
+    @classmethod
+    def find_no_test_labels(cls, path: Path) -> str | None:
+        fields = next((line for line in read_lines(path) if line.strip()), "0").split()
+        return None if fields[-1].isdecimal() else "its first line ends without a label"
 
 
-def has_lists(root: Path) -> bool:
-    return any((root / f"{split}_list.txt").exists() for split in ("train", "val"))
-
-
-def csv_tables(data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
+class Tables(Source):
     """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; a single file is split.
 
     The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
     """
-    path, root = Path(data.data_path), data.image_root
-    train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
-    if split == "test":
-        file = table_file(path, "test")
-    elif val_file.is_file():
-        file = train_file if split == "train" else val_file
-    else:
-        part = "val" if split == "all" and not path.is_file() else split
-        listing = read_table(train_file, train_file, data.multi_label, root)
-        return ImageFiles(split_listing(listing, data, part, splitter))
-    may_lack_train = split in ("all", "test") and not train_file.is_file()
-    return ImageFiles(read_table(file, file if may_lack_train else train_file, data.multi_label, root))
+
+    def read(self, split: str) -> ImageFiles:
+        path, root, multi_label = self.root, self.data.image_root, self.data.multi_label
+        train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
+        if split == "test":
+            file = table_file(path, "test")
+        elif val_file.is_file():
+            file = train_file if split == "train" else val_file
+        else:
+            part = "val" if split == "all" and not path.is_file() else split
+            return ImageFiles(split_listing(read_table(train_file, train_file, multi_label, root), part, self.splitter))
+        may_lack_train = split in ("all", "test") and not train_file.is_file()
+        return ImageFiles(read_table(file, file if may_lack_train else train_file, multi_label, root))
+
+    @classmethod
+    def has_splits(cls, data: Data) -> bool:
+        return any(table_file(Path(data.data_path), split).exists() for split in ("train", "val", "test"))
+
+    @classmethod
+    def test_path(cls, data: Data) -> Path:
+        return table_file(Path(data.data_path), "test")
+
+    @classmethod
+    def find_no_test_labels(cls, path: Path) -> str | None:
+        return None if "target" in table_columns(path) else "has no column target"
 
 
 def table_file(root: Path, split: str) -> Path:

@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from datasets.sources.class_names import list_names
 from datasets.sources.files.class_folders import class_folders_in, has_images, read_class_folders, use_table
 from datasets.sources.files.image_files import ImageFiles, Listing
 from datasets.sources.samples import Samples
-from datasets.sources.split import Splitter, split_listing
+from datasets.sources.source import Source
+from datasets.sources.split import split_listing
 from datasets.sources.split_names import find_split_names
 from utils.errors import UserError
 
@@ -54,18 +55,37 @@ class SplitFolders:
         return listing
 
 
-def folder(data: Data, split: str, splitter: Splitter | None = None) -> ImageFiles:
+class ClassFolders(Source):
     """One folder per class in the folder of each split, see `find_split_folders`; without val the images are split.
 
     The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val, else val.
     """
-    found = find_split_folders(Path(data.data_path))
-    if split == "all" and "val" not in found.folders and found.folders["train"] == found.root:
-        return ImageFiles(split_listing(found.read("train"), data, split, splitter))
-    split = "val" if split == "all" else split
-    if split == "test" or "val" in found.folders:
-        return ImageFiles(found.read(split))
-    return ImageFiles(split_listing(found.read("train"), data, split, splitter))
+
+    def read(self, split: str) -> ImageFiles:
+        found = find_split_folders(self.root)
+        if split == "all" and ("val" in found.folders or found.folders["train"] != found.root):
+            split = "val"
+        if split == "test" or "val" in found.folders:
+            return ImageFiles(found.read(split))
+        return ImageFiles(split_listing(found.read("train"), split, self.splitter))
+
+    def check_root(self, splits: Sequence[Samples]) -> None:
+        check_root(self.root, splits)
+
+    @classmethod
+    def has_splits(cls, data: Data) -> bool:
+        root = Path(data.data_path)
+        return find_split_folders(root).folders != {"train": root}
+
+    @classmethod
+    def test_path(cls, data: Data) -> Path:
+        root = Path(data.data_path)
+        return root / ((root.is_dir() and find_split_folders(root).test) or "test")
+
+    @classmethod
+    def find_no_test_labels(cls, path: Path) -> str | None:
+        has_labels = "test" in find_split_folders(path.parent).folders
+        return None if has_labels else "has no folder with the name of a class"
 
 
 def find_split_folders(root: Path) -> SplitFolders:

@@ -15,7 +15,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
-from datasets.registry import has_splits, has_test_split, read_samples
+from datasets.registry import has_test_split, read_samples
 from datasets.shards.data_set import TarShards
 from datasets.shards.samples import TarSamples
 from utils.errors import UserError
@@ -42,7 +42,7 @@ def on(server, names="{train-{0000..0003},val-0000}.tar", **values) -> Data:
 
 
 def tar(data: Data, split: str = "train") -> TarSamples:
-    return TarShards(data).samples(split)
+    return TarShards(data).read(split)
 
 
 def contents(samples) -> list[bytes]:
@@ -62,7 +62,7 @@ def test_splits_labels_names_and_images(root, cpu):
     assert train.name(13) == f"{root}/train-0001.tar/000013.jpg"
     assert train.shard_ends.tolist() == [10, 20, 30, 40] and val.shard_ends.tolist() == [12]
     assert (train.class_names, train.has_class_names) == (["0", "1"], False)
-    assert has_splits(options(root)) and has_test_split(options(root), cpu) == (False, None)
+    assert TarShards.has_splits(options(root)) and has_test_split(options(root), cpu) == (False, None)
 
 
 def test_a_part_of_each_class_is_held_out_if_no_shard_is_of_val(tmp_path):
@@ -71,7 +71,7 @@ def test_a_part_of_each_class_is_held_out_if_no_shard_is_of_val(tmp_path):
         write_shard(tmp_path / f"{number:05d}.tar", range(number * 20, number * 20 + 20))
     data = options(tmp_path, val_fraction=0.2)
     train, val, both = (tar(data, split) for split in ("train", "val", "all"))
-    assert (len(train), len(val), len(both)) == (32, 8, 40) and not has_splits(data)
+    assert (len(train), len(val), len(both)) == (32, 8, 40) and not TarShards.has_splits(data)
     assert np.bincount(val.targets).tolist() == [4, 4]
     assert sorted(contents(train) + contents(val)) == sorted(contents(both))
 

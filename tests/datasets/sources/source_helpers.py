@@ -6,11 +6,20 @@ from PIL import Image
 
 from configs.schema import Data
 from datasets.sources.files.image_checks import find_bad_images
+from datasets.sources.source import source_class
 from utils.errors import UserError
 
 
 def options(path, **values) -> Data:
     return Data.model_validate({"DATA_PATH": str(path), **{key.upper(): value for key, value in values.items()}})
+
+
+def find_test(data: Data):
+    return source_class(data.dataset).find_test(data)
+
+
+def has_splits(data: Data) -> bool:
+    return source_class(data.dataset).has_splits(data)
 
 
 def write_image(path, colour=(200, 30, 40), size=(12, 9)):

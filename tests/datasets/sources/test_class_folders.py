@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.registry import DATASETS
 from datasets.sources.files import class_folders
 from datasets.sources.files.class_folders import read_class_folders
-from datasets.sources.files.split_folders import folder
+from datasets.sources.files.split_folders import ClassFolders
+from datasets.sources.source import source_class
 
 
 def test_folder_with_train_and_val(tmp_path):
@@ -18,7 +18,7 @@ def test_folder_with_train_and_val(tmp_path):
     write_image(tmp_path / "train" / "cat" / "deep" / "er" / "Z.PNG")
     (tmp_path / "train" / "cat" / "notes.txt").touch()
     (tmp_path / "train" / "readme.jpg").touch()
-    train, val = (folder(options(tmp_path), split) for split in ("train", "val"))
+    train, val = (ClassFolders(options(tmp_path)).read(split) for split in ("train", "val"))
     assert train.class_names == val.class_names == ["cat", "dog"]
     assert names_of(train) == [
         *("cat/000.jpg", "cat/001.jpg", "cat/002.jpg", "cat/deep/er/Z.PNG", "dog/000.jpg", "dog/001.jpg")
@@ -31,15 +31,17 @@ def test_folder_with_train_and_val(tmp_path):
 @pytest.mark.parametrize("below", ["", "train"])
 def test_folder_without_val_is_split(tmp_path, below):
     write_classes(tmp_path / below, a=20, b=10, c=2, d=1)
-    train, val = (folder(options(tmp_path), split) for split in ("train", "val"))
+    train, val = (ClassFolders(options(tmp_path)).read(split) for split in ("train", "val"))
     assert np.bincount(val.targets).tolist() == [2, 1, 1]
     assert not set(names_of(train)) & set(names_of(val))
     assert len(set(names_of(train)) | set(names_of(val))) == 33
     assert all(name[0] == "abc"[target] for name, target in zip(names_of(val), val.targets, strict=True))
-    assert names_of(val) == names_of(folder(options(tmp_path), "val"))
-    assert names_of(val) != names_of(folder(options(tmp_path, split_seed=1), "val"))
+    assert names_of(val) == names_of(ClassFolders(options(tmp_path)).read("val"))
+    assert names_of(val) != names_of(ClassFolders(options(tmp_path, split_seed=1)).read("val"))
     for fraction, held_out in ((0.001, [1, 1, 1]), (0.5, [10, 5, 1]), (0.999, [19, 9, 1])):
-        assert np.bincount(folder(options(tmp_path, val_fraction=fraction), "val").targets).tolist() == held_out
+        assert (
+            np.bincount(ClassFolders(options(tmp_path, val_fraction=fraction)).read("val").targets).tolist() == held_out
+        )
 
 
 def test_links_are_followed_but_never_up(tmp_path):
@@ -60,12 +62,12 @@ def test_links_are_followed_but_never_up(tmp_path):
 
 def test_bad_folders_are_refused(tmp_path):
     given = options(tmp_path)
-    assert_refused(lambda: folder(given, "train"), f"{tmp_path}: contains no folders", "put the images")
+    assert_refused(lambda: ClassFolders(given).read("train"), f"{tmp_path}: contains no folders", "put the images")
     write_classes(tmp_path / "train", cat=1)
     write_classes(tmp_path / "train", dog=1)
-    assert_refused(lambda: folder(given, "val"), f"{tmp_path}: no class has two images", "add a val split")
+    assert_refused(lambda: ClassFolders(given).read("val"), f"{tmp_path}: no class has two images", "add a val split")
     (tmp_path / "val" / "cat" / "/".join("d" * 200)).mkdir(parents=True)
-    assert_refused(lambda: folder(given, "val"), f"{tmp_path}/val/cat/", "100 folders deep")
+    assert_refused(lambda: ClassFolders(given).read("val"), f"{tmp_path}/val/cat/", "100 folders deep")
 
 
 def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
@@ -78,7 +80,9 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
         return scandir(folder)
 
     monkeypatch.setattr(class_folders.os, "scandir", deny)
-    assert_refused(lambda: folder(options(tmp_path), "train"), f"{tmp_path}/dog: ", "Permission denied", "check")
+    assert_refused(
+        lambda: ClassFolders(options(tmp_path)).read("train"), f"{tmp_path}/dog: ", "Permission denied", "check"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +95,7 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("at", ["parent", "itself"])
 def test_caltech(tmp_path, dataset, folder, left_out, at):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
-    read = DATASETS[dataset](options(tmp_path if at == "parent" else tmp_path / folder))
+    read = source_class(dataset)(options(tmp_path if at == "parent" else tmp_path / folder)).read
     train, val = read("train"), read("val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])

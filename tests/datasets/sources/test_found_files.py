@@ -11,7 +11,7 @@ from source_helpers import names_of, options, write_classes, write_image
 from datasets.decoding.kinds import kind_of, missing_decoder
 from datasets.registry import read_samples
 from datasets.sources.files import found_files
-from datasets.sources.files.split_folders import folder
+from datasets.sources.files.split_folders import ClassFolders
 from datasets.sources.files.unlabelled import unlabelled
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
@@ -70,7 +70,7 @@ def test_photos_without_a_decoder_are_counted(tmp_path, without_heif, cpu):
     write_classes(tmp_path, a=2, b=3)
     for name in ("a/1.heic", "a/2.HEIC", "b/3.heif"):
         (tmp_path / name).write_bytes(HEIC)
-    samples = folder(options(tmp_path), "all")
+    samples = ClassFolders(options(tmp_path)).read("all")
     assert len(samples) == 5
     assert [note for note in samples.notes if note.startswith("Warning")] == [
         f"Warning: {tmp_path}: 3 HEIC image(s) cannot be decoded and are ignored; pip install pillow-heif, or convert "
@@ -78,7 +78,7 @@ def test_photos_without_a_decoder_are_counted(tmp_path, without_heif, cpu):
     ]
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "1.heic").write_bytes(HEIC)
-    assert folder(options(tmp_path), "all").findings == [
+    assert ClassFolders(options(tmp_path)).read("all").findings == [
         f"{tmp_path / 'c'}: all of its images are HEIC; pip install pillow-heif, or convert them to JPEG"
     ]
 
@@ -93,7 +93,7 @@ def test_pillow_heif_decodes_where_it_is_installed(tmp_path, monkeypatch):
     missing_decoder.cache_clear()
     write_classes(tmp_path, a=1, b=1)
     (tmp_path / "a" / "1.heic").write_bytes(HEIC)
-    samples = folder(options(tmp_path), "all")
+    samples = ClassFolders(options(tmp_path)).read("all")
     missing_decoder.cache_clear()
     assert names_of(samples) == ["a/000.jpg", "a/1.heic", "b/000.jpg"]
     assert samples.open(1, 3).pixels[:, 0, 0].tolist() == [9, 8, 7]

@@ -12,8 +12,8 @@ from source_helpers import options, write_classes
 
 from datasets.sources.files import equal_files, image_checks
 from datasets.sources.files.image_checks import check_images, find_bad_images
-from datasets.sources.files.lists import imagenet2012
-from datasets.sources.files.split_folders import folder
+from datasets.sources.files.lists import Lists
+from datasets.sources.files.split_folders import ClassFolders
 from utils.errors import Findings
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8))
@@ -34,7 +34,7 @@ def samples_of(tmp_path):
         for name, content in contents.items():
             (tmp_path / "train" / "class").mkdir(exist_ok=True)
             (tmp_path / "train" / "class" / f"{name}.jpg").write_bytes(content)
-        return folder(options(tmp_path), "train")
+        return ClassFolders(options(tmp_path)).read("train")
 
     return write
 
@@ -69,7 +69,7 @@ def test_unusual_but_usable_images_are_not_refused(samples_of):
 def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(image_checks, "_CHUNK", 10)
     write_classes(tmp_path, a=60, b=60)
-    samples = folder(options(tmp_path, val_fraction=0.01), "train")
+    samples = ClassFolders(options(tmp_path, val_fraction=0.01)).read("train")
     remaining = iter([0, *[0] * 5])  # then the time is over
     monkeypatch.setattr(image_checks.time, "monotonic", lambda: next(remaining, 99))
     check_images([samples], options(tmp_path), cpu)
@@ -82,7 +82,7 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
         write_classes(tmp_path / split, a=15, b=2)
         for path in (tmp_path / split / "a").iterdir():
             path.write_bytes(b"")
-    splits = [folder(options(tmp_path), split) for split in ("train", "val")]
+    splits = [ClassFolders(options(tmp_path)).read(split) for split in ("train", "val")]
     with pytest.raises(Findings) as caught:
         check_images(splits, options(tmp_path), cpu)
     headline, *lines = str(caught.value).split("\n  ")
@@ -102,7 +102,7 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
     }  # fmt: skip
 
     def warnings() -> list[str]:
-        splits = [folder(options(tmp_path), split) for split in ("train", "val")]
+        splits = [ClassFolders(options(tmp_path)).read(split) for split in ("train", "val")]
         lengths = list(map(len, splits))
         check_images(splits, options(tmp_path), cpu)
         assert list(map(len, splits)) == lengths  # a warning moves no image
@@ -135,7 +135,7 @@ def test_missing_and_unreadable_files_are_named_by_their_line_or_path(cpu):
         (root / "blind").chmod(0o711)  # its files can be opened by name
         (root / "closed").chmod(0)
         (root / "open" / "001.jpg").chmod(0)
-        samples = imagenet2012(options(root), "train")
+        samples = Lists(options(root)).read("train")
         os.setresuid(65534, 65534, 0)
         try:
             with pytest.raises(Findings) as caught:

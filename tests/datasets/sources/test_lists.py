@@ -8,9 +8,11 @@ import pytest
 import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from datasets.registry import DATASETS, has_test_split, read_samples, recognize_dataset
-from datasets.sources.files.lists import csv_tables, imagenet2012
+from configs.data_sets import DATA_SETS
+from datasets.registry import has_test_split, read_samples, recognize_dataset
+from datasets.sources.files.lists import Lists, Tables
 from datasets.sources.files.unlabelled import unlabelled
+from datasets.sources.source import source_class
 from utils.errors import UserError
 
 
@@ -28,7 +30,7 @@ def lists(tmp_path):
 
 def test_imagenet_lists(lists):
     given = lists("train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
-    samples = imagenet2012(given, "train")
+    samples = Lists(given).read("train")
     assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
     assert samples.targets.tolist() == [3, 0]
     assert samples.targets.dtype == np.int64
@@ -45,7 +47,7 @@ def test_paths_of_any_bytes(tmp_path):
     name = os.fsdecode(b"b\xe9\xff \xc3\xa9.png")
     write_image(tmp_path / name)
     (tmp_path / "train_list.txt").write_bytes(os.fsencode(f"{name} 0\n"))
-    assert imagenet2012(options(tmp_path), "train").open(0, 3).pixels.shape == (3, 9, 12)
+    assert Lists(options(tmp_path)).read("train").open(0, 3).pixels.shape == (3, 9, 12)
 
 
 @pytest.mark.parametrize("split", ["", "train"])
@@ -81,7 +83,7 @@ def test_csv_with_numbers(tables):
     given = tables(
         train=f"image_path,target\n{FIRST},2\n\nimages/c.jpg, 0\n", val=f"target,extra,image_path\n1,,{FIRST}\n"
     )
-    train, val = (csv_tables(given, split) for split in ("train", "val"))
+    train, val = (Tables(given).read(split) for split in ("train", "val"))
     assert names_of(train) == ["images/a, b.jpg", "images/c.jpg"]
     assert (train.targets.tolist(), train.class_names) == ([2, 0], ["0", "1", "2"])
     assert val.targets.tolist() == [1]
@@ -92,7 +94,7 @@ def test_csv_with_names(tables):
     given = tables(
         train=f"image_path,target\n{FIRST},dog\nb.jpg,cat\nc.jpg,7\n", val=f"image_path,target\n{FIRST},dog\n"
     )
-    train, val = (csv_tables(given, split) for split in ("train", "val"))
+    train, val = (Tables(given).read(split) for split in ("train", "val"))
     assert train.class_names == val.class_names == ["7", "cat", "dog"]
     assert (train.targets.tolist(), val.targets.tolist()) == ([2, 1, 0], [2])
 
@@ -100,9 +102,9 @@ def test_csv_with_names(tables):
 def test_labels_that_pandas_writes_as_floats_are_whole_numbers(tables):
     header = "image_path,target\n"
     given = tables(train=f"{header}{FIRST},0.0\nb.jpg,2.\nc.jpg,2\n", val=f"{header}d.jpg,1.0\n")
-    samples = csv_tables(given, "train")
+    samples = Tables(given).read("train")
     assert (samples.targets.tolist(), samples.class_names) == ([0, 2, 2], ["0", "1", "2"])
-    assert_refused(lambda: csv_tables(tables(train=f"{header}b.jpg,0\nc.jpg,0.5\n"), "train"), "csv:3", "0.5")
+    assert_refused(lambda: Tables(tables(train=f"{header}b.jpg,0\nc.jpg,0.5\n")).read("train"), "csv:3", "0.5")
 
 
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
@@ -112,12 +114,12 @@ def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     table, text = tmp_path / "input" / "data.csv", "image_path,target\n{},0\n{}/images/b.jpg,1\n"
     table.write_text(text.format("../input/images/a.jpg", tmp_path / "input"))
     for root in (None, str(tmp_path / "src")):
-        samples = csv_tables(options(table, image_root=root, val_fraction=0.5), "all")
+        samples = Tables(options(table, image_root=root, val_fraction=0.5)).read("all")
         assert samples.open(0, 3).pixels.shape == (3, 9, 12)
     table.write_text(text.format("images/a.jpg", "../other"))
-    assert_refused(lambda: csv_tables(options(table), "all"), "data.csv:3", "DATA.IMAGE_ROOT")
+    assert_refused(lambda: Tables(options(table)).read("all"), "data.csv:3", "DATA.IMAGE_ROOT")
     table.write_text(text.format("a.jpg", "."))
-    samples = csv_tables(options(table, image_root=str(tmp_path / "input" / "images")), "all")
+    samples = Tables(options(table, image_root=str(tmp_path / "input" / "images"))).read("all")
     assert samples.open(0, 3).pixels.shape == (3, 9, 12)
 
 
@@ -127,7 +129,7 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
     given = tables(train=f"image_path,target\n{FIRST},x\n{rows}")
     if single_file:
         given = options(tmp_path / "train.csv")
-    train, val = (csv_tables(given, split) for split in ("train", "val"))
+    train, val = (Tables(given).read(split) for split in ("train", "val"))
     assert np.bincount(val.targets).tolist() == [2, 2]
     assert len(set(names_of(train)) | set(names_of(val))) == 41 == len(train) + len(val)
     assert train.class_names == val.class_names == ["x", "y"]
@@ -152,7 +154,7 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
 )
 def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
     given = tables(train=text)
-    assert_refused(lambda: csv_tables(given, "train"), f"{tmp_path}/train.csv{line}: ", reason)
+    assert_refused(lambda: Tables(given).read("train"), f"{tmp_path}/train.csv{line}: ", reason)
 
 
 SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
@@ -171,7 +173,7 @@ SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
 def test_tables_of_spreadsheets(tmp_path, separator, encoding, note):
     write_image(tmp_path / "blüte.jpg")
     (tmp_path / "train.csv").write_bytes(SHEET.format(separator).encode(encoding))
-    samples = csv_tables(options(tmp_path / "train.csv"), "all")
+    samples = Tables(options(tmp_path / "train.csv")).read("all")
     assert (names_of(samples), samples.class_names) == (["blüte.jpg", "b.jpg"], ["Blüte", "Gräser"])
     assert samples.notes == [f"{tmp_path}/train.csv: {text}" for text in note]
     assert names_of(unlabelled(str(tmp_path / "train.csv"))) == ["blüte.jpg", "b.jpg"]
@@ -185,13 +187,13 @@ def test_an_unknown_header_is_shown(tmp_path):
         (b"\x81\xff\xfe,target\n", "is not text in UTF-8, UTF-16 or cp1252"),
     ):
         (tmp_path / "train.csv").write_bytes(data)
-        assert_refused(lambda: csv_tables(options(tmp_path), "train"), f"{tmp_path}/train.csv", shown)
+        assert_refused(lambda: Tables(options(tmp_path)).read("train"), f"{tmp_path}/train.csv", shown)
 
 
 # Any data set
 
 
-@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake", "tar"}))
+@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "tar"}))
 def test_an_archive_is_refused(tmp_path, name, cpu):
     archive = tmp_path / "photos.tar.gz"
     archive.touch()
@@ -203,9 +205,9 @@ def test_an_archive_is_refused(tmp_path, name, cpu):
         unlabelled(str(archive))
 
 
-@pytest.mark.parametrize("name", sorted(DATASETS.keys() - {"digits", "fake"}))
+@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake"}))
 def test_a_missing_folder_is_named(tmp_path, name):
-    assert_refused(lambda: DATASETS[name](options(tmp_path / "gone"))("train"), f"{tmp_path}/gone", "; ")
+    assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from datasets.batch import PADDING
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.class_names import number_by
-from datasets.sources.files.lists import csv_tables, split_labels
+from datasets.sources.files.lists import Tables, split_labels
 from utils.errors import UserError
 
 
@@ -51,7 +51,7 @@ def test_labels_of_a_target(target, separator, labels):
 
 def test_names_are_sorted_and_targets_are_multi_hot(tables):
     given = tables(["dog|polar bear", "", "cat", "polar bear|cat|dog"], val=["dog", "cat|dog"])
-    train, val = csv_tables(given, "train"), csv_tables(given, "val")
+    train, val = Tables(given).read("train"), Tables(given).read("val")
     assert train.class_names == val.class_names == ["cat", "dog", "polar bear"] and train.has_class_names
     assert train.findings == val.findings == [] and train.targets.dtype == np.int8
     assert train.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
@@ -62,7 +62,7 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):
     given = tables(["0 2", "1", "", "2 0"], val=["4", "0 1"])
-    train, val = csv_tables(given, "train"), csv_tables(given, "val")
+    train, val = Tables(given).read("train"), Tables(given).read("val")
     assert not train.has_class_names and (train.targets.shape, val.targets.shape) == ((4, 3), (2, 5))
     config = parse_command_line(
         [f"-data_path={given.data_path}", "-dataset=csv", "-batch_size=2", "-opts", "DATA.MULTI_LABEL=true"]
@@ -87,7 +87,9 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
         rows = "".join(f"{split}{number}.png,{target}\n" for number, target in enumerate(targets))
         (tmp_path / f"{split}.csv").write_text(f"image_path,target\n{rows}")
     given = options(tmp_path, dataset="csv", multi_label=True)
-    assert_refused(lambda: csv_tables(given, "train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts)
+    assert_refused(
+        lambda: Tables(given).read("train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts
+    )
 
 
 def test_several_labels_without_the_option_are_one_finding(tables, cpu):
@@ -99,10 +101,10 @@ def test_several_labels_without_the_option_are_one_finding(tables, cpu):
 
 def test_labels_follow_the_names_of_a_checkpoint(tables):
     given = tables(["dog|cat", "emu"], val=["dog", "dog|cat"])
-    val = csv_tables(given, "val")
+    val = Tables(given).read("val")
     assert number_by(["dog", "yak", "cat"], val, "DIR", needs_all=False) == []
     assert val.targets.tolist() == [[1, 0, 0], [1, 0, 1]] and val.class_names == ["dog", "yak", "cat"]
-    assert "'emu'" in number_by(["dog", "yak", "cat"], csv_tables(given, "train"), "DIR", needs_all=False)[0]
+    assert "'emu'" in number_by(["dog", "yak", "cat"], Tables(given).read("train"), "DIR", needs_all=False)[0]
 
 
 def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cpu):

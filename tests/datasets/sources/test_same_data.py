@@ -15,8 +15,7 @@ from datasets import registry
 from datasets.sources import digest
 from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.sources.digest import check_same_data
-from datasets.sources.files.lists import csv_tables, imagenet2012
-from datasets.sources.files.split_folders import folder
+from datasets.sources.source import source_class
 from engine.commands.run import run
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -100,34 +99,33 @@ def edit(name, old, new):
     return change
 
 
-def tar(data, split):
-    pytest.importorskip("obstore")
-    return registry.DATASETS["tar"](data.model_copy(update={"cache_dir": f"{data.data_path}/cache"}))(split)
-
-
 CASES = {
-    "class renamed": (folder, write_folders, rename_class, ["/b/000.jpg (class 0 b;", "(class 0 a;"]),
-    "file missing": (folder, write_folders, lambda root: (root / "val/a/001.jpg").unlink(), ["of 3 is", "of 4 is"]),
-    "last file missing": (folder, write_folders, lambda root: (root / "val/b/001.jpg").unlink(), ["3 images, not ima"]),
+    "class renamed": ("folder", write_folders, rename_class, ["/b/000.jpg (class 0 b;", "(class 0 a;"]),
+    "file missing": ("folder", write_folders, lambda root: (root / "val/a/001.jpg").unlink(), ["of 3 is", "of 4 is"]),
+    "last file missing": ("folder", write_folders, lambda root: (root / "val/b/001.jpg").unlink(), ["3 images, not i"]),
     "other size": (
-        folder, write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70)), ["image 2 of 6 is"]
+        "folder", write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70)), ["image 2 of 6 is"]
     ),
-    "list": (imagenet2012, write_lists, edit("val_list.txt", "2.jpg 0", "2.jpg 1"), ["(class 1 1;", "(class 0 0;"]),
-    "table": (csv_tables, write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
-    "class name of a table": (csv_tables, write_lists, edit("train.csv", "d|", "x|"), ["0 c, 1 e;", "0 c, 2 e;"]),
-    "shards": (tar, write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
+    "list": ("imagenet2012", write_lists, edit("val_list.txt", "2.jpg 0", "2.jpg 1"), ["(class 1 1;", "(class 0 0;"]),
+    "table": ("csv", write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
+    "class name of a table": ("csv", write_lists, edit("train.csv", "d|", "x|"), ["0 c, 1 e;", "0 c, 2 e;"]),
+    "shards": ("tar", write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_first_difference_is_named(tmp_path, answers, case):
-    read, write, change, parts = CASES[case]
+    dataset, write, change, parts = CASES[case]
+    if dataset == "tar":
+        pytest.importorskip("obstore")
     for host in ("node1", "node2"):
         write(tmp_path / host)
 
     def compare(context):
-        data = options(tmp_path / context.host, multi_label=read is csv_tables, dataset="csv")
-        check_same_data([read(data, split) for split in ("train", "val")], context)
+        root = tmp_path / context.host
+        data = options(root, multi_label=dataset == "csv", dataset=dataset, cache_dir=str(root / "cache"))
+        source = source_class(dataset)(data)
+        check_same_data([source.read(split) for split in ("train", "val")], context)
 
     assert answers(compare) == [None, None]  # in folders with different names
     change(tmp_path / "node2")

@@ -11,9 +11,10 @@ import pytest
 import torch
 from source_helpers import names_of, options, write_classes, write_image
 
-from datasets.registry import DATASETS, read_samples
+from datasets.registry import read_samples
 from datasets.shards.samples import TarSamples
 from datasets.sources.arrays.strings import StringPacker, strings_in
+from datasets.sources.source import source_class
 from datasets.sources.split import RunSplit, Splitter, hash_paths
 from engine.checkpoint.split_entry import ENTRY, exported_entry, read_split, split_to_entry
 from utils.errors import UserError
@@ -122,7 +123,7 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
             with tarfile.open(root / "train-0.tar", "w") as tar:
                 for name in names:
                     tar.add(root / name, name)
-        samples = DATASETS[dataset](options(root, dataset=dataset, cache_dir=str(tmp_path)))("val")
+        samples = source_class(dataset)(options(root, dataset=dataset, cache_dir=str(tmp_path))).read("val")
         return list(strings_in(samples._arrays, "names")) if isinstance(samples, TarSamples) else names_of(samples)
 
     assert held_out(1) == held_out(0) and len(held_out(0)) == 4
@@ -194,7 +195,7 @@ def test_wrong_folds_are_refused(values):
 
 
 def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
-    digits = [DATASETS["digits"](options("DIR", folds=5, fold=fold)) for fold in range(5)]
+    digits = [source_class("digits")(options("DIR", folds=5, fold=fold)).read for fold in range(5)]
     counts = [np.bincount(read("val").targets) for read in digits]
     assert np.array_equal(sum(counts), np.bincount(np.concatenate([digits[0](s).targets for s in ("train", "val")])))
     assert np.ptp(counts, axis=0).max() <= 1

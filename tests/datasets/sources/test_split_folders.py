@@ -4,12 +4,11 @@ import re
 import shlex
 
 import pytest
-from source_helpers import options, write_classes
+from source_helpers import find_test, has_splits, options, write_classes
 
-from datasets.registry import has_splits, read_samples, recognize_dataset
-from datasets.sources.files.lists import csv_tables
-from datasets.sources.files.split_folders import folder
-from datasets.sources.held_out import find_test_split
+from datasets.registry import read_samples, recognize_dataset
+from datasets.sources.files.lists import Tables
+from datasets.sources.files.split_folders import ClassFolders
 from utils.errors import UserError
 
 
@@ -35,10 +34,10 @@ def make(root, *folders):
 def test_folders_of_splits(tmp_path, folders, sizes, cpu):
     make(tmp_path, *folders)
     given = options(tmp_path, dataset=recognize_dataset(options(tmp_path), cpu).dataset)
-    has_test, _ = find_test_split(given)
+    has_test, _ = find_test(given)
     assert has_splits(given) and has_test == (sizes[2] is not None)
     for split, size in zip(("train", "val", "test")[: 2 + has_test], sizes, strict=False):
-        samples = folder(given, split)
+        samples = ClassFolders(given).read(split)
         assert (samples.class_names, len(samples), samples.findings) == (["a", "b"], size, [])
 
 
@@ -82,7 +81,7 @@ def test_what_is_not_clear_is_refused(tmp_path, folders, problem, cpu):
 def test_what_is_not_read_is_named(tmp_path):
     make(tmp_path, "Train: a b", "val: a b", "raw other", "Train: .cache")
     write_classes(tmp_path, Train=2)  # beside the classes
-    notes = folder(options(tmp_path), "train").notes
+    notes = ClassFolders(options(tmp_path)).read("train").notes
     assert [note.removeprefix(str(tmp_path)) for note in notes] == [
         ": not read: 'other', 'raw'",
         ": train is 'Train'",
@@ -95,8 +94,8 @@ def test_tables_have_the_same_names(tmp_path):
     for name, rows in (("train", "a.jpg,x\nb.jpg,y\n"), ("valid", "c.jpg,y\n"), ("testing", "d.jpg,x\n")):
         (tmp_path / f"{name}.csv").write_text("image_path,target\n" + rows)
     given = options(tmp_path, dataset="csv")
-    assert [csv_tables(given, split).targets.tolist() for split in ("train", "val", "test")] == [[0, 1], [1], [0]]
-    assert find_test_split(given) == (True, None) and has_splits(given)
+    assert [Tables(given).read(split).targets.tolist() for split in ("train", "val", "test")] == [[0, 1], [1], [0]]
+    assert find_test(given) == (True, None) and has_splits(given)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""The data sets, by DATA.DATASET, and their properties; all other code asks for a property, not for a name."""
+
+from dataclasses import dataclass
+
+IMAGENET_CLASSES = 1000
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set.
+
+    source: 'module:class', a subclass of `datasets.sources.source.Source`.
+    packages: imported by its module, or when it is read.
+    has_files: DATA_PATH names its files. in_memory: its images are in memory, so that it needs no workers.
+    may_lack_splits: may come without splits; the split 'all' is then all images. has_test: may have a split 'test'.
+    multi_label: its images may have several labels (DATA.MULTI_LABEL).
+    num_classes: the number of classes, also of those without an image here; None: of the classes found.
+    synsets: timm's list of the classes of ImageNet that it has: a set for evaluations, which mask the other classes.
+    """
+
+    source: str
+    packages: tuple[str, ...] = ()
+    has_files: bool = True
+    in_memory: bool = False
+    may_lack_splits: bool = False
+    has_test: bool = False
+    multi_label: bool = False
+    num_classes: int | None = None
+    synsets: str | None = None
+
+
+def _imagenet(source: str = "ImageNetFolders", synsets: str = "imagenet") -> DataSet:
+    return DataSet(f"datasets.sources.files.imagenet_sets:{source}", num_classes=IMAGENET_CLASSES, synsets=synsets)
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "imagenet2012": DataSet("datasets.sources.files.lists:Lists", has_test=True, num_classes=IMAGENET_CLASSES),
+    "folder": DataSet("datasets.sources.files.split_folders:ClassFolders", may_lack_splits=True, has_test=True),
+    "csv": DataSet("datasets.sources.files.lists:Tables", may_lack_splits=True, has_test=True, multi_label=True),
+    "caltech101": DataSet("datasets.sources.files.class_folders:Caltech101"),
+    "caltech256": DataSet("datasets.sources.files.class_folders:Caltech256"),
+    "cifar10": DataSet("datasets.sources.arrays.cifar:Cifar10", in_memory=True),
+    "cifar100": DataSet("datasets.sources.arrays.cifar:Cifar100", in_memory=True),
+    "tar": DataSet(
+        "datasets.shards.data_set:TarShards", ("obstore", "braceexpand"), may_lack_splits=True, has_test=True
+    ),
+    "digits": DataSet("datasets.sources.arrays.in_memory:Digits", ("sklearn",), has_files=False, in_memory=True),
+    "fake": DataSet("datasets.sources.arrays.in_memory:Fake", has_files=False, in_memory=True),
+    "imagenet-a": _imagenet(synsets="imagenet_a"),
+    "imagenet-r": _imagenet(synsets="imagenet_r"),
+    "imagenet-v2": _imagenet(),
+    "imagenet-real": _imagenet("ImageNetReal"),
+}
+
+
+def has_files(name: str) -> bool:
+    """Returns whether a data set, perhaps of an old run, has files in DATA_PATH."""
+    return name not in DATA_SETS or DATA_SETS[name].has_files

@@ -1,0 +1,109 @@
+"""The interface of a data set: `Source`, which reads the samples of its splits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import cast
+
+from configs.data_sets import DATA_SETS
+from configs.schema import Data
+from datasets.sources.samples import Samples
+from datasets.sources.split import Splitter
+from utils.errors import UserError, did_you_mean
+from utils.packages import require
+
+
+class Source:
+    """A data set, opened with the options DATA. splitter: splits data without a validation split.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+
+    reads_archive = False  # DATA_PATH may be an archive
+    has_folds = False  # DATA.FOLDS are its own, not the splitter's
+
+    def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
+        self.data, self.root, self.splitter = data, Path(data.data_path), splitter or Splitter(data)
+
+    def read(self, split: str) -> Samples:
+        """Reads 'train' or 'val'; 'all' if it may lack splits; 'test' if it may have one.
+
+        Raises:
+            UserError: nothing can be read, or there is no such split.
+        """
+        raise NotImplementedError
+
+    def check_root(self, splits: Sequence[Samples]) -> None:
+        """Raises UserError if DATA_PATH is a folder above or below the data set."""
+
+    @classmethod
+    def recognize(cls, data: Data) -> str:
+        """Returns the name of the data set that DATA_PATH is: DATA.DATASET, or another that it is in its place."""
+        return data.dataset
+
+    @classmethod
+    def has_splits(cls, data: Data) -> bool:
+        """Returns whether the data comes in splits, so that the split 'all' is only a part of it."""
+        return True
+
+    @classmethod
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        """Returns whether DATA_PATH has test images with labels, and a note if it has some without labels.
+
+        Reading the split reports an unreadable folder.
+
+        Raises:
+            UserError: a table or list cannot be read; a server does not answer.
+        """
+        path = cls.test_path(data)
+        if path is None or not path.exists():
+            return False, None
+        if problem := cls.find_no_test_labels(path):
+            return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
+        return True, None
+
+    @classmethod
+    def check_test(cls, data: Data) -> None:
+        """Raises UserError if there are no test images with labels."""
+        if not DATA_SETS[data.dataset].has_test:
+            known = ", ".join(name for name, one in DATA_SETS.items() if one.has_test)
+            raise UserError(f"DATA.DATASET {data.dataset} has no test split ({known} have one)")
+        path = cls.test_path(data)
+        if path and Path(data.data_path).exists() and not path.exists():
+            raise UserError(f"-split test: {data.data_path} has no test images (no {path.name}); choose another split")
+        if path and (note := cls.find_test(data)[1]):
+            raise UserError(note)
+
+    @classmethod
+    def test_path(cls, data: Data) -> Path | None:
+        """The folder, table or list of the test images, which may not exist; None if there can be none."""
+        return None
+
+    @classmethod
+    def find_no_test_labels(cls, path: Path) -> str | None:
+        """Returns the problem if the images in `path`, which exists, have no labels."""
+        return None
+
+
+def source_class(dataset: str) -> type[Source]:
+    """Returns the class of a data set.
+
+    Raises:
+        UserError: an unknown data set; a package is not installed.
+    """
+    if dataset == "packed":
+        raise UserError(
+            "DATA.DATASET: packed was removed; write the images as shards with scripts/make_shards.py -size N, and use "
+            "-dataset=tar"
+        )
+    if dataset not in DATA_SETS:
+        known = f"{did_you_mean(dataset, DATA_SETS)} (known: {', '.join(DATA_SETS)})"
+        raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{known}")
+    require(f"DATA.DATASET {dataset}", *DATA_SETS[dataset].packages)
+    return cast(type[Source], resolve_name(DATA_SETS[dataset].source))
+
+
+def open_source(data: Data, splitter: Splitter | None = None) -> Source:
+    """Opens DATA.DATASET; raises UserError as `Source`."""
+    return source_class(data.dataset)(data, splitter)
