@@ -6,21 +6,17 @@ return a resolved run unchanged, so that a resumed run is resolved again from it
 """
 
 import copy
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from configs.reading.option_layers import OptionLayers, flatten, merge
-from configs.schema import Config, Data, Train
+from configs.schema import Config, Train
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from configs.weights import NORMALIZATION
 from utils.errors import UserError
 from utils.metric_table import metrics_of
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
-_NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
-_PREPROCESSING = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *_NORMALIZATION)
 
 
 @dataclass(frozen=True)
@@ -62,38 +58,6 @@ def _check_best_metric(options: Config, num_classes: int | None) -> None:
         raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
 
 
-def with_preprocessing(
-    config: Config, given: Collection[str], known: Mapping[str, Any], source: str
-) -> tuple[Config, str, dict[str, str]]:
-    """The options with the preprocessing `known` of the weights, by field of DATA, except for the keys in `given`.
-
-    Returns:
-        the options, 'SOURCE: IMAGE_SIZE, ...; default: INTERPOLATION', and a warning for each key whose given value
-        differs.
-    Raises:
-        UserError: the known values contradict the given ones.
-    """
-    trained = {field.upper(): tuple(value) if isinstance(value, list) else value for field, value in known.items()}
-    now = config.data.model_dump(by_alias=True)
-    taken = {key: value for key, value in trained.items() if key not in given}
-    warnings = {
-        key: f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
-        for key, value in trained.items()
-        if key in given and now[key] != value
-    }
-    try:
-        data = Data.model_validate(now | taken)
-    except ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"DATA.{problem}, with {source}'s values of the other keys; write all of them") from None
-    family = FAMILIES[config.model.type].defaults["DATA"] if config.model.type in FAMILIES else {}
-    of_family = {key for key, value in family.items() if now.get(key) == value}
-    places = {source: taken, f"MODEL.TYPE {config.model.type}": of_family, "options": given, "default": _PREPROCESSING}
-    origins = {key: next(name for name, keys in places.items() if key in keys) for key in _PREPROCESSING}
-    sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
-    return config.model_copy(update={"data": data}), "; ".join(dict.fromkeys(sources)), warnings
-
-
 def warnings(config: Config, facts: DataFacts) -> list[str]:
     """A line for each value of a resolved run that fits its data badly."""
     if not facts.named or config.model.num_logits <= facts.classes:
@@ -128,7 +92,7 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
         notes += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
     notes += _unused_amp_keys(given)
     if family and model_only and given.values["MODEL"].get("PRETRAINED"):  # PaddleViT's weights of the family
-        values["DATA"] = {key: family.defaults["DATA"][key] for key in _NORMALIZATION}
+        values["DATA"] = {key: family.defaults["DATA"][key] for key in NORMALIZATION}
     merge(values, given.values)
     model, train, data, loss = values["MODEL"], values["TRAIN"], values.get("DATA"), values.get("LOSS", {})
     if isinstance(data, dict) and data.get("MULTI_LABEL") is True and isinstance(loss, dict):

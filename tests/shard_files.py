@@ -27,8 +27,7 @@ def content(**changes: Any) -> dict[str, Any]:
     return {
         "model": {}, "ema": None, "optimizer": {}, "precision": {}, "epoch": 0, "done_steps": 0,
         "sums": torch.zeros(NUM_SUMS), "geometry": {"samples": 40, "batch_size": 4, "accum_iter": 1, "seed": 0},
-        "best": None, "train_seconds": 1.0, "images": 9, "options": "SEED: 0", "class_names": None,
-        "preprocessing": None,
+        "best": None, "train_seconds": 1.0, "images": 9, "options": "MODEL: {}\nDATA: {}", "class_names": None,
     } | changes  # fmt: skip
 
 

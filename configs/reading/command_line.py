@@ -18,7 +18,6 @@ from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_op
 from configs.reading.plugins import add_plugins, open_plugin
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.probe_options import for_probe
-from configs.reading.weight_options import add_weight_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.resolve import complete
 from configs.schema import Config
@@ -26,6 +25,7 @@ from configs.schema.data import Data
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
+from configs.weights import add_weight_options
 from utils.errors import UserError, did_you_mean
 from utils.files import absolute_file
 from utils.processes.launcher import check_local_rank

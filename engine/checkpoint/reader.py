@@ -15,7 +15,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.paths import BEST, FILE, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
 from engine.checkpoint.run_folder import is_run_folder
 from engine.checkpoint.split_entry import ENTRY, read_split
-from engine.checkpoint.trained_on import is_description
+from engine.checkpoint.weights_record import is_description
 from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
@@ -32,7 +32,7 @@ _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier chec
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "images": int, "options": str, "class_names": list | None, "preprocessing": dict | None,
+    "images": int, "options": str, "class_names": list | None,
 }  # fmt: skip
 
 
@@ -249,6 +249,6 @@ def _is_best(entry: dict[str, Any]) -> bool:
 def _are_options(text: str) -> bool:
     try:
         options = parse_value(text)
-        return isinstance(options, dict) and isinstance(options.get("DATA", {}), dict)
+        return isinstance(options, dict) and all(isinstance(options.get(key), dict) for key in ("MODEL", "DATA"))
     except UserError:
         return False

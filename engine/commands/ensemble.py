@@ -13,7 +13,7 @@ from datasets.loading.batches import build_eval_loader
 from datasets.loading.loader import Loader, Loaders
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.digest import digest_of
-from engine.checkpoint.trained_on import describe_data
+from engine.checkpoint.weights_record import describe_data
 from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
 from engine.evaluation.evaluate import Evaluator
 from engine.run.log import RunLogger

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from timm.data import ImageNetInfo, infer_imagenet_subset
+from timm.models import get_pretrained_cfg
 from torch import nn
 
 from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
@@ -13,7 +15,8 @@ from configs.reading.command_line import Command
 from configs.reading.plugins import check_plugins
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
-from configs.schema import Config, Data
+from configs.schema import Config, Data, Model
+from configs.weights import WeightsRecord, follow
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset
 from datasets.sources.class_names import number_by
 from datasets.sources.digest import digest_of
@@ -22,8 +25,7 @@ from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.samples import Samples
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
-from engine.checkpoint.trained_on import TrainedOn, trained_on_of
-from engine.commands.evaluated_model import is_training_data, name_classes, with_checkpoint_options
+from engine.checkpoint.weights_record import weights_record
 from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
 from engine.parallel.same_options import check_same_options
@@ -32,7 +34,7 @@ from engine.run.facts import Devices, EvaluationData, Fact
 from engine.run.log import RunLogger
 from engine.run.mfu.flops import copy_to_meta
 from engine.training.eval_model import build_eval_model
-from engine.training.run_data import complete_preprocessing, data_facts
+from engine.training.run_data import data_facts, describe_preprocessing
 from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -102,11 +104,11 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     """
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
-    options, trained_on, notes = options_of_weights(replace(command, config=given))
-    split = _split_of(options.data, trained_on, command.split)
+    options, record, notes = options_of_weights(replace(command, config=given))
+    split = _split_of(options.data, record, command.split)
     if prediction:
-        options = _for_prediction(options, trained_on, prediction)
-    samples = _read(options, trained_on, split, prediction, context)
+        options = _for_prediction(options, record, prediction)
+    samples = _read(options, record, split, prediction, context)
     config = resolve(options, data_facts(options.data, [samples]), context.world_size)
     check_same_options(config, context)
     if not prediction:
@@ -114,54 +116,53 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     notes += [f"Data: {note}" for note in samples.notes]
     is_split = command.split or DATA_SETS[config.data.dataset].may_lack_splits
     notes.append(_describe(samples, config, prediction, split if is_split else None))
-    notes.append(name_classes(samples, trained_on, config.model))
+    notes.append(name_classes(samples, record, config.model))
     if split == "all" and not prediction and source_class(config.data.dataset).has_splits(config.data):
         split = "val"
     return config, samples, split, notes
 
 
-def options_of_weights(command: Command) -> tuple[Config, TrainedOn | None, list[str | Fact]]:
-    """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; what they were trained on; log lines.
+def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[str | Fact]]:
+    """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; their record; log lines.
 
     Raises:
         UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
     options, given = command.config, command.given
-    trained_on, notes = trained_on_of(options.model), list[str | Fact]()
-    if trained_on:
-        changed = check_plugins(trained_on.plugins, options.plugins, f"{options.model.pretrained}: ")
+    record, notes = weights_record(options.model), list[str | Fact]()
+    if record and record.model:
+        changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]
-        options, changes = with_checkpoint_options(trained_on, options, given)
-        notes += changes
     elif options.model.pretrained not in (None, "timm") and not (command.recipe or given.get("DATA")):
         read_weights(options.model.pretrained)  # a damaged file is the error, not the default data
-    options, preprocessing, differing = complete_preprocessing(options, given.get("DATA", {}), trained_on)
-    return options, trained_on, [*notes, preprocessing, *differing.values()]
+    followed = follow(options, given, record, evaluates=True)
+    notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
+    return followed.options, record, notes
 
 
-def _for_prediction(options: Config, trained_on: TrainedOn | None, prediction: Prediction) -> Config:
+def _for_prediction(options: Config, record: WeightsRecord | None, prediction: Prediction) -> Config:
     """Skips unusable images, saves no logits. Images of a path get labels of the training's kind and number."""
     changes: dict[str, Any] = {"on_bad_image": "skip"}
     options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
     if prediction.path:
         options = options.with_model(num_classes=options.model.num_logits)
-        if trained_on and trained_on.data.get("MULTI_LABEL") is True:
-            changes |= {"dataset": trained_on.data["DATASET"], "multi_label": True}
+        if record and record.data.get("MULTI_LABEL") is True:
+            changes |= {"dataset": record.data["DATASET"], "multi_label": True}
     return options.with_data(**changes)
 
 
 def _read(
-    options: Config, trained_on: TrainedOn | None, split: Split, prediction: Prediction | None, context: ProcessContext
+    options: Config, record: WeightsRecord | None, split: Split, prediction: Prediction | None, context: ProcessContext
 ) -> Samples:
     if prediction and prediction.path:
         return read_unlabelled(prediction.path, options.data, context)
-    names = trained_on.class_names if trained_on else None
+    names = record.class_names if record else None
     classes, predicts = options.model.num_classes, prediction is not None
     if DATA_SETS[options.data.dataset].synsets:
         names = names or wordnet_ids(classes or IMAGENET_CLASSES)
         class_mask(options.data.dataset, names)
-    known = trained_on.split if trained_on else None
-    if trained_on and known and not known.held_out and not is_training_data(options.data, trained_on):
+    known = record.split if record else None
+    if record and known and not known.held_out and not record.is_of(options.data):
         known = None
     splitter = Splitter(options.data, known)
     read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
@@ -181,7 +182,7 @@ def _describe(samples: Samples, config: Config, prediction: Prediction | None, s
     return EvaluationData(len(samples), present, num_classes, split, digest=digest)
 
 
-def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> Split:
+def _split_of(data: Data, record: WeightsRecord | None, asked: Split | None) -> Split:
     """The split to read: 'all' unless the user asks for one, or the data is the training data.
 
     Raises:
@@ -191,12 +192,41 @@ def _split_of(data: Data, trained_on: TrainedOn | None, asked: Split | None) -> 
         if asked == "all" and source_class(data.dataset).has_splits(data):
             raise UserError(f"-split all: {data.dataset} comes in splits; give one of them, or a folder to -predict")
         return asked
-    is_known = trained_on is not None and is_training_data(data, trained_on)
-    return "val" if is_known or _asks_for_split(data, trained_on) else "all"
+    is_known = record is not None and record.is_of(data)
+    return "val" if is_known or _asks_for_split(data, record) else "all"
 
 
-def _asks_for_split(data: Data, trained_on: TrainedOn | None) -> bool:
+def _asks_for_split(data: Data, record: WeightsRecord | None) -> bool:
     """Returns whether the user set a split for this evaluation; the config.yaml of the training does not count."""
-    trained = trained_on.data if trained_on else {}
+    trained = record.data if record else {}
     asked = {"VAL_FRACTION": data.val_fraction, "FOLDS": data.folds}
     return any(value not in (None, trained.get(key)) for key, value in asked.items())
+
+
+def name_classes(samples: Samples, record: WeightsRecord | None, model: Model) -> str:
+    """Gives the samples the class names of the model; returns a line for the log.
+
+    The checkpoint names the classes, else the data. Weights that timm publishes for ImageNet-1k have the
+    descriptions that timm ships. Other weights with 1000 classes may be of any data: their names are the labels.
+    """
+    if record and record.class_names:
+        names, source = record.class_names, "from the checkpoint"
+    elif samples.has_class_names:
+        names, source = samples.class_names, "from the data, in their order"
+    elif subset := _imagenet_subset(model):
+        info = ImageNetInfo(subset)
+        names, source = [info.index_to_description(label) for label in range(info.num_classes())], f"timm's of {subset}"
+    else:
+        return "Class names: the labels, since the weights have no names"
+    samples.class_names, samples.has_class_names = names, True
+    return f"Class names: {source}"
+
+
+def _imagenet_subset(model: Model) -> str | None:
+    """timm's name of the part of ImageNet on which a published model of timm's was trained; None for other models."""
+    if model.type != "timm" or model.pretrained != "timm":
+        return None
+    published = get_pretrained_cfg(model.name)
+    if published is None or published.num_classes != model.num_classes:
+        return None
+    return infer_imagenet_subset(published)

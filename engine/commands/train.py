@@ -11,7 +11,7 @@ from configs.schema import Config
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.checkpoint.split_entry import write_held_out
-from engine.checkpoint.trained_on import describe_data, write_classes
+from engine.checkpoint.weights_record import describe_data, write_classes
 from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log

@@ -11,7 +11,7 @@ from configs.schema.model import Model
 from datasets.sources.class_names import list_names, map_labels
 from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.trained_on import trained_on_of
+from engine.checkpoint.weights_record import weights_record
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.precision.policy import Precision
@@ -126,10 +126,10 @@ def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[l
     """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
     if not class_names or not options.pretrained:
         return None, []
-    trained_on = trained_on_of(options)
-    if not trained_on or not trained_on.class_names:
+    record = weights_record(options)
+    if not record or not record.class_names:
         return [], []
-    rows: list[int] = map_labels(class_names, trained_on.class_names).tolist()
+    rows: list[int] = map_labels(class_names, record.class_names).tolist()
     known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
     new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
     lists = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in (("kept", known), ("new", new)) if names]

@@ -1,12 +1,12 @@
 """The data of a training run, and the options that follow from it."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from configs.reading.yaml_io import parse_value
-from configs.resolve import DataFacts, resolve, warnings, with_preprocessing
+from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config, Data
+from configs.weights import NORMALIZATION, Followed, follow
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.class_names import number_of_classes
@@ -14,11 +14,9 @@ from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.split_entry import read_split
-from engine.checkpoint.trained_on import TrainedOn, trained_on_of
+from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel.same_options import check_same_options
 from engine.run.facts import Preprocessing
-from models.timm_model import published_preprocessing
 from utils.distributed import ProcessContext
 
 
@@ -52,21 +50,17 @@ def read_run_data(
     """
     config = resolve(config, None, context.world_size)  # a wrong global batch ends the run before the data is read
     known = checkpoint["class_names"] if checkpoint else None
-    described = (
-        TrainedOn(known, checkpoint["preprocessing"], {}, {}, None) if checkpoint else trained_on_of(config.model)
-    )
-    given = {field.upper() for field in config.data.model_fields_set}
-    config, preprocessing, differing = complete_preprocessing(config, given, described)
-    data = config.data
+    record = record_of(checkpoint, parse_value(checkpoint["options"])) if checkpoint else weights_record(config.model)
+    followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
+    config, data = followed.options, followed.options.data
     has_test, note = has_test_split(data, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
-    before = parse_value(checkpoint["options"]).get("DATA", {}) if checkpoint else {}
-    splitter = Splitter(data, read_split(checkpoint, before) if checkpoint else None)
+    splitter = Splitter(data, record.split if record and checkpoint else None)
     splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)
     train, val, *test = splits
     train.notes += [note] if note else []
     if not checkpoint:  # it names all options that differ; a fine-tuning may change the image size and the crop
-        train.notes += [differing[key] for key in ("IMAGENET_MEAN", "IMAGENET_STD") if key in differing]
+        train.notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context)
     facts = data_facts(data, splits)
     config = resolve(config, facts, context.world_size)
@@ -88,25 +82,29 @@ def read_run_data(
         window = min(windows.size, shards)
         train.notes.append(f"samples are shuffled within {window} of {shards} shards (DATA.SHUFFLE_SHARDS)")
     class_names = train.class_names if train.has_class_names else known
-    return config, DataSplits(train, val, class_names, warnings(config, facts), preprocessing, splitter.result, *test)
+    return config, DataSplits(
+        train=train,
+        val=val,
+        class_names=class_names,
+        warnings=warnings(config, facts),
+        preprocessing=describe_preprocessing(followed),
+        split=splitter.result,
+        test=test[0] if test else None,
+    )
 
 
-def complete_preprocessing(
-    config: Config, given: Collection[str], trained_on: TrainedOn | None
-) -> tuple[Config, Preprocessing, dict[str, str]]:
-    """The options with the preprocessing of the weights, as `with_preprocessing` returns them.
-
-    trained_on: of the checkpoint or the weights. Other weights of timm's models follow timm's `pretrained_cfg`.
-    """
-    known, source = dict[str, Any](), ""
-    if trained_on:
-        known, source = trained_on.preprocessing_options(), "the checkpoint"
-    elif config.model.type == "timm" and config.model.pretrained:
-        known, source = published_preprocessing(config.model.name)
-    config, sources, warnings = with_preprocessing(config, given, known, source)
-    data, mean, std = config.data, list(config.data.imagenet_mean), list(config.data.imagenet_std)
-    crop = data.image_size, data.crop_pct, data.interpolation
-    return config, Preprocessing(*crop, mean, std, sources, data.resize), warnings
+def describe_preprocessing(followed: Followed) -> Preprocessing:
+    """The fact about the preprocessing of options that follow weights."""
+    data = followed.options.data
+    return Preprocessing(
+        image_size=data.image_size,
+        crop_pct=data.crop_pct,
+        interpolation=data.interpolation,
+        mean=list(data.imagenet_mean),
+        std=list(data.imagenet_std),
+        sources=followed.sources,
+        resize=data.resize,
+    )
 
 
 def data_facts(data: Data, splits: list[Samples]) -> DataFacts:

@@ -17,7 +17,6 @@ from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.split_entry import ENTRY
 from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
-from engine.checkpoint.trained_on import describe_data
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger
@@ -69,7 +68,7 @@ def take_snapshot(
         "total_seconds": position.clock.total_seconds,
         "images": position.clock.images,
         "options": to_yaml(config),
-        **describe_data(config.data, class_names),
+        "class_names": None if class_names is None else list(class_names),
         ENTRY: split,
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }

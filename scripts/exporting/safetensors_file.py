@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.trained_on import read_trained_on
+from engine.checkpoint.weights_record import read_record
 from scripts.exporting.compare import Forward
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError
@@ -38,7 +38,7 @@ def load(trained: TrainedModel, path: Path) -> Forward:
     Raises:
         UserError: class names or preprocessing are not read back.
     """
-    trained_on = read_trained_on(str(path))
-    if trained_on is None or trained_on.class_names != trained.class_names:
+    record = read_record(str(path))
+    if record is None or record.class_names != trained.class_names:
         raise UserError(f"{path}: class names and preprocessing cannot be read back; this is a defect, report it")
     return trained.build(path)

@@ -10,7 +10,7 @@ from datasets.loading.batches import build_eval_loader
 from engine.checkpoint.paths import checkpoints_by_progress
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.trained_on import read_trained_on
+from engine.checkpoint.weights_record import read_record
 from engine.training.eval_model import build_eval_model
 from models.weights.fit import load_pretrained
 from models.weights.names import State
@@ -116,15 +116,15 @@ def _checkpoints(run: Path) -> list[Path]:
 
 
 def _check_same_data(trained: TrainedModel, path: Path) -> None:
-    other = read_trained_on(str(path))
+    other = read_record(str(path))
     if other is None:
         return
     if (other.class_names or trained.class_names) != trained.class_names:
         raise UserError(f"{path}: was trained on other classes than {trained.weights}; give runs on the same data")
-    preprocessing = trained.description["preprocessing"]
-    if (other.preprocessing or preprocessing) != preprocessing:
+    own = trained.config.data.model_dump(by_alias=True, mode="json")
+    if any(own[key] != value for key, value in other.preprocessing.items()):
         raise UserError(f"{path}: was trained with another preprocessing than {trained.weights}; give others")
-    first = read_trained_on(str(trained.weights))
+    first = read_record(str(trained.weights))
     if trained.split and first and other.split != first.split:
         raise UserError(
             f"{path}: holds out other images than {trained.weights}, so their average cannot be evaluated; average "

@@ -8,23 +8,19 @@ import torch
 from torch import nn
 
 from configs.reading.command_line import Command, to_yaml
-from configs.reading.weight_options import options_to_export
 from configs.reading.yaml_io import parse_value
 from configs.schema import Config
+from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
-from engine.checkpoint.trained_on import TrainedOn, describe_data, to_metadata, trained_on_of
-from engine.commands.evaluated_model import is_training_data
+from engine.checkpoint.weights_record import describe_data, to_metadata, weights_record
 from engine.commands.open_evaluation import options_of_weights, read_evaluation_data
 from engine.run.facts import Fact
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
-
-# Keys of DATA
-_SOURCE = {"DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL", "VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED"}
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,11 @@ def without_images(command: Command) -> TrainedModel:
 
     The data is not read.
     """
-    config, trained_on, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
-    if trained_on and not _SOURCE & command.given.get("DATA", {}).keys():
-        changes = {key.lower(): value for key, value in trained_on.data.items() if key in _SOURCE}
+    config, record, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
+    if record and not {*PLACE, *SPLIT} & command.given.get("DATA", {}).keys():
+        changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
         config = config.with_data(**changes)
-    return _trained_model(config, trained_on, notes)
+    return _trained_model(config, record, notes)
 
 
 def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
@@ -106,12 +102,12 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
-    trained = _trained_model(config, trained_on_of(config.model), notes)
+    trained = _trained_model(config, weights_record(config.model), notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples
 
 
-def _trained_model(config: Config, trained_on: TrainedOn | None, notes: list[str | Fact]) -> TrainedModel:
-    split = trained_on.split if trained_on and is_training_data(config.data, trained_on) else None
-    return TrainedModel(config, trained_on.class_names if trained_on else None, notes, split)
+def _trained_model(config: Config, record: WeightsRecord | None, notes: list[str | Fact]) -> TrainedModel:
+    split = record.split if record and record.is_of(config.data) else None
+    return TrainedModel(config, record.class_names if record else None, notes, split)

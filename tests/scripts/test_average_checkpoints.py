@@ -11,7 +11,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import read_trained_on
+from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from scripts import average_checkpoints
 from scripts.weights.averages import add_to_mean
@@ -62,7 +62,7 @@ def test_a_soup_is_evaluated_and_read_by_pretrained(averaged_run, tmp_path, caps
     top1 = float(capsys.readouterr().out.rpartition("top-1 ")[2].partition("%")[0])
     best = max(load_checkpoint(folder / "best.pth")["best"]["top1"] for folder in runs)
     assert top1 >= round(best, 2)
-    known, expected = read_trained_on(str(output)), read_trained_on(str(averaged_run / "best.pth"))
+    known, expected = read_record(str(output)), read_record(str(averaged_run / "best.pth"))
     assert (known.class_names, known.preprocessing) == (expected.class_names, expected.preprocessing)
     argv = ["-eval", f"-cfg={averaged_run / 'config.yaml'}", f"-pretrained={output}", f"-output={tmp_path / 'eval'}"]
     run(parse_command_line(argv), CPU)

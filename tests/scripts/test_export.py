@@ -22,7 +22,7 @@ from datasets.decoding.decode import open_image
 from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_eval_host_transform
-from engine.checkpoint.trained_on import describe_data, read_trained_on
+from engine.checkpoint.weights_record import describe_data, read_record
 from engine.commands.run import run
 from models.build import build_model
 from scripts import export
@@ -81,8 +81,8 @@ def test_safetensors_knows_its_model_classes_and_preprocessing(digits_run, refer
     file = tmp_path / "elsewhere" / "digits.safetensors"
     assert export.main([str(digits_run), "-format", "safetensors", f"-output={file}"]) == 0
     assert "32 validation images: the logits differ by at most" in capsys.readouterr().out
-    assert read_trained_on(str(file)).class_names == list("0123456789")
-    assert read_trained_on(str(file)).preprocessing == read_trained_on(str(digits_run / "best.pth")).preprocessing
+    assert read_record(str(file)).class_names == list("0123456789")
+    assert read_record(str(file)).preprocessing == read_record(str(digits_run / "best.pth")).preprocessing
     run(parse_command_line(["-eval", f"-pretrained={file}", f"-output={tmp_path / 'eval'}"]), CPU)
     run(parse_command_line(["-eval", f"-pretrained={digits_run / 'best.pth'}", f"-output={tmp_path / 'pth'}"]), CPU)
     results = [read_result(only_run(tmp_path / name, "eval")) for name in ("eval", "pth")]

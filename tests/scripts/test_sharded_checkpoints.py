@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from shard_files import to_shards
 
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import read_trained_on
+from engine.checkpoint.weights_record import read_record
 from models.weights.find import find_weights
 from models.weights.read import read_weights
 from scripts import average_checkpoints, export
@@ -42,7 +42,7 @@ def test_its_averaged_weights_are_read(runs):
     with pytest.raises(UserError, match=r"best\.shards"):
         find_weights(str(sharded))
     assert equal(read_weights(str(sharded / "best.shards")).state, load_checkpoint(run / "best.pth")["ema"])
-    assert read_trained_on(str(sharded / "best.shards")) == read_trained_on(str(run / "best.pth"))
+    assert read_record(str(sharded / "best.shards")) == read_record(str(run / "best.pth"))
 
 
 @pytest.mark.parametrize("source", ["", "best.shards"], ids=["the run", "the folder"])

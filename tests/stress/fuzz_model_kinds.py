@@ -17,7 +17,7 @@ from shard_files import checkpoint_state, small_model
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema.model import Model
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
+from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained
 from models.weights.paddle import paddle_converter
 from models.weights.read import read_weights
@@ -109,7 +109,7 @@ def export_examples() -> list[bytes]:
 def read_export(data: bytes, folder: Path) -> None:
     file = folder / "a.safetensors"
     file.write_bytes(data)
-    read_trained_on(str(file))
+    read_record(str(file))
     parse_command_line(["-eval", f"-pretrained={file}"])
 
 

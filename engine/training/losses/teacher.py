@@ -16,13 +16,14 @@ from configs.reading.model_options import architecture, model_sections, read_fam
 from configs.reading.option_layers import OptionLayers
 from configs.resolve import complete
 from configs.schema import Config, Data, Distillation, Model
-from engine.checkpoint.trained_on import OPTION_OF, TrainedOn, read_trained_on
+from configs.weights import NORMALIZATION, WeightsRecord
+from engine.checkpoint.weights_record import read_record
 from engine.precision.policy import Precision
 from models.build import build_model
 from utils.errors import UserError, did_you_mean, error_from
 
 TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
-_PREPROCESSING = tuple(OPTION_OF[entry].upper() for entry in ("image_size", "channels", "mean", "std"))
+_PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION)
 
 
 class Teacher:
@@ -88,7 +89,7 @@ def build_teacher(
             f"-teacher_model_path=FILE, or set TEACHER_WEIGHTS to {TIMM}, or DISTILLATION_TYPE to none"
         )
     try:
-        checkpoint = None if weights == TIMM else read_trained_on(weights)
+        checkpoint = None if weights == TIMM else read_record(weights)
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_WEIGHTS: {error}") from error
     name, config, num_classes = _find_model(options, weights, checkpoint)
@@ -118,7 +119,9 @@ def build_teacher(
     return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
 
 
-def _find_model(options: Distillation, weights: str, checkpoint: TrainedOn | None) -> tuple[str, Config, int | None]:
+def _find_model(
+    options: Distillation, weights: str, checkpoint: WeightsRecord | None
+) -> tuple[str, Config, int | None]:
     """The name, the options and the number of classes, which is None if only the tensors of the file have it.
 
     The model is TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension. The
@@ -131,8 +134,7 @@ def _find_model(options: Distillation, weights: str, checkpoint: TrainedOn | Non
         model, data = model_sections(name).values()
     published = _timm_config(name, model, weights)
     if checkpoint:
-        recorded = {option.upper(): value for option, value in checkpoint.preprocessing_options().items()}
-        data = checkpoint.data | recorded
+        data = checkpoint.data
     elif published and not data:
         channels, *_, width = published.input_size
         data = dict(zip(_PREPROCESSING, (width, channels, list(published.mean), list(published.std)), strict=True))
@@ -148,7 +150,7 @@ def _find_model(options: Distillation, weights: str, checkpoint: TrainedOn | Non
     return name, config, published.num_classes if weights == TIMM else None
 
 
-def _check_names(checkpoint: TrainedOn | None, class_names: Sequence[str] | None) -> None:
+def _check_names(checkpoint: WeightsRecord | None, class_names: Sequence[str] | None) -> None:
     """Raises UserError if the teacher was trained on classes of other names."""
     names = checkpoint.class_names if checkpoint else None
     for number, (theirs, ours) in enumerate(zip(names or (), class_names or (), strict=False)):

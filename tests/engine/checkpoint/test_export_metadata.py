@@ -10,7 +10,7 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from engine.checkpoint.trained_on import describe_data, read_trained_on, to_metadata
+from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from utils.errors import UserError
 
 OPTIONS = {"MODEL": {"TYPE": "vit", "EMBED_DIM": 48, "NUM_HEADS": 3, "NUM_CLASSES": 2}, "DATA": {"DATASET": "digits"}}
@@ -34,10 +34,10 @@ def options_of(file: Path) -> dict:
 )
 def test_names_and_preprocessing_are_read_back(names, tmp_path):
     file = write(tmp_path, names)
-    trained_on = read_trained_on(str(file))
-    assert trained_on.class_names == [normalize("NFC", name) for name in names] and trained_on.num_classes == 2
-    assert trained_on.preprocessing == describe_data(DATA, names)["preprocessing"]
-    assert trained_on.model == OPTIONS["MODEL"] and trained_on.data == OPTIONS["DATA"]
+    record = read_record(str(file))
+    assert record.class_names == [normalize("NFC", name) for name in names] and record.num_classes == 2
+    assert (record.data["CROP_PCT"], record.data["IMAGENET_MEAN"]) == (DATA.crop_pct, list(DATA.imagenet_mean))
+    assert record.model == OPTIONS["MODEL"] and record.data.items() >= OPTIONS["DATA"].items()
     assert options_of(file) == {"embed_dim": 48, "dataset": "digits", "resume": None}
 
 
@@ -63,7 +63,7 @@ OTHER_FORMS = [
 @pytest.mark.parametrize("changes", OTHER_FORMS)
 def test_metadata_of_another_form_are_ignored(changes, tmp_path):
     file = write(tmp_path, None, **changes)
-    assert read_trained_on(str(file)) is None or "options" in changes
+    assert read_record(str(file)) is None or "options" in changes
     if "options" in changes:
         assert options_of(file)["embed_dim"] == 768
 
@@ -96,5 +96,5 @@ def test_options_that_name_other_files_are_not_read(tmp_path):
 def test_damaged_files_have_no_metadata(content, tmp_path):
     file = tmp_path / "a.safetensors"
     file.write_bytes(content)
-    assert read_trained_on(str(file)) is None
+    assert read_record(str(file)) is None
     assert options_of(file)["embed_dim"] == 768

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from shard_files import checkpoint_state, content, seal, write_shard, write_shards
 
 from engine.checkpoint.reader import FORMAT, load_checkpoint
-from engine.checkpoint.trained_on import read_trained_on
+from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
@@ -232,9 +232,10 @@ def test_pretrained_reads_its_weights(folder):
 
 
 def test_no_description_of_its_data(folder):
-    assert read_trained_on(str(folder)) is None  # the example has no preprocessing
+    record = read_record(str(folder))
+    assert (record.model, record.data, record.class_names) == ({}, {}, ["cat", "dog"])
     (folder / CONTENT).write_text("{}")
-    assert read_trained_on(str(seal(folder))) is None
+    assert read_record(str(seal(folder))) is None
 
 
 def test_json_keeps_every_type():

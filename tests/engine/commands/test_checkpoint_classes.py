@@ -15,12 +15,12 @@ from shard_files import to_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
+from configs.weights import WeightsRecord, follow
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.trained_on import TrainedOn, is_description, read_trained_on, to_metadata
+from engine.checkpoint.weights_record import is_description, read_record, to_metadata
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
-from engine.training.run_data import complete_preprocessing
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
@@ -73,8 +73,7 @@ def test_a_run_keeps_names_and_preprocessing(trained):
         },
     }  # fmt: skip
     assert json.loads((trained / "classes.json").read_text()) == expected
-    state = load_checkpoint(trained / "last.pth")
-    assert {key: state[key] for key in expected} == expected
+    assert load_checkpoint(trained / "last.pth")["class_names"] == expected["class_names"]
 
 
 @pytest.mark.parametrize("weights", ["-pretrained", "-resume"])
@@ -140,8 +139,8 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
         shutil.copy(data / "bee" / "1.png", data / "bee" / f"{number}.png")
     state, old, export = load_checkpoint(folder / "last.pth"), tmp_path / "old.pth", tmp_path / "export.safetensors"
     atomic_save(old, {key: value for key, value in state.items() if key != "split"})
-    read = read_trained_on(str(folder / "last.pth"))
-    named = {"class_names": read.class_names, "preprocessing": read.preprocessing} | exported_entry(read.split)
+    read = read_record(str(folder / "last.pth"))
+    named = json.loads((folder / "classes.json").read_text()) | exported_entry(read.split)
     save_file(state["model"], export, to_metadata(named, {"MODEL": read.model, "DATA": read.data}))
     shards = to_shards(Path(shutil.copy(folder / "last.pth", tmp_path / "last.pth")))
     assert np.array_equal(load_checkpoint(shards)["split"]["trained"], state["split"]["trained"])
@@ -183,13 +182,13 @@ def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     command = parse_command_line(["-dataset=folder", "-opts", "MODEL.TYPE=swin"])
     config, given = command.config, command.given["DATA"]
     data = config.data
-    preprocessing = {"image_size": 224, "crop_pct": 0.9, "channels": 3, "mean": list(data.imagenet_mean)}
-    preprocessing |= {"std": list(data.imagenet_std), "interpolation": "bicubic"}
-    trained_on = TrainedOn(["a", "b"], preprocessing, {}, 2, {})
-    completed, _, warnings = complete_preprocessing(config, given, trained_on)
-    assert (completed.data.imagenet_mean, completed.data.crop_pct, warnings) == ((0.485, 0.456, 0.406), 0.9, {})
-    trained_on.preprocessing["mean"] = [0.5, 0.5, 0.5]
-    assert complete_preprocessing(config, given, trained_on)[0].data.imagenet_mean == (0.5, 0.5, 0.5)
+    preprocessing = {"IMAGE_SIZE": 224, "CROP_PCT": 0.9, "IMAGENET_MEAN": list(data.imagenet_mean)}
+    record = WeightsRecord("the checkpoint", {}, preprocessing | {"IMAGENET_STD": list(data.imagenet_std)})
+    followed = follow(config, {"DATA": given}, record)
+    completed = followed.options.data
+    assert (completed.imagenet_mean, completed.crop_pct, followed.differing) == ((0.485, 0.456, 0.406), 0.9, {})
+    record.data["IMAGENET_MEAN"] = [0.5, 0.5, 0.5]
+    assert follow(config, {"DATA": given}, record).options.data.imagenet_mean == (0.5, 0.5, 0.5)
 
 
 def test_resume_refuses_other_classes(images, tmp_path, cpu):

@@ -18,10 +18,10 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.schema.families.vit import TimmModel
+from configs.weights import WeightsRecord
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint
-from engine.checkpoint.trained_on import TrainedOn
-from engine.commands.evaluated_model import name_classes
+from engine.commands.open_evaluation import name_classes
 from engine.commands.run import run
 from engine.evaluation import explain
 from engine.evaluation.part_file import PartFile
@@ -292,16 +292,16 @@ def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
 def test_names_of_classes_are_never_guessed():
     """A model of 1000 classes may be of any data, unless timm published its weights and says on what they learned."""
 
-    def names(pretrained: str, num_classes: int = 1000, trained_on: TrainedOn | None = None) -> list[str]:
+    def names(pretrained: str, num_classes: int = 1000, record: WeightsRecord | None = None) -> list[str]:
         samples = Samples(["0"])
         samples.has_class_names = False
         model = TimmModel.model_construct(
             type="timm", name="vit_tiny_patch16_224", pretrained=pretrained, num_classes=num_classes
         )
-        assert name_classes(samples, trained_on, model).startswith("Class names: ")
+        assert name_classes(samples, record, model).startswith("Class names: ")
         return samples.class_names if samples.has_class_names else []
 
     published = names("timm")
     assert len(published) == 1000 and published[3] == "tiger shark, Galeocerdo cuvieri"
     assert names("weights.pth") == names("timm", num_classes=10) == []
-    assert names("timm", trained_on=TrainedOn(["a", "b"], None, {}, {}, 2)) == ["a", "b"]
+    assert names("timm", record=WeightsRecord("", {}, {}, ["a", "b"], 2)) == ["a", "b"]

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from configs.parts import HOST_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options
 from configs.reading.command_line import parse_command_line
 from configs.reading.plugins import open_plugin
-from configs.reading.weight_options import options_to_export
 from configs.reading.yaml_io import parse_value
 from configs.schema import Loss, Train
 from configs.schema.train import Optimizer
+from configs.weights import options_to_export
 from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.report.page import write_report

@@ -1,6 +1,7 @@
 """Weights bring their preprocessing: timm's, a checkpoint's, a family's; keys that the user sets win."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import timm
@@ -12,12 +13,13 @@ from timm.models import save_for_hf
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from configs.schema import Data
+from configs.weights import follow
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from engine.checkpoint import weights_record
 from engine.commands.open_evaluation import read_evaluation_data
 from engine.run.facts import Preprocessing, read_facts
-from engine.training.run_data import complete_preprocessing
 from models.build import build_model
 from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
@@ -31,8 +33,9 @@ def completed(*argv: str) -> tuple[Data, str, list[str]]:
     """DATA, its sources and the warnings, as a training run completes them before it reads the data."""
     config = parse_command_line(list(argv)).config
     given = {field.upper() for field in config.data.model_fields_set}
-    config, fact, warnings = complete_preprocessing(config, given, None)
-    return config.data, fact.sources, list(warnings.values())
+    with patch.object(weights_record, "read_record", return_value=None):  # no file
+        followed = follow(config, {"DATA": given}, weights_record.weights_record(config.model))
+    return followed.options.data, followed.sources, list(followed.differing.values())
 
 
 def timms(name: str) -> dict:

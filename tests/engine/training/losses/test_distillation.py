@@ -21,7 +21,7 @@ from configs.schema import Loss as LossOptions
 from configs.schema.distillation import WEIGHTS_EXTENSIONS
 from configs.schema.families.vit import ViT
 from datasets.transforms.device import Normalize
-from engine.checkpoint.trained_on import describe_data
+from engine.checkpoint.weights_record import describe_data
 from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.losses.distillation import build_step_loss, class_logits

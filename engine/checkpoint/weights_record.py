@@ -1,12 +1,11 @@
-"""The data that a checkpoint was trained on: class names, preprocessing, number of classes, folder; and its model.
+"""Reads the record of weights, and describes the data of a run for its checkpoints, `classes.json` and exports.
 
-A checkpoint has the entries `class_names`, the names in the order of the labels, or None if the data has no names, and
-`preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both, too.
+A checkpoint has the entry `class_names`, the names in the order of the labels, or None if the data has no names; of an
+older version also `preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from pydantic import ValidationError
 from timm.data import resolve_data_config
 
 from configs.reading.model_options import described_model
-from configs.reading.weight_options import OPTIONS_ENTRY
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model
+from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord
 from datasets.sources.arrays.strings import to_nfc
-from datasets.sources.split import RunSplit
 from engine.checkpoint.split_entry import ENTRY, read_split
+from models.timm_model import published_preprocessing
 from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content, read_stored
@@ -32,43 +31,21 @@ from utils.file_formats.safetensors_metadata import read_metadata
 
 CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")
-# Entry of `preprocessing` -> field of the DATA section
-OPTION_OF = {
-    "image_size": "image_size",
-    "resize": "resize",
-    "crop_pct": "crop_pct",
-    "channels": "image_channels",
-    "mean": "imagenet_mean",
-    "std": "imagenet_std",
-    "interpolation": "interpolation",
+# Entry of `preprocessing` -> key of DATA
+_KEY_OF = {
+    "image_size": "IMAGE_SIZE",
+    "resize": "RESIZE",
+    "crop_pct": "CROP_PCT",
+    "channels": "IMAGE_CHANNELS",
+    "mean": "IMAGENET_MEAN",
+    "std": "IMAGENET_STD",
+    "interpolation": "INTERPOLATION",
 }
 
 
-@dataclass(frozen=True)
-class TrainedOn:
-    """`class_names` and `preprocessing` are None if the checkpoint has none; `data` and `model` are its options.
-
-    num_classes: of its options; None if they have none. split: of its data. plugins: PLUGINS of its options.
-    """
-
-    class_names: list[str] | None
-    preprocessing: dict[str, Any] | None
-    data: dict[str, Any]
-    model: dict[str, Any]
-    num_classes: int | None
-    split: RunSplit | None = None
-    plugins: tuple[str, ...] = ()
-
-    def preprocessing_options(self) -> dict[str, Any]:
-        """The fields of the DATA section that an evaluation must share with the training, with their values."""
-        values = self.preprocessing or {}
-        options = {option: values[entry] for entry, option in OPTION_OF.items() if entry in values}
-        return options | {"grey_range": self.data["GREY_RANGE"]} if "GREY_RANGE" in self.data else options
-
-
 def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, Any]:
-    """The entries `class_names` and `preprocessing` of a checkpoint."""
-    values = {entry: getattr(data, option) for entry, option in OPTION_OF.items()}
+    """The entries `class_names` and `preprocessing`."""
+    values = {entry: getattr(data, key.lower()) for entry, key in _KEY_OF.items()}
     lists = {entry: list(value) if isinstance(value, tuple) else value for entry, value in values.items()}
     return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
 
@@ -80,37 +57,45 @@ def write_classes(folder: Path, description: dict[str, Any]) -> None:
 
 def is_description(state: dict[str, Any]) -> bool:
     """Returns whether the two entries are None, or have the form that `describe_data` gives them."""
-    names, preprocessing = state["class_names"], state["preprocessing"]
+    names, preprocessing = map(state.get, _DESCRIPTION)
     has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
     return (names is None or has_names) and (preprocessing is None or _is_preprocessing(preprocessing))
 
 
 def _is_preprocessing(values: dict[str, Any]) -> bool:
-    if values.keys() | {"resize"} != OPTION_OF.keys():  # earlier checkpoints have no `resize`: it is the default
+    if values.keys() | {"resize"} != _KEY_OF.keys():  # early checkpoints have no `resize`: it is the default
         return False
     try:
-        Data.model_validate({OPTION_OF[entry].upper(): value for entry, value in values.items()})
+        Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
     except ValidationError:
         return False
     return isinstance(values["mean"], list) and isinstance(values["std"], list)
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
-    """The metadata of an exported file, as JSON; `read_trained_on` reads it from a .safetensors file.
+    """The metadata of an exported file, as JSON; `read_record` reads it from a .safetensors file.
 
     description: as from `describe_data`. options: sections of options, from `options_to_export`.
     """
     return {entry: json.dumps(value) for entry, value in (description | {OPTIONS_ENTRY: options}).items()}
 
 
-def trained_on_of(model: Model) -> TrainedOn | None:
-    """The data of the weights MODEL.PRETRAINED; None without weights, or for weights of another program."""
+def weights_record(model: Model) -> WeightsRecord | None:
+    """The record of the weights MODEL.PRETRAINED: as `read_record`, else timm's `pretrained_cfg` of MODEL.NAME.
+
+    None without weights, and for weights that state nothing.
+    """
     is_published = model.type == "timm" and model.pretrained == "timm"
-    return None if is_published or not model.pretrained else read_trained_on(model.pretrained)
+    if not model.pretrained:
+        return None
+    if (record := None if is_published else read_record(model.pretrained)) or model.type != "timm":
+        return record
+    values, source = published_preprocessing(model.name)
+    return WeightsRecord(source, {}, {field.upper(): value for field, value in values.items()})
 
 
-def read_trained_on(weights: str) -> TrainedOn | None:
-    """The data of the checkpoint or export `weights`, without reading its tensors; None for another program's weights.
+def read_record(weights: str) -> WeightsRecord | None:
+    """The record in a checkpoint or export, without reading its tensors; None for another program's weights.
 
     For weights beside timm's config.json: its preprocessing, classes and model. Does not report a damaged file: reading
     its tensors does.
@@ -126,16 +111,30 @@ def read_trained_on(weights: str) -> TrainedOn | None:
         checked_archive_bytes(path)
     try:
         content, options = reader(path)
-        description = {entry: content.get(entry) for entry in _DESCRIPTION}
-        if not is_description(description):
-            return None
-        names, data, model = description["class_names"], dict(options["DATA"]), dict(options["MODEL"])
-        description["class_names"] = names and list(map(to_nfc, names))  # as in the data
-        number = number if type(number := model.get("NUM_CLASSES")) is int and number > 0 else None
-        split, plugins = read_split(content, data), tuple(map(str, options.get("PLUGINS") or ()))
-        return TrainedOn(**description, data=data, model=model, num_classes=number, split=split, plugins=plugins)
+        return record_of(content, options) if is_description(content) else None
     except Exception:  # a file of another program has any content
         return None
+
+
+def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
+    """The record in the entries and the options of a checkpoint.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: the content is wrong.
+    """
+    names, model = content.get("class_names"), dict(options["MODEL"])
+    described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}
+    data = options["DATA"] | described
+    Data.model_validate({key: data[key] for key in PREPROCESSING if key in data})
+    return WeightsRecord(
+        source="the checkpoint",
+        model=model,
+        data=data,
+        class_names=names and list(map(to_nfc, names)),  # as in the data
+        num_classes=number if type(number := model.get("NUM_CLASSES")) is int and number > 0 else None,
+        split=read_split(content, data),
+        plugins=tuple(map(str, options.get("PLUGINS") or ())),
+    )
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
@@ -159,7 +158,7 @@ def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
-    """What timm's config.json beside the weights says. Its crop modes other than `center` are not used."""
+    """The content of timm's config.json beside the weights. Its crop modes other than `center` are not used."""
     config = read_config(path.parent)
     values = resolve_data_config(pretrained_cfg=config["pretrained_cfg"])
     channels, *_, width = values["input_size"]

@@ -1,0 +1,170 @@
+"""The options that travel with weights, and the options of a run that follow them. Without torch."""
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.data_sets import DATA_SETS
+from configs.reading.model_options import architecture
+from configs.reading.option_layers import OptionLayers
+from configs.schema import Config, Data, Model
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from utils.errors import UserError
+from utils.file_formats.hf_folder import weight_file
+from utils.file_formats.safetensors_metadata import read_metadata
+
+OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
+# Keys of DATA
+PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL")
+SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED")
+NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
+PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
+_LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
+_OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
+
+
+@dataclass(frozen=True)
+class WeightsRecord:
+    """The options and the data of the training that weights come from, as far as the weights state them.
+
+    source: of the values, for the log. model: keys of MODEL; empty for weights that timm publishes. data: keys of DATA.
+    class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS.
+    """
+
+    source: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    class_names: list[str] | None = None
+    num_classes: int | None = None
+    split: Any = None
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """The keys of DATA that an evaluation must share with the training."""
+        return {key: self.data[key] for key in PREPROCESSING if key in self.data}
+
+    def is_of(self, data: Data) -> bool:
+        """Returns whether these data were the training data: only images that were held out may count then."""
+        return self.data.get("DATASET") == data.dataset and _resolved(self.data.get("DATA_PATH")) == _resolved(
+            data.data_path
+        )
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Options that follow weights.
+
+    notes: lines for the log. sources: of the preprocessing, 'SOURCE: IMAGE_SIZE, ...; default: INTERPOLATION'.
+    differing: a warning for each key of the preprocessing whose given value differs from the weights.
+    """
+
+    options: Config
+    notes: list[str]
+    sources: str
+    differing: dict[str, str]
+
+
+def follow(
+    options: Config, given: Mapping[str, Collection[str]], record: WeightsRecord | None, evaluates: bool = False
+) -> Followed:
+    """Lets options that are not given follow the weights: the preprocessing; in an evaluation also model and split.
+
+    given: the keys that the user wrote, by section.
+
+    Raises:
+        UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
+    """
+    notes, of_data = list[str](), given.get("DATA", ())
+    if evaluates and record and record.model:
+        of_model, model = given.get("MODEL", ()), options.model
+        if set(of_model) <= _OF_EVERY_MODEL:
+            model = _with_architecture(record, model, of_model)
+            notes.append(f"Model: {model.name}, as the checkpoint describes it")
+        if model.num_classes is None:
+            model = model.model_copy(update={"num_classes": record.num_classes})
+        options = options.model_copy(update={"model": model, "data": _with_split(record, options.data, of_data)})
+    options, sources, differing = _with_preprocessing(record, options, of_data)
+    return Followed(options=options, notes=notes, sources=sources, differing=differing)
+
+
+def _with_architecture(record: WeightsRecord, model: Model, given: Collection[str]) -> Model:
+    values = architecture(record.model) | {key: getattr(model, key.lower()) for key in {"PRETRAINED", "RESUME", *given}}
+    try:
+        return MODEL_SECTIONS[values["TYPE"]].model_validate(values)
+    except (KeyError, TypeError, ValidationError):
+        raise UserError(
+            f"{model.pretrained}: its options describe no model of this version; give the model with -cfg"
+        ) from None
+
+
+def _with_split(record: WeightsRecord, data: Data, given: Collection[str]) -> Data:
+    """DATA with the split of the training, if it is the training data, and with its MULTI_LABEL."""
+    changes: dict[str, Any] = {}
+    if record.is_of(data):
+        keys = {"SPLIT_SEED"}.difference(given)
+        keys |= set() if {"VAL_FRACTION", "FOLDS"} & set(given) else {"VAL_FRACTION", "FOLDS", "FOLD"}
+        changes = {key.lower(): record.data[key] for key in keys if key in record.data}
+    if DATA_SETS[data.dataset].multi_label and "MULTI_LABEL" not in given:
+        changes["multi_label"] = record.data.get("MULTI_LABEL") is True
+    return data.model_copy(update=changes)
+
+
+def _with_preprocessing(
+    record: WeightsRecord | None, options: Config, given: Collection[str]
+) -> tuple[Config, str, dict[str, str]]:
+    """The options, the sources and the differing values of `Followed`."""
+    known = record.preprocessing if record else {}
+    source = record.source if record else ""
+    trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
+    now = options.data.model_dump(by_alias=True)
+    taken = {key: value for key, value in trained.items() if key not in given}
+    differing = {
+        key: f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
+        for key, value in trained.items()
+        if key in given and now[key] != value
+    }
+    try:
+        data = Data.model_validate(now | taken)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise UserError(f"DATA.{problem}, with {source}'s values of the other keys; write all of them") from None
+    family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
+    of_family = {key for key, value in family.items() if now.get(key) == value}
+    places = {source: taken, f"MODEL.TYPE {options.model.type}": of_family, "options": given, "default": _LOGGED}
+    origins = {key: next(name for name, keys in places.items() if key in keys) for key in _LOGGED}
+    sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
+    return options.model_copy(update={"data": data}), "; ".join(dict.fromkeys(sources)), differing
+
+
+def _resolved(path: Any) -> str | None:
+    """The path of a data folder with links resolved, None if it is not a path."""
+    try:
+        return str(Path(path).resolve())
+    except (TypeError, ValueError, OSError, RuntimeError):
+        return None
+
+
+def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
+    """The part of the options of a run that travels with its weights; of plugins, the names and the hashes."""
+    model = architecture(options["MODEL"]) | {"NUM_CLASSES": options["MODEL"].get("NUM_CLASSES")}
+    data = {key: value for key, value in options["DATA"].items() if key in (*PLACE, *SPLIT, *PREPROCESSING)}
+    plugins = [os.path.basename(entry) for entry in options.get("PLUGINS") or ()]
+    return {"MODEL": model, "DATA": data} | ({"PLUGINS": plugins} if plugins else {})
+
+
+def add_weight_options(layers: OptionLayers, weights: str) -> None:
+    """Adds the options in the metadata of `weights`; nothing for a file of another program, or a damaged one."""
+    weights = weight_file(weights)
+    if not os.path.isfile(weights):
+        return
+    try:
+        options = options_to_export(json.loads(read_metadata(weights)[OPTIONS_ENTRY]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return
+    layers.add(options, f"{weights}: metadata")
