@@ -69,7 +69,7 @@ def warnings(config: Config, facts: DataFacts) -> list[str]:
 
 
 def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """General defaults < defaults of the family < `given`, whose MODEL.TYPE is `family_name`, and a fitting warm-up.
+    """Merges defaults, defaults of the family and `given`, in this order, and shortens the warm-up to fit NUM_EPOCHS.
 
     model_only: data and training keep their options; only the defaults of the section MODEL are added.
 

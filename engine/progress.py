@@ -40,9 +40,9 @@ class EpochProgress:
 
 
 class TrainClock:
-    """Seconds spent in training steps, and images trained on over all ranks; evaluation and saving do not count.
+    """Seconds spent in training steps, and images trained on over all ranks, without evaluation and saving.
 
-    They count in `total_seconds`, which continues from the value at the checkpoint, as the others do.
+    `total_seconds` includes them. All three continue from the checkpoint.
     """
 
     def __init__(self, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, what is trained, kernels.
+"""Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, trained parameters, kernels.
 
 A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
 """

@@ -3,7 +3,7 @@
     python scripts/report.py output/vit_digits-20260101-12-00     # writes report.html in that folder
     python scripts/report.py output/*                             # writes output/compare.html, and prints a table
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
-    python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as that of a sweep
+    python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as a sweep's
     python scripts/report.py RUN_A RUN_B -mistakes                # the images that A, B or both get wrong
 
 Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation, and
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _folders_in(path: Path) -> list[Path]:
-    """The folder of a run, or those of the runs in another folder; no files: output/* has compare.html."""
+    """Returns the folder of a run, or the folders of the runs in it. Files are ignored: output/* has compare.html."""
     inside = [] if (path / RUN_OPTIONS).exists() else sorted(path.glob(f"*/{RUN_OPTIONS}"))
     return [file.parent for file in inside] or ([] if path.is_file() else [path])
 

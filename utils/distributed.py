@@ -41,7 +41,7 @@ class ProcessContext:
     """One process of a run. `local_*` are the rank and the number of processes on this host.
 
     hosts: the name of each rank's host; empty in a run of one process without a launcher.
-    core_share: the cores of this rank; None if it shares them with no other rank.
+    core_share: CPU cores of this rank; None for a single process on a host, which may use all.
     """
 
     rank: int

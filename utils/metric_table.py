@@ -18,7 +18,7 @@ class Metric:
         multi_label: whether it is for several labels per image; None: for one label, too.
         sign: 1 if higher is better, -1 if lower is better.
         log_name: in PaddleViT's line of an evaluation, which has no other metrics but the one that decides.
-        min_classes: with fewer classes it is always high.
+        min_classes: from this number of classes on, the metric is shown: top-5 of 6 classes means little.
     """
 
     name: str

@@ -58,9 +58,9 @@ class Metrics:
 class BatchSums:
     """The sums of a batch, on the device.
 
-    loss: () over the samples. hits: float32 (K,), how many samples have their target at the highest to the K-th
-    highest logit; of several labels, the one with the highest logit counts. An image without any of several labels is a
-    hit at the highest logit if all its logits are negative. samples: known to the host.
+    loss: () over the samples. hits: float32 (K,): samples whose target has the (k+1)-th highest logit. With several
+    labels per image, the best-ranked label counts; an image without labels is a hit if all logits are negative.
+    samples: known to the host.
     """
 
     loss: torch.Tensor

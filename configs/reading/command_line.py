@@ -83,7 +83,7 @@ class Command:
 
     @property
     def loads_in_workers(self) -> bool:
-        """Whether workers are to be expected. A prediction of few images and data in memory have none on a CPU."""
+        """Returns whether this run probably starts loading workers."""
         data = self.config.data
         in_memory = data.dataset in DATA_SETS and DATA_SETS[data.dataset].in_memory
         return self.name not in ("dry_run", "predict") and not in_memory and data.num_workers != 0

@@ -71,7 +71,7 @@ def _comparable(key: str, value: Any) -> Any:
 
 
 def shared_options(config: Config) -> dict[str, Any]:
-    """The options that all ranks of a run must share, by dotted key: all but the paths and the workers of a host."""
+    """Returns all options except those of a host (paths, workers), by dotted key."""
     return {key: value for key, value in _values(config).items() if key not in _OF_HOST}
 
 

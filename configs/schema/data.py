@@ -55,8 +55,8 @@ class Data(Section):
         None,
         ge=1,
         le=10**9,
-        description="images per optimizer step over all devices: the accumulation steps follow from it, and an epoch "
-        "has whole steps only; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
+        description="images per optimizer step over all devices; sets the accumulation steps, and drops the incomplete "
+        "step at the end of an epoch; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
     )
     batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = Field(
         None, ge=1, description="images per device in evaluation; null: BATCH_SIZE"

@@ -71,7 +71,7 @@ class Model(Section):
 
     @property
     def tuned(self) -> str:
-        """What is trained: `tune`, or PaddleViT's key of it."""
+        """The trained part: `tune`, or PaddleViT's key of it."""
         return "head" if self.freeze_backbone else self.tune
 
     @property

@@ -53,8 +53,8 @@ class LRScheduler(Section):
     )
     warmup_prefix: bool | None = Field(
         None,
-        description="true: the decay starts after the warm-up; false: the warm-up replaces the start of the decay, "
-        "timm's default; null: true, for step false; wsd always starts after it",
+        description="true: the decay starts after the warm-up; false: it starts at step 0, and the warm-up overrides "
+        "its first steps, as in timm; null: false for step, else true; wsd always starts after the warm-up",
     )
 
     @model_validator(mode="after")

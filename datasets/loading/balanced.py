@@ -39,8 +39,8 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
 def _class_draws(count: int, blocks: int, seed: int, epoch: int, label: int) -> np.ndarray:
     """Draws one of the `count` images of a class for each block of an epoch, int64 (blocks,).
 
-    All epochs are one sequence of rounds. A round has every image equally often, and at least as many draws as an
-    epoch: it spans two epochs at least partly if the class has more images than an epoch has blocks.
+    All epochs are one sequence of rounds. A round draws each image equally often, and is at least one epoch long. It
+    may span two epochs.
     """
     cycles = -(-blocks // count)
     length = cycles * count

@@ -182,7 +182,7 @@ class Loader:
 
 
 class Loaders:
-    """The batches of several evaluation loaders, with a list of their `images`; what is bad in one is padding."""
+    """Batches of several evaluation loaders, with a list of their `images`; an image that is bad in one: padding."""
 
     def __init__(self, loaders: list[Loader]) -> None:
         self._loaders, self.sampler = loaders, loaders[0].sampler

@@ -29,8 +29,8 @@ class TrainSampler:
     many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
     1 / `repeats` of the samples.
 
-    `balanced_targets`, the labels int64 (num_samples,), gives the order of `balanced_order`; else `windows` shuffles
-    within windows of shards.
+    balanced_targets: labels int64 (num_samples,), for the order of `balanced_order`. windows: of shards, to shuffle
+    within. At most one is set.
     """
 
     num_samples: int

@@ -44,7 +44,7 @@ class TarShards(Source):
             self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
 
     def read(self, split: str) -> TarSamples:
-        """Returns the samples of 'train', 'val' or 'test'; 'all' is val, or all samples if no shard has a split.
+        """Returns the samples of a split. 'all' is every sample; if the shards have splits, it is 'val'.
 
         Without shards of val, a part of each class is held out, see `Splitter`.
 

@@ -54,7 +54,7 @@ class Samples:
     def number_classes(self, labels: np.ndarray, class_names: list[str]) -> None:
         """Replaces each label by `labels[label]`, int64 (classes,), an index of the new `class_names`.
 
-        -1 in `labels`: of a class without images.
+        `labels` is -1 for a class without images.
         """
         if self.targets.ndim == 1:
             self.targets = labels[self.targets]

@@ -68,9 +68,8 @@ class Splitter:
     def part(self, paths: PackedStrings, strata: np.ndarray, split: str) -> tuple[np.ndarray, list[str], list[str]]:
         """Returns the sorted indices of the images of 'train', 'val' or 'all', error messages, and notes.
 
-        Of each stratum, the images whose paths have the smallest hashes are val: DATA.VAL_FRACTION (a tenth by default)
-        of them, rounded; of two or more images at least one is in each part; a single image is in train. With
-        DATA.FOLDS val is a chunk of the order of the hashes, see `_hold_out`.
+        Sorts the images of each stratum by the hash of their path. The first VAL_FRACTION (a tenth by default, rounded,
+        at least one) become validation images; a single image stays in train. With DATA.FOLDS: see `_hold_out`.
 
         strata: int64 (N,), the labels, or equal numbers if an image has several.
         """
@@ -156,8 +155,8 @@ def _hold_out(
     """Tells for each image whether it is held out, bool (N,); names an image of each class with fewer than the folds.
 
     Of a class of n images in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
-    the folds of a class differ by at most one image, and classes of one size have the larger fold in turn. With one
-    image more, a start stays or advances by one, so that at most one image crosses each of the k - 1 starts after 0.
+    the folds of a class differ by at most one image, and classes of one size have the larger fold in turn. One
+    image more moves at most one image across each boundary of folds.
 
     Without `hashes`, positions are drawn at random.
     """

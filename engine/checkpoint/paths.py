@@ -60,7 +60,7 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes what a run has left that was killed, on any host: these names are written under the lock only."""
+    """Removes the temporary files of a killed run, on any host: these names are written under the lock only."""
     for name in (LAST, PREVIOUS, BEST, f"{_EPOCH}*{FILE}"):
         for file in folder.glob(f".{name}*.tmp"):
             file.unlink(missing_ok=True)

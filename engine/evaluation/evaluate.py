@@ -81,7 +81,7 @@ class Evaluator:
     def classify(
         self, model: nn.Module, batches: Loader | Loaders, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
-        """The results of each `every` batches of all ranks, on the main process; a collective call."""
+        """Yields the results of all ranks after each `every` batches; None except on the main process. Collective."""
 
         def summarize(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
             ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
@@ -98,7 +98,7 @@ class Evaluator:
         every: int,
         after_batch: AfterBatch | None,
     ) -> Iterator[Computed | None]:
-        """What `summarize` makes of outputs and targets, (B, ...) each, for each `every` batches, as `classify`."""
+        """Applies `summarize` to outputs and targets, (B, ...) each; yields the gathered results as `classify` does."""
         parts: list[dict[str, torch.Tensor]] = []
         errors: dict[int, str] = {}
         sampler = batches.sampler
@@ -135,7 +135,7 @@ class Evaluator:
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {end(total)} images done, {figures}")
 
     def compute_outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """What `forward` returns for uint8 images."""
+        """Returns the result of `forward` for uint8 images."""
         with self.precision.autocast(), run_eagerly():
             return self.forward(model, self.transform(images))
 

@@ -1,1 +1,1 @@
-"""The features of a model: computed once, kept in a file, and what is learned on them."""
+"""The features of a model: computed once, kept in a file, and classifiers of them."""

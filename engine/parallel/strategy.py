@@ -71,9 +71,7 @@ class Strategy:
         return torch.inference_mode()
 
     def gather_in_turn(self, model: nn.Module) -> Iterator[None]:
-        """Registers the parameters that the passes of `model` use with its modules; each iteration covers a part of a
-        sharded model. A collective call.
-        """
+        """Gathers a sharded model unit by unit: in each iteration the parameters of one unit are whole. Collective."""
         yield
 
     def sync_buffers(self, model: nn.Module) -> None:

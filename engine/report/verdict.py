@@ -13,7 +13,7 @@ _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WE
 
 
 def verdict_of(run: RunContents) -> tuple[str, str]:
-    """What is wrong with the model of a finished training, in numbers, and a command to try; '' and '' for most runs.
+    """Returns the defect of a trained model, in numbers, and a command to try; '' and '' for most runs.
 
     A run with weighted classes, or for another metric, may have less top-1 than the baseline. Top-1 of training means
     nothing with mixed images or a teacher.

@@ -1,7 +1,7 @@
 """The facts of a run: typed records in `facts.jsonl`, one JSON object per line.
 
 `RunLogger.record` alone writes them; the text of a fact is its line in the log. Readers need neither torch nor numpy.
-status.json has the present state, result.json has the figures of the end, and this file has all else.
+status.json: the current state. result.json: the final figures. facts.jsonl: everything else.
 """
 
 import json

@@ -26,7 +26,7 @@ class TrainState:
 
     - `precision.weights.master`: in fp32; the optimizer updates it.
     - `precision.weights.compute`: runs the passes; at O2 and O3 a copy with half weights.
-    - `precision.weights.saved`: of these two, the one that persists between steps and is saved in checkpoints.
+    - `precision.weights.saved`: `master`, or `compute` at O3; persists between steps, checkpoints save it.
     - `wrapped`: `compute`, wrapped by the strategy; a training step calls it.
     - `eval_model`: the average of the weights if there is one, else `compute`.
     - `meta_model`: unsharded and without memory, to count parameters and FLOPs.

@@ -1,1 +1,1 @@
-"""What is trained: all weights, the head, the last blocks, or low-rank adapters (MODEL.TUNE)."""
+"""The trained parameters: all weights, the head, the last blocks, or low-rank adapters (MODEL.TUNE)."""

@@ -32,8 +32,8 @@ def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alp
 class _Adapted(nn.Module):
     """A mix-in for the class of a linear layer: its `weight` is the effective one.
 
-    With DROPOUT, a step in training sets columns of A to zero. peft drops the inputs of A, for each token anew; a
-    parametrization does not see the tokens, so one mask holds for all tokens of a pass.
+    With DROPOUT, a step in training sets columns of A to zero. peft drops the inputs of A, separately for each token;
+    a parametrization does not see the tokens, so one mask holds for all tokens of a pass.
     """
 
     lora_A: torch.Tensor

@@ -84,7 +84,7 @@ def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:
 def _resize_positions(model: nn.Module, state: State, own: State) -> list[str]:
     """Resizes position embeddings (1, N, D) of a square grid, and tables of relative positions, by timm's functions.
 
-    What they cannot resize stays unchanged: the check of shapes refuses it.
+    Tensors that they cannot resize stay unchanged: the check of shapes refuses them.
     """
     for name in [name for name in state if name.endswith(_COMPUTED)]:
         del state[name]

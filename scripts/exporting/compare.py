@@ -29,7 +29,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """Normalized images float32 (N, C, S, S), and their logits float32 (N, classes). title: what the images are."""
+    """Normalized images float32 (N, C, S, S), and their logits float32 (N, classes). title: of the images."""
 
     images: torch.Tensor
     logits: torch.Tensor

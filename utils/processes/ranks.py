@@ -16,10 +16,10 @@ _MESSAGES = "messages"  # a key of the store
 
 
 class Message(StrEnum):
-    """What a rank tells the others.
+    """Messages between ranks.
 
-    It leaves the run for a reason of its own, or because it has lost another rank. Or it answers one that leaves: its
-    GPU waits in a collective operation, or it does not.
+    A rank that leaves the run sends FAILS (its own error) or LOST_A_RANK. The others answer WAITS (the GPU is blocked
+    in a collective operation) or RUNS.
     """
 
     FAILS = "fails"

@@ -117,8 +117,7 @@ def read_table(file: Path, train_file: Path, multi_label: bool = False, root: st
     be the same file as `file`.
 
     With `multi_label`, a target has no, one or several labels, and `targets` of the listing are multi-hot, int8 (N, C).
-    The first of the separators | ; , that occurs in a target of `train_file` separates labels in both files; if none
-    does, the first that occurs in `file`, else white space.
+    The label separator is the first of | ; , in the targets of `train_file`, else of `file`; else white space.
 
     Error messages: see `read_list`; also a name that `train_file` does not contain.
 

@@ -1,7 +1,7 @@
 """The time that this rank spends in a step before it waits for other ranks: for a batch, and in the forward pass.
 
-On a GPU, events measure it. They are read when they are complete, so that the host never waits: a time may count late,
-but no longer when the host has read a result of the step.
+On a GPU, events measure it. They are read only when they are complete, so that the host never waits: a time may be
+added a few steps late, but before the host reads a result of its step.
 """
 
 import operator

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class TimeShare:
-    """Calls `work` when it is due: not before the run took so long that `work` takes at most `share` of its time.
+    """Calls `work` at most so often that it takes a fraction `share` of the time of the run.
 
     first_seconds: that the first call is expected to take.
     """

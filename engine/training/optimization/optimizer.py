@@ -134,7 +134,7 @@ def moments_per_parameter(options: Train) -> float:
 
 
 def describe_tuning(model: nn.Module, tuned: str, options: Train) -> list[str]:
-    """A line for the log: what is trained, and its fp32 memory beside training all weights; none for full and probe."""
+    """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
     if tuned in ("full", "probe"):
         return []
     total, trained = count_parameters(model)
