@@ -9,6 +9,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+from configs.batch_plan import plan_batches
 from configs.reading.option_layers import OptionLayers, flatten, merge
 from configs.schema import Config, Train
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
@@ -41,7 +42,7 @@ def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
     """
     model, train = options.model, options.train
     if not options.eval.enabled:
-        train = train.model_copy(update={"accum_iter": _accumulation_steps(options, num_ranks)})
+        train = train.model_copy(update={"accum_iter": plan_batches(options, num_ranks).accumulation})
     if facts and model.num_classes is None:
         model = model.model_copy(update={"num_classes": facts.classes})
     _check_best_metric(options, model.num_classes)
@@ -135,33 +136,3 @@ def _fit_warmup(train: dict[str, Any], given: OptionLayers) -> list[str]:
 
 def _train_default(key: str) -> Any:
     return Train.model_fields[key.lower()].default
-
-
-def _accumulation_steps(options: Config, num_ranks: int) -> int:
-    """The micro-steps of an optimizer step: as many as DATA.GLOBAL_BATCH_SIZE needs, else TRAIN.ACCUM_ITER.
-
-    Raises:
-        UserError: the global batch is not a multiple of the batch size over all ranks.
-    """
-    total = options.data.global_batch_size
-    if total is None:
-        return options.train.accum_iter
-    batch_size = options.data.batch_size or 1  # 'auto' becomes a divisor of a rank's share
-    steps, rest = divmod(total, batch_size * num_ranks)
-    if rest:
-        raise UserError(
-            f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {batch_size * num_ranks} (batch size {batch_size} "
-            f"x {num_ranks} rank(s)); {_fix(total, batch_size, num_ranks)}"
-        )
-    return steps
-
-
-def _fix(total: int, batch_size: int, num_ranks: int) -> str:
-    """The largest batch size that fits; if there is none, the nearest global batch that does."""
-    share, rest = divmod(total, num_ranks)
-    if not rest:
-        largest = next(size for size in range(min(share, batch_size), 0, -1) if share % size == 0)
-        return f"use -batch_size={largest}"
-    micro_batch = batch_size * num_ranks
-    nearest = max(1, round(total / micro_batch)) * micro_batch
-    return f"no batch size divides it on {num_ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"

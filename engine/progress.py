@@ -16,6 +16,7 @@ class EpochProgress:
         sums: loss and hits so far.
         done_steps: optimizer steps of this epoch, skipped ones included.
         lr: of the last step; None before it, and for a probe.
+        accumulation: micro-steps of a step.
     """
 
     epoch: int
@@ -24,19 +25,22 @@ class EpochProgress:
     sums: MetricSums
     done_steps: int = 0
     lr: float | None = None
+    accumulation: int = 1
 
     @property
     def step(self) -> int:
         """Optimizer steps since the start of the run."""
         return self.epoch * self.steps + self.done_steps
 
-    def window(self, accum_iter: int) -> int:
-        """Micro-steps of the next step: fewer than `accum_iter` in the last step, if the batches run out."""
-        return min(accum_iter, self.batches - self.done_steps * accum_iter)
+    @property
+    def window(self) -> int:
+        """Micro-steps of the next step: fewer than `accumulation` in the last step, if the batches run out."""
+        return min(self.accumulation, self.batches - self.done_batches)
 
-    def done_batches(self, accum_iter: int) -> int:
+    @property
+    def done_batches(self) -> int:
         """Batches of this epoch that the done steps have used, on each rank."""
-        return min(self.done_steps * accum_iter, self.batches)
+        return min(self.done_steps * self.accumulation, self.batches)
 
 
 class TrainClock:

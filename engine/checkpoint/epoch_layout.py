@@ -1,8 +1,9 @@
 """How the samples of an epoch are divided into steps, and the position of a resumed run."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from configs.batch_plan import BatchPlan
 from configs.reading.yaml_io import format_value
 from utils.errors import UserError
 
@@ -19,47 +20,56 @@ _SAME_IN_AN_EPOCH = {
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """The values that determine the order of samples. A bit-exact resume needs equal values.
+    """The values that determine the order of samples. A bit-exact resume needs an equal `geometry`.
 
-    Without `whole_steps`, the last step of an epoch may have fewer micro-batches. With it (DATA.GLOBAL_BATCH_SIZE) the
-    samples of every step are a function of (samples, global batch size, seed, epoch, repeats) alone.
+    Without whole steps, the last step of an epoch may have fewer micro-batches. With them the samples of every step are
+    a function of (samples, global batch size, seed, epoch, repeats) alone.
     """
 
     samples: int
-    batch_size: int  # of one micro-step, over all ranks
-    accum_iter: int
+    batch: BatchPlan
     seed: int
     repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION)
-    whole_steps: bool = False
     shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: no shards
     shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards
     balanced: bool = False  # DATA.BALANCED_SAMPLING
 
+    @classmethod
+    def of_geometry(cls, geometry: dict[str, Any]) -> "EpochLayout":
+        """The layout with the entry `geometry` of a checkpoint, whose number of ranks is not known.
+
+        Raises:
+            KeyError, TypeError: the entry is invalid.
+        """
+        values = dict(geometry)
+        size, accumulation = values.pop("batch_size"), values.pop("accum_iter")
+        batch = BatchPlan(size, accumulation, whole_steps=values.pop("whole_steps", False))
+        return cls(batch=batch, **values)
+
     @property
-    def global_batch_size(self) -> int:
-        return self.batch_size * self.accum_iter
+    def geometry(self) -> dict[str, Any]:
+        """The entry of a checkpoint."""
+        batch = self.batch
+        values = asdict(self) | {"batch_size": batch.micro_step_size, "accum_iter": batch.accumulation}
+        del values["batch"]
+        return values | {"whole_steps": batch.whole_steps}
 
     @property
     def batches_per_epoch(self) -> int:
-        batches = self.samples // self.batch_size
-        return batches - batches % self.accum_iter if self.whole_steps else batches
+        batches = self.samples // self.batch.micro_step_size
+        return batches - batches % self.batch.accumulation if self.batch.whole_steps else batches
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.batches_per_epoch // self.accum_iter)
-
-    def describe(self, world_size: int) -> str:
-        """'256 = batch size 32 x 2 ranks x 4 accumulation steps'."""
-        factors = f"batch size {self.batch_size // world_size} x {world_size} rank(s) x {self.accum_iter} accumulation"
-        return f"{self.global_batch_size} = {factors} step(s)"
+        return -(-self.batches_per_epoch // self.batch.accumulation)
 
     def changed_global_batch(self, checkpoint: dict[str, Any]) -> str | None:
         """A line for the log if the checkpoint has another global batch size: the learning rate may no longer fit."""
-        before = EpochLayout(**checkpoint["geometry"]).global_batch_size
-        if before == self.global_batch_size:
+        before, now = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size, self.batch.global_size
+        if before == now:
             return None
         keep = f"DATA.GLOBAL_BATCH_SIZE={before} keeps it"
-        return f"the global batch size is {self.global_batch_size}, before {before}; {keep} on any number of ranks"
+        return f"the global batch size is {now}, before {before}; {keep} on any number of ranks"
 
     def steps_done(self, checkpoint: dict[str, Any]) -> int:
         """The number of steps of this layout that use the same samples as the checkpoint's steps.
@@ -67,8 +77,8 @@ class EpochLayout:
         Raises:
             UserError: no whole number of steps does.
         """
-        saved, done = EpochLayout(**checkpoint["geometry"]), checkpoint["done_steps"]
-        if done == 0 or saved == self:
+        saved, done = EpochLayout.of_geometry(checkpoint["geometry"]), checkpoint["done_steps"]
+        if done == 0 or saved.geometry == self.geometry:
             return done
         alternative = "or resume from a checkpoint at the end of an epoch (epoch-*.pth)"
         for field, name in _SAME_IN_AN_EPOCH.items():
@@ -80,13 +90,15 @@ class EpochLayout:
                 )
         if done == saved.steps_per_epoch:
             return self.steps_per_epoch
-        used = done * saved.global_batch_size
-        if used % self.global_batch_size:
+        before_size, size = saved.batch.global_size, self.batch.global_size
+        used = done * before_size
+        if used % size:
             raise UserError(
                 f"-resume: the checkpoint has used {used} samples of its epoch, which is not a multiple of this run's "
-                f"global batch size {self.global_batch_size}; choose devices, -batch_size and -accum_iter whose "
-                f"product divides {used} (before: batch size {saved.batch_size} over all devices, -accum_iter "
-                f"{saved.accum_iter}; DATA.GLOBAL_BATCH_SIZE={saved.global_batch_size} keeps that global batch size), "
+                f"global batch size {size}; choose devices, -batch_size and -accum_iter whose "
+                f"product divides {used} (before: batch size {saved.batch.micro_step_size} over all devices, "
+                f"-accum_iter {saved.batch.accumulation}; DATA.GLOBAL_BATCH_SIZE={before_size} keeps that global batch "
+                f"size), "
                 f"{alternative}"
             )
-        return min(used // self.global_batch_size, self.steps_per_epoch)
+        return min(used // size, self.steps_per_epoch)

@@ -222,8 +222,8 @@ def _is_consistent(state: dict[str, Any]) -> bool:
     """Returns whether a run can be at the position that the state gives."""
     try:
         read_split(state, {})
-        steps = EpochLayout(**state["geometry"]).steps_per_epoch
-    except (TypeError, ValueError, ZeroDivisionError):
+        steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return False
     return (
         _are_options(state["options"])

@@ -60,7 +60,7 @@ def _build_training(command: Command, context: ProcessContext, logger: RunLogger
     if config.loss.name in LOSSES.added:
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))
-    logger.info(f"global batch size: {state.layout.describe(context.world_size)}")
+    logger.info(f"global batch size: {state.layout.batch}")
     logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
     logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
     if context.is_main and (baseline := measure_baseline(config.data, splits.train, splits.val)):

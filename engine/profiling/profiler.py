@@ -70,8 +70,8 @@ class _Training:
     def images(self) -> int:
         """Trained on so far, over all ranks."""
         progress, layout = self.progress, self.run.state.layout
-        batches = progress.epoch * progress.batches + progress.done_batches(layout.accum_iter)
-        return batches * layout.batch_size
+        batches = progress.epoch * progress.batches + progress.done_batches
+        return batches * layout.batch.micro_step_size
 
     def train(self, steps: int) -> None:
         run = self.run

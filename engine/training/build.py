@@ -75,7 +75,7 @@ def build_train_state(
     average, meta_model = build_average(model, train), copy_to_meta(model)
     notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
-    schedule = build_schedule(train, layout.steps_per_epoch, layout.global_batch_size)
+    schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
     notes += [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] if config.model.tuned != "probe" else []
     if train.clip_mode == "agc":

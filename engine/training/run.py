@@ -117,8 +117,8 @@ def _log_parts(state: TrainState, splits: DataSplits, notes: list[str | Fact], l
     context, layout = state.context, state.layout
     for note in notes:
         logger.note(note)
-    if layout.whole_steps:
-        logger.info(f"----- Global batch: {layout.describe(context.world_size)}; TRAIN.ACCUM_ITER is not used")
+    if layout.batch.whole_steps:
+        logger.info(f"----- Global batch: {layout.batch}; TRAIN.ACCUM_ITER is not used")
     if state.average:
         logger.info(f"----- {describe_average(state.config.train)}")
     logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
@@ -144,7 +144,7 @@ def _warnings(state: TrainState, is_new: bool) -> list[str]:
     train, layout = state.config.train, state.layout
     warnings = (
         *schedule_warnings(train),
-        lr_warning(train, layout.global_batch_size),
+        lr_warning(train, layout.batch.global_size),
         average_warning(train, train.num_epochs * layout.steps_per_epoch),
         cpu_warning(state.context.device),
         _frozen_warning(state.config.model) if is_new else None,
@@ -169,7 +169,7 @@ def _build_reporter(state: TrainState, folder: Path, logger: RunLogger) -> Repor
         state.timer,
         num_epochs=config.train.num_epochs,
         report_freq=config.report_freq,
-        images_per_epoch=layout.batches_per_epoch * layout.batch_size,
+        images_per_epoch=layout.batches_per_epoch * layout.batch.micro_step_size,
         max_steps=config.train.max_steps,
         metric=config.best_metric,
         loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),

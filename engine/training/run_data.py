@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from configs.batch_plan import plan_batches
 from configs.reading.yaml_io import parse_value
 from configs.resolve import DataFacts, resolve, warnings
 from configs.schema import Config, Data
@@ -114,7 +115,7 @@ def data_facts(data: Data, splits: list[Samples]) -> DataFacts:
 
 def build_batches(config: Config, splits: DataSplits, context: ProcessContext) -> tuple[BatchSource, EpochLayout]:
     """The training batches of this rank, and how they are divided into steps."""
-    data, accum_iter, whole_steps = config.data, config.train.accum_iter, config.data.global_batch_size is not None
+    data, batch = config.data, plan_batches(config, context.world_size)
     batches = build_train_batches(
         data,
         config.train,
@@ -122,19 +123,17 @@ def build_batches(config: Config, splits: DataSplits, context: ProcessContext) -
         config.seed,
         context,
         config.timeout_seconds,
-        batches_per_step=accum_iter if whole_steps else 1,
+        batches_per_step=batch.accumulation if batch.whole_steps else 1,
     )
     splits.train.notes.append(batches.workers_note)
     windows = shard_windows(splits.train, data)
     layout = EpochLayout(
-        batches.num_samples,
-        data.batch_size * context.world_size,
-        accum_iter,
-        config.seed,
-        data.repeated_augmentation,
-        whole_steps,
-        windows.size if windows else 0,
-        windows.crc if windows else 0,
-        data.balanced_sampling,
+        samples=batches.num_samples,
+        batch=batch,
+        seed=config.seed,
+        repeats=data.repeated_augmentation,
+        shuffle_shards=windows.size if windows else 0,
+        shards_crc=windows.crc if windows else 0,
+        balanced=data.balanced_sampling,
     )
     return batches, layout

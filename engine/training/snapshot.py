@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -62,7 +62,7 @@ def take_snapshot(
         "epoch": progress.epoch,
         "done_steps": progress.done_steps,
         "sums": progress.sums.reduced(state.context),
-        "geometry": asdict(state.layout),
+        "geometry": state.layout.geometry,
         "best": position.best,
         "train_seconds": position.clock.seconds,
         "total_seconds": position.clock.total_seconds,

@@ -62,5 +62,10 @@ class TrainState:
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The start of an epoch."""
-        sums = MetricSums(self.context.device)
-        return EpochProgress(epoch, self.layout.steps_per_epoch, self.layout.batches_per_epoch, sums)
+        return EpochProgress(
+            epoch=epoch,
+            steps=self.layout.steps_per_epoch,
+            batches=self.layout.batches_per_epoch,
+            sums=MetricSums(self.context.device),
+            accumulation=self.layout.batch.accumulation,
+        )

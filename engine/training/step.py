@@ -46,10 +46,10 @@ def train_steps(
     Raises:
         NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
-    precision, config, accum_iter = state.precision, state.config, state.layout.accum_iter
+    precision, config = state.precision, state.config
     set_training(precision.weights.compute, config.model.tuned)
     while progress.done_steps < stop_step:
-        step, window = progress.step, progress.window(accum_iter)
+        step, window = progress.step, progress.window
         progress.lr = state.schedule.lr_at(step)
         set_lr(state.optimizer, progress.lr)
         if state.average:

@@ -89,7 +89,7 @@ class Trainer:
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from the current position to the end of the last epoch."""
-        done = self.progress.done_batches(self.state.layout.accum_iter)
+        done = self.progress.done_batches
         return self.run.batches.iterate(
             self.progress.epoch, done, self.config.train.num_epochs, bad_images=self.run.bad_images
         )
@@ -173,7 +173,7 @@ class Trainer:
     def _images_done(self) -> int:
         """Images trained on in this epoch, over all ranks."""
         layout = self.state.layout
-        return self.progress.done_batches(layout.accum_iter) * layout.batch_size
+        return self.progress.done_batches * layout.batch.micro_step_size
 
     def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None, bool]:
         """The evaluation, the metrics of the raw weights, and whether the evaluation is the best so far.

@@ -2,6 +2,7 @@
 
 import torch
 
+from configs.batch_plan import plan_batches
 from configs.resolve import resolve
 from configs.schema import Config
 from datasets.batch import Batch
@@ -16,7 +17,7 @@ _ENDLESS = 10**6  # samples: more than any trial trains
 def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
     config = resolve(config, None, context.world_size)
-    layout = EpochLayout(_ENDLESS, config.data.batch_size, config.train.accum_iter, config.seed)
+    layout = EpochLayout(_ENDLESS, plan_batches(config, context.world_size), config.seed)
     state, _ = build_train_state(config, context, layout)
     return state
 

@@ -84,10 +84,10 @@ class NextPass:
         config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
         config, splits = read_run_data(config, context, found.state if found else None)
         run, position = build_run(config, splits, context, logger, lambda _: Path(config.save), found)
-        progress, accum_iter = position.progress, run.state.layout.accum_iter
-        self.state, self.step, self.window = run.state, progress.step, progress.window(accum_iter)
+        progress = position.progress
+        self.state, self.step, self.window = run.state, progress.step, progress.window
         self.precision, self.model = run.state.precision, run.state.precision.weights.compute
-        done_batches = progress.done_batches(accum_iter)
+        done_batches = progress.done_batches
         self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
         set_training(self.model, config.model.tuned)
 

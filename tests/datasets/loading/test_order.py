@@ -8,6 +8,7 @@ import torch
 from conftest import GREY, assert_same_state, eval_loader_for, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.loading.batches import build_train_batches
@@ -48,7 +49,7 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
             list(TrainSampler(1004, batch_size, 2, 7, rank, world_size, batches_per_step=window, **KINDS[kind]))
             for rank in range(world_size)
         ]
-        layout = EpochLayout(1004, batch_size * world_size, window, 7, whole_steps=True)
+        layout = EpochLayout(1004, BatchPlan(batch_size, window, world_size, whole_steps=True), 7)
         assert layout.steps_per_epoch == 1004 // global_batch
         assert {len(batches) for batches in ranks} == {2 * layout.batches_per_epoch}
         micro_batches = [sorted(key for batch in batches for key in batch) for batches in zip(*ranks, strict=True)]

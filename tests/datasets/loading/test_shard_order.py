@@ -1,11 +1,10 @@
 """The order of samples in shards: a permutation of shards, of samples within windows of them."""
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
 
+from configs.batch_plan import BatchPlan
 from datasets.loading.sampler import EvalSampler, TrainSampler
 from datasets.loading.shard_order import ShardWindows
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -42,8 +41,10 @@ def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
     """They have another order; at the end of an epoch, a run may go on with them."""
     windows, others = ShardWindows(ENDS, 3), ShardWindows(ends, 3)
     assert ends[-1] == ENDS[-1] and not torch.equal(windows.order(0, 0), others.order(0, 0))
-    before, now = (EpochLayout(int(ENDS[-1]), 8, 1, 0, shuffle_shards=3, shards_crc=w.crc) for w in (windows, others))
-    checkpoint = {"geometry": asdict(before), "done_steps": 2}
+    before, now = (
+        EpochLayout(int(ENDS[-1]), BatchPlan(8), 0, shuffle_shards=3, shards_crc=w.crc) for w in (windows, others)
+    )
+    checkpoint = {"geometry": before.geometry, "done_steps": 2}
     assert before.steps_done(checkpoint) == 2 and now.steps_done(checkpoint | {"done_steps": 0}) == 0
     with pytest.raises(UserError, match=r"-resume: .* inside an epoch .*DATA.DATA_PATH"):
         now.steps_done(checkpoint)

@@ -10,6 +10,7 @@ import torch
 from conftest import GREY, TINY_VIT
 from torch import nn
 
+from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from configs.resolve import resolve
 from datasets.batch import Batch
@@ -32,7 +33,7 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 def build(options: list[str], context: ProcessContext) -> TrainState:
     config = resolve(parse_command_line(["-opts", *BASE, *options]).config, None, context.world_size)
-    layout = EpochLayout(1000, config.data.batch_size * context.world_size, config.train.accum_iter, config.seed)
+    layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     return build_train_state(config, context, layout)[0]
 
 

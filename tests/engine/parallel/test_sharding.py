@@ -12,6 +12,7 @@ from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, states, tra
 from sharding_cases import FSDP, against_ddp, difference, whole
 from torch import nn
 
+from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
@@ -209,7 +210,7 @@ REFUSED = {
 def test_options_that_do_not_work_are_refused(named, options):
     config = parse_command_line(["-opts", *FSDP, *options]).config
     with pytest.raises(UserError, match=named):
-        build_train_state(config, TWO, EpochLayout(100, 8, 1, 0))
+        build_train_state(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])

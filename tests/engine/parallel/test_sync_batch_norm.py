@@ -6,6 +6,7 @@ import torch
 from conftest import TINY_RESNET
 from sharding_cases import batches, difference, train, weights
 
+from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from configs.resolve import resolve
 from datasets.batch import Batch
@@ -28,7 +29,7 @@ def trained(context: ProcessContext, options: list[str], whole: bool = False) ->
     """The weights after three steps, with this rank's batches or with the batches of both ranks as one."""
     sizes = [f"DATA.BATCH_SIZE={8 if whole else 4}"]
     config = resolve(parse_command_line(["-opts", *OPTIONS, *options, *sizes]).config, None, context.world_size)
-    layout = EpochLayout(1000, config.data.batch_size * context.world_size, config.train.accum_iter, config.seed)
+    layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     state = build_train_state(config, context, layout)[0]
     data = batches(context, size=32, channels=3)
     if whole:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ROOT
 
+from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.optimization.schedule import lr_warning
@@ -39,7 +40,7 @@ def parsed(command: str, *more: str):
 def test_no_warning(recipe, at_root):
     config, devices = parsed(COMMANDS[recipe])
     samples = next((count for name, count in SAMPLES.items() if config.data.dataset.startswith(name)), FOLDER)
-    layout = EpochLayout(samples, config.data.batch_size * devices, config.train.accum_iter, config.seed)
+    layout = EpochLayout(samples, plan_batches(config, devices), config.seed)
     gpu = SimpleNamespace(device=torch.device("cuda"))
     assert _warnings(SimpleNamespace(config=config, layout=layout, context=gpu), is_new=True) == []
 

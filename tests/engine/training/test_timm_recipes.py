@@ -27,6 +27,7 @@ from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler_factory import scheduler_kwargs
 from torch import nn
 
+from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
@@ -89,7 +90,7 @@ def timm_mixup(flags: Namespace, smoothing: float) -> TimmMixup:
 
 def build_state(config: Config, flags: Namespace, samples: int, cpu):
     """The training state with the layout of the published global batch."""
-    layout = EpochLayout(samples, flags.batch_size * GPUS, 1, config.seed)
+    layout = EpochLayout(samples, BatchPlan(flags.batch_size, ranks=GPUS), config.seed)
     return build_train_state(config, cpu, layout)[0]
 
 

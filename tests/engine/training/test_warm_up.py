@@ -3,6 +3,7 @@
 import torch
 from conftest import GREY, TINY_VIT
 
+from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.ddp import DDP
@@ -15,7 +16,7 @@ def build(context: ProcessContext) -> TrainState:
     """With fused attention, whose kernels a pass finds, and autocast."""
     options = ["MODEL.ATTENTION=fused", "AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, *options]).config
-    return build_train_state(config, context, EpochLayout(100, 4, 1, config.seed))[0]
+    return build_train_state(config, context, EpochLayout(100, BatchPlan(4), config.seed))[0]
 
 
 def test_the_warm_up_reuses_no_cast_of_the_pass_without_gradients(monkeypatch, cpu):

@@ -9,6 +9,7 @@ from timm.optim import create_optimizer_v2
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
+from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.build import build_train_state
@@ -32,7 +33,7 @@ def our_state(name: str, cpu, *options: str, batch: int = BATCH) -> TrainState:
          "TRAIN.WARMUP_EPOCHS=1", "TRAIN.WARMUP_START_LR=0", "TRAIN.END_LR=0",
          "TRAIN.LR_SCHEDULER.WARMUP_PREFIX=false", *options]
     ).config  # fmt: skip
-    return build_train_state(config, cpu, EpochLayout(4 * batch, batch, 1, config.seed))[0]
+    return build_train_state(config, cpu, EpochLayout(4 * batch, BatchPlan(batch), config.seed))[0]
 
 
 def timm_rate_and_optimizer(name: str, model: nn.Module, factor: float, layer_decay: float | None, head_scale: float):
