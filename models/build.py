@@ -13,7 +13,7 @@ from configs.schema import Data
 from configs.schema.model import Model
 from models.attention import select_attention
 from models.dropout import use_fast_dropout
-from models.family_model import build_family
+from models.families import build_family
 from models.features import pool_tokens
 from models.grad_checkpointing import enable_grad_checkpointing
 from models.timm_model import build_timm

@@ -6,11 +6,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.reading.option_layers import OptionLayers
-from configs.reading.yaml_io import KeyPath, shorten
+from configs.reading.yaml_io import KeyPath, format_value, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
-from configs.schema.model import Model
+from configs.schema.model import FIXED_KEYS, Model
 from utils.errors import combine_findings, did_you_mean
 
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
@@ -63,8 +63,12 @@ def _path(error: ErrorDetails) -> KeyPath:
 
 def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str:
     if error["type"] == "extra_forbidden":
-        key = ".".join(path)
-        return f"{layers.origin(path)}unknown key {key}{nearest_key(key, model_type(layers.values))}"
+        key, family = ".".join(path), model_type(layers.values)
+        fixed = {f"MODEL.{name}": value for name, value in FIXED_KEYS.get(family, {}).items()}
+        if key in fixed:
+            only = format_value(fixed[key])
+            return f"{layers.origin(path)}{key} is {shorten(error['input'])}: only {only} is available; remove the key"
+        return f"{layers.origin(path)}unknown key {key}{nearest_key(key, family)}"
     message = error["msg"].removeprefix("Value error, ")
     for in_python, in_yaml in (("tuple", "list"), ("Tuple", "List"), ("be None", "be null")):
         message = message.replace(in_python, in_yaml)

@@ -11,6 +11,7 @@ from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorte
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import model_type
+from configs.schema.model import without_fixed_keys
 from utils.columns import wrap_parts
 from utils.errors import UserError
 
@@ -105,7 +106,9 @@ def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
-    return _defaults(model_type(values)) | _FORMER_DEFAULTS | _flat(expand_switches(values))
+    family = model_type(values)
+    model = without_fixed_keys(values.get("MODEL", {}), family)  # which runs of earlier versions wrote
+    return _defaults(family) | _FORMER_DEFAULTS | _flat(expand_switches(values | {"MODEL": model}))
 
 
 def _defaults(family: str) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from pydantic.fields import FieldInfo
 
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.model import FIXED_KEYS
 from configs.schema.section import Section
 
 
 @functools.cache
 def known_keys(family: str) -> tuple[str, ...]:
-    """The keys and sections of a run whose model is of this family."""
-    return tuple(key for key, _ in (*fields(Config), *fields(MODEL_SECTIONS[family], "MODEL.")))
+    """The keys and sections of a run whose model is of this family; also MODEL's keys with one possible value."""
+    fixed = (f"MODEL.{key}" for key in FIXED_KEYS.get(family, ()))
+    return (*(key for key, _ in (*fields(Config), *fields(MODEL_SECTIONS[family], "MODEL."))), *fixed)
 
 
 def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

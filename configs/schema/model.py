@@ -1,12 +1,54 @@
 """The section MODEL: the keys that all families share. `configs/schema/families/` has the keys of each family."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from configs.data_sets import IMAGENET_CLASSES
-from configs.schema.section import Name, OptionalPath, Probability, Section, as_names
+from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple
+
+# MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
+# value, since the key has no effect. `Model` removes them before it checks the others: they are in no field.
+_HEADS: dict[str, Any] = {"ATTN_HEAD_SIZE": None, "QK_SCALE": None}  # EMBED_DIM / NUM_HEADS, 1 / sqrt(ATTN_HEAD_SIZE)
+_COAT = {"PATCH_SIZE": 4, "NUM_HEADS": 8}  # the position encodings have windows for 8 heads
+_MOBILEVIT = {"PATCH_SIZE": 2, "DEPTHS": [2, 4, 3], "NUM_HEADS": 8, "MLP_RATIO": 2, "QKV_BIAS": True, "QK_SCALE": None}
+FIXED_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "beit": _HEADS | {"VAE_TYPE": "dall-e"},
+    "cait": _HEADS,
+    "coat": _COAT,
+    "coat_lite": _COAT,
+    "convnext": {"OUTPUT_STRIDE": 32, "HEAD_NORM_FIRST": False, "CONV_MLP": False, "STEM_TYPE": "patch"},
+    "crossvit": _HEADS | {"HYBRID_BACKBONE": None},
+    "gatedmlp": {"MIXER.PATCH_SIZE": 16},
+    "levit": {"PATCH_SIZE": 16, "MLP_RATIO": 2, "USE_CONV": False},
+    "mae": {"MAE_PRETRAIN": False, "TRANS.MASK_RATIO": ..., "TRANS.DECODER": ...},
+    "mixer": {"MIXER.PATCH_SIZE": 16},
+    "mobileone": {"DEPLOY": False},
+    "mobilevit": _MOBILEVIT,
+    "poolformer": {"DOWNSAMPLES": [True] * 4, "MLP_RATIOS": [4] * 4},
+    "pvtv2": _HEADS | {"PATCH_SIZE": 4},
+    "swin": {"QK_SCALE": None, "APE": False, "PATCH_NORM": True},
+    "volo": {"TRANS.PATCH_SIZE": ..., "TRANS.QK_SCALE": None},
+    "xcit": _HEADS,
+}
+
+
+def without_fixed_keys(values: Any, family: str, section: str = "") -> Any:
+    """The section MODEL without the keys in `FIXED_KEYS` that have their value. section: in MODEL, such as "TRANS."."""
+    fixed = FIXED_KEYS.get(family, {})
+    if not isinstance(values, dict) or not fixed:
+        return values
+    return {
+        key: without_fixed_keys(value, family, f"{section}{key}.")
+        for key, value in values.items()
+        if f"{section}{key}" not in fixed or not _is_fixed(value, fixed[f"{section}{key}"])
+    }
+
+
+def _is_fixed(value: Any, fixed: Any) -> bool:
+    return fixed is ... or as_tuple(value) == as_tuple(fixed) or (fixed is None and value is False)
 
 
 def _check_tune(tune: str) -> str:
@@ -83,6 +125,11 @@ class Model(Section):
     def image_size_multiple(self) -> int:
         """The height and width of the images must be a multiple of this number of pixels."""
         return 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _remove_fixed_keys(cls, values: Any) -> Any:
+        return without_fixed_keys(values, cls.model_fields["type"].default)
 
     @model_validator(mode="after")
     def _check_frozen(self) -> "Model":

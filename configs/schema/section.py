@@ -14,7 +14,7 @@ def as_tuple(value: Any) -> Any:
             return tuple(float(part) for part in value[1:-1].split(",") if part.strip())
         except ValueError:
             return value
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(map(as_tuple, value)) if isinstance(value, list) else value
 
 
 def as_names(value: Any) -> Any:

@@ -17,13 +17,30 @@ from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
 from models.weights.names import State, Weights, find_entry, summarize_names
-from models.weights.regnet import REGNET
 from utils.errors import UserError
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 
 Converter = Callable[[Path, State], State]
 
 _VIT = replace(FAMILIES["deit"], title="ViT")  # DeiT's names are the names of PaddleViT's ViT and of its head
+# RegNetY-16GF (Radosavovic et al., 2020), the teacher of PaddleViT's distillations; no value of MODEL.TYPE.
+_REGNET = Family(
+    title="RegNet",
+    keys=Model,
+    timm="regnety_160",
+    arguments=lambda options, data: {},
+    defaults={},
+    renames=[
+        (r"^stem\.0\.", "stem.conv."),
+        (r"^stem\.1\.", "stem.bn."),
+        (r"^stages\.(\d)\.blocks\.(\d+)\.", lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."),
+        (r"\.conv(\d)\.", r".conv\1.conv."),
+        (r"\.bn(\d)\.", r".conv\1.bn."),
+        (r"\.downsample\.conv1x1\.", ".downsample.conv."),
+        (r"\.se\.conv(\d)_1x1\.", r".se.fc\1."),
+        (r"^head\.2\.", "head.fc."),
+    ],
+)
 _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
 # u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
 _CODES = ("f2", "f4", "f8", "u2", "i4", "i8")
@@ -35,8 +52,8 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
 
     The function raises UserError if the file contains a tensor that the model does not have.
     """
-    is_regnet = options.type == "timm" and options.name.partition(".")[0] == REGNET.timm
-    family = REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
+    is_regnet = options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm
+    family = _REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
     renames = (*_STATISTICS, *family.renames_for(options))
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 

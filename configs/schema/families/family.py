@@ -14,8 +14,6 @@ from configs.schema.model import Model
 # A regular expression and its replacement, for the names of tensors.
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 
-# The keys of a transformer whose blocks all have the same size; timm's arguments have the same names.
-TRANSFORMER = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
 # timm's arguments for DROPOUT of PaddleViT's transformers.
 DROPOUTS = ("pos_drop_rate", "proj_drop_rate")
 

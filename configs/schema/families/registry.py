@@ -4,30 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Discriminator, Tag
 
-from configs.schema.families.beit import BEIT
-from configs.schema.families.cait import CAIT
-from configs.schema.families.coat import COAT, COAT_LITE
-from configs.schema.families.convmixer import CONVMIXER
-from configs.schema.families.convnext import CONVNEXT
-from configs.schema.families.crossvit import CROSSVIT
-from configs.schema.families.deit import DEIT
+from configs.schema.families.attention_free import CONVMIXER, CONVNEXT, GATED_MLP, MIXER, POOLFORMER, RESMLP
+from configs.schema.families.byobnet import HALONET, MOBILEONE, MOBILEVIT
 from configs.schema.families.family import Family
-from configs.schema.families.halonet import HALONET
-from configs.schema.families.levit import LEVIT
-from configs.schema.families.mae import MAE_FINETUNING
-from configs.schema.families.mlp import GATED_MLP, MIXER, RESMLP
-from configs.schema.families.mobileone import MOBILEONE
-from configs.schema.families.mobilevit import MOBILEVIT
-from configs.schema.families.pit import PIT
-from configs.schema.families.poolformer import POOLFORMER
-from configs.schema.families.pvtv2 import PVTV2
-from configs.schema.families.swin import SWIN
+from configs.schema.families.plain import BEIT, CAIT, CROSSVIT, DEIT, MAE_FINETUNING, XCIT
+from configs.schema.families.staged import COAT, COAT_LITE, LEVIT, PIT, PVTV2, SWIN, VOLO_FAMILY
 from configs.schema.families.vit import TimmModel, ViT
-from configs.schema.families.volo import VOLO_FAMILY
-from configs.schema.families.xcit import XCIT
 from configs.schema.model import Model
 
-# A new family of PaddleViT's: one entry here, and one file in this folder (docs/families.md).
+# A new family of PaddleViT's: one entry here, and its keys in a file of this folder (docs/families.md).
 _FAMILIES = (
     *(BEIT, CAIT, COAT, COAT_LITE, CONVMIXER, CONVNEXT, CROSSVIT, DEIT, GATED_MLP, HALONET, LEVIT, MAE_FINETUNING),
     *(MIXER, MOBILEONE, MOBILEVIT, PIT, POOLFORMER, PVTV2, RESMLP, SWIN, VOLO_FAMILY, XCIT),
@@ -59,11 +44,6 @@ NOT_IN_TIMM = {
     "t2t-vit": ("T2T-ViT", ("deit", "vit")),
     "topformer": ("TopFormer", ("levit", "mobilevit")),
     "vip": ("ViP", ("mixer", "gatedmlp")),
-}
-
-# MODEL.TYPE of PaddleViT's files that is not built -> the reason, and the nearest model that works.
-NOT_VERIFIED = {
-    "regnet": "use -opts MODEL.TYPE=timm MODEL.NAME=regnety_160, which reads PaddleViT's weights of it",
 }
 
 

@@ -30,13 +30,6 @@ class PlainTransformer(Model):
         return self
 
 
-class UnusedAttentionKeys(Model):
-    """Keys in PaddleViT's `config.py` that its model ignores, or for which timm's has no counterpart."""
-
-    attn_head_size: None = Field(None, description="channels per head: always EMBED_DIM / NUM_HEADS")
-    qk_scale: None = Field(None, description="factor of the attention logits: always 1 / sqrt(channels per head)")
-
-
 class ViT(PlainTransformer):
     type: Literal["vit"] = Field("vit", description="the family of the model: see registry.py")
     attn_head_size: int | None = Field(None, ge=1, description="channels per head; null: EMBED_DIM / NUM_HEADS")

@@ -1,0 +1,227 @@
+"""Transformers whose blocks all have the same size: DeiT, BEiT, CaiT, XCiT, MAE; CrossViT has two such branches."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from configs.schema.data import Data
+from configs.schema.families.family import CROP_AND_FLIP, DROPOUTS, HALF, Family, arguments, family_defaults, per_stage
+from configs.schema.families.vit import PlainTransformer
+from configs.schema.model import Model
+from configs.schema.section import Counts, Floats, Section, as_tuple
+
+# timm's arguments have the names of the keys.
+_KEYS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
+_transformer = partial(arguments, *_KEYS, dropout=DROPOUTS)
+
+
+class DeiT(PlainTransformer):
+    """DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
+
+    type: Literal["deit"] = "deit"
+    distilled: bool = Field(True, description="a distillation token and head; default: DISTILLATION_TYPE is not none")
+
+
+# The names of PaddleViT's ViT, DeiT and MAE in timm.
+_VIT_RENAMES = (
+    (r"^position_embedding$", "pos_embed"),
+    (r"^patch_embedding\.patch_embedding\.", "patch_embed.proj."),
+    (r"^encoder\.layers\.", "blocks."),
+    (r"\.attn_norm\.", ".norm1."),
+    (r"\.mlp_norm\.", ".norm2."),
+    (r"\.attn\.out\.", ".attn.proj."),
+    (r"^encoder\.encoder_norm\.", "norm."),
+    (r"^classifier_dist\.", "head_dist."),
+    (r"^classifier\.", "head."),
+)
+DEIT = Family(
+    title="DeiT",
+    keys=DeiT,
+    timm=lambda model: "deit_tiny_distilled_patch16_224" if model.distilled else "deit_tiny_patch16_224",
+    arguments=_transformer(),
+    defaults=family_defaults(train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996, "DISTILLATION_TYPE": "hard"}),
+    renames=_VIT_RENAMES,
+)
+
+
+class BEiT(PlainTransformer):
+    """BEiT (Bao et al., 2021), for fine-tuning: relative position bias, layer scale, averaged patches."""
+
+    type: Literal["beit"] = "beit"
+    use_abs_pos_emb: bool = Field(False, description="a learned position embedding")
+    use_rel_pos_bias: bool = Field(True, description="a relative position bias in each block")
+    init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
+
+
+BEIT = Family(
+    title="BEiT",
+    keys=BEiT,
+    timm="beit_base_patch16_224",
+    arguments=_transformer("use_abs_pos_emb", "use_rel_pos_bias", "init_values"),
+    defaults=family_defaults(
+        data=HALF,
+        model={"DROPPATH": 0.1},
+        train={
+            "NUM_EPOCHS": 100,
+            "WARMUP_EPOCHS": 20,
+            "BASE_LR": 4e-3,
+            "WARMUP_START_LR": 0.0,
+            "END_LR": 1e-6,
+            "LAYER_DECAY": 0.65,
+            "MODEL_EMA": True,
+            "MODEL_EMA_DECAY": 0.9999,
+        },
+    ),
+    dropped=[r".*\.relative_position_index"],
+    corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
+)
+
+
+class CaiT(PlainTransformer):
+    """CaiT (Touvron et al., 2021): talking heads, layer scale, and blocks that update the class token only."""
+
+    type: Literal["cait"] = "cait"
+    init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
+    depth_token_only: int = Field(2, ge=1, description="number of blocks that update the class token only")
+
+
+CAIT = Family(
+    title="CaiT",
+    keys=CaiT,
+    timm="cait_xxs24_224",
+    arguments=_transformer("init_values", "depth_token_only", mlp_ratio_token_only="mlp_ratio"),
+    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
+    renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
+)
+
+
+class XCiT(PlainTransformer):
+    """XCiT (El-Nouby et al., 2021): attention between channels, local convolutions, class attention at the end."""
+
+    type: Literal["xcit"] = "xcit"
+    patch_size: Literal[8, 16] = Field(16, description="height and width of a patch, pixels")
+    embed_dim: int = Field(128, ge=1, description="channels of a token")
+    num_heads: int = Field(4, ge=1, description="attention heads per block")
+    eta: float = Field(1.0, gt=0, description="initial value of the layer scale")
+    tokens_norm: bool = Field(False, description="norm of all tokens, not of the class token only, in the last blocks")
+    cls_attn_layers: int = Field(2, ge=1, description="number of blocks with class attention")
+    use_pos: bool = Field(True, description="a position embedding of sines and cosines")
+
+
+XCIT = Family(
+    title="XCiT",
+    keys=XCiT,
+    timm="xcit_nano_12_p16_224",
+    arguments=_transformer("eta", "tokens_norm", "cls_attn_layers", use_pos_embed="use_pos"),
+    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+    teacher_distils=True,
+    renames=[(r"^pos_embeder\.", "pos_embed.")],
+    split={r"(cls_attn_blocks\.\d+\.attn\.)qkv(\..*)": ("q", "k", "v")},
+)
+
+
+_Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], ...], ...], Field(min_length=1), BeforeValidator(as_tuple)]
+
+
+class CrossViT(Model):
+    """CrossViT (Chen et al., 2021): two branches with patches of two sizes, which exchange their class tokens."""
+
+    type: Literal["crossvit"] = "crossvit"
+    img_size: Counts = per_stage((240, 224), "height and width of each branch's input, to which it is resized")
+    patch_size: Counts = per_stage((12, 16), "height and width of a patch of each branch, pixels")
+    embed_dim: Counts = per_stage((384, 768), "channels of a token of each branch")
+    num_heads: Counts = per_stage((12, 12), "attention heads of each branch")
+    depth: _Stages = Field(
+        ((1, 4, 0), (1, 4, 0), (1, 4, 0)),
+        description="for each stage: blocks of each branch, and of the exchange (0: one attention without MLP)",
+    )
+    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
+    multi_conv: bool = Field(False, description="three convolutions as patch embedding")
+
+    @model_validator(mode="after")
+    def _check(self) -> "CrossViT":
+        for size, patch_size in zip(self.img_size, self.patch_size, strict=True):
+            if size % patch_size:
+                raise ValueError(
+                    f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}; change one of them"
+                )
+        for stage in self.depth:
+            if len(stage) != 3:
+                raise ValueError(f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange")
+        return self
+
+
+def _crossvit_arguments(model: CrossViT, data: Data) -> dict[str, Any]:
+    first, second = model.img_size
+    # timm truncates the product with img_size
+    sizes = {"img_size": first, "img_scale": (1.0, (second + 0.5) / first)}
+    return _transformer("multi_conv")(model, data) | sizes
+
+
+CROSSVIT = Family(
+    title="CrossViT",
+    keys=CrossViT,
+    timm="crossvit_tiny_240",
+    arguments=_crossvit_arguments,
+    defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
+    renames=[(r"^(pos_embed|cls_token)\.(\d)$", r"\1_\2"), (r"\.attn\.out\.", ".attn.proj.")],
+    norm_eps={r"blocks\.\d+\.revert_projs\.\d+\.0": 1e-5},
+)
+
+
+class MAEEncoder(Section):
+    embed_dim: int = Field(768, ge=1, description="channels of a token")
+    depth: int = Field(12, ge=1, description="number of blocks")
+    num_heads: int = Field(12, ge=1, description="attention heads per block")
+
+
+class MAETrans(Section):
+    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
+    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
+    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    encoder: MAEEncoder = MAEEncoder()
+
+
+class MAE(Model):
+    """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding."""
+
+    type: Literal["mae"] = "mae"
+    trans: MAETrans = MAETrans()
+
+    @property
+    def image_size_multiple(self) -> int:
+        return self.trans.patch_size
+
+
+MAE_FINETUNING = Family(
+    title="MAE",
+    keys=MAE,
+    timm="models.families:fine_tuned_mae",
+    arguments=arguments(
+        *("img_size", "trans.patch_size", "trans.encoder.embed_dim", "trans.encoder.depth", "trans.encoder.num_heads"),
+        *("trans.mlp_ratio", "trans.qkv_bias"),
+        dropout=DROPOUTS,
+    ),
+    defaults=family_defaults(
+        data={"RANDOM_CROP_SCALE": (0.05, 1.0)},
+        train={
+            **CROP_AND_FLIP,
+            "NUM_EPOCHS": 800,
+            "WARMUP_EPOCHS": 40,
+            "BASE_LR": 1.5e-4,
+            "LINEAR_SCALED_LR": 256,
+            "OPTIMIZER": {"BETAS": (0.9, 0.95)},
+            "RAND_AUGMENT_LAYERS": 9,
+            "RAND_AUGMENT_MAGNITUDE": 5,
+        },
+    ),
+    renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *_VIT_RENAMES],
+    computed=["pos_embed"],
+    corrections=[
+        "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",
+        "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",
+    ],
+    differs="a fixed position embedding by the number of the token, as in PaddleViT, in place of a learned one",
+)
