@@ -22,10 +22,10 @@ from configs.reading.command_line import Command, parse_command_line
 from configs.reading.flags import requested_device
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import Unavailable, UserError
-from utils.openmp import limit_spinning
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
 from utils.processes.launcher import detect_launcher
+from utils.system import limit_spinning
 
 SCRIPT = "main_multi_gpu.py"
 

@@ -18,9 +18,9 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
 from datasets.loading.worker_server import start_worker_server
 from utils.errors import UserError
-from utils.openmp import limit_spinning
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launcher import check_is_alone
+from utils.system import limit_spinning
 
 SCRIPT = "main_single_gpu.py"
 

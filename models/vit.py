@@ -14,8 +14,8 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.families.vit import ViT
-from models.drop_path import SampleDropBlock
-from models.stem import ConvolutionalStem
+from models.dropout import SampleDropBlock
+from models.patch_embedding import ConvolutionalStem
 from models.timm_model import check_image_size, errors_of_building
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from utils.errors import Unavailable
-from utils.openmp import DEVICE_FILES, EXCLUDES_GPUS
+from utils.system import DEVICE_FILES, EXCLUDES_GPUS
 
 _ON_CPU = 'to run on the CPU: -device cpu (entry scripts), or CUDA_VISIBLE_DEVICES=""'
 

@@ -20,9 +20,8 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.jpeg_header import baseline_size
 from datasets.decoding.kinds import FORMATS, HEAD_BYTES, kind_of, missing_decoder, pillow_formats
-from datasets.decoding.partial_jpeg import Box, decode_part
+from datasets.decoding.partial_jpeg import Box, baseline_size, decode_part
 from utils.errors import to_single_line
 
 GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white

@@ -12,8 +12,15 @@ import torch
 from configs.reading.yaml_io import format_value, parse_value
 from datasets.sources.class_names import list_names
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.paths import BEST, FILE, checkpoints_by_progress, is_checkpoint, modified_time, saved_path
-from engine.checkpoint.run_folder import is_run_folder
+from engine.checkpoint.run_folder import (
+    BEST,
+    FILE,
+    checkpoints_by_progress,
+    is_checkpoint,
+    is_run_folder,
+    modified_time,
+    saved_path,
+)
 from engine.checkpoint.split_entry import ENTRY, read_split
 from engine.checkpoint.weights_record import is_description
 from models.weights.find import PADDLE

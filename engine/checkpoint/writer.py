@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.paths import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
 from engine.checkpoint.reader import FORMAT
+from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
 from utils.atomic_file import atomic_save, tensor_bytes
 from utils.cpu_cores import control_groups
 from utils.torch_compat import tree_map_only

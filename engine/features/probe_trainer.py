@@ -16,8 +16,7 @@ from torch import nn
 
 from datasets.batch import Batch
 from datasets.sources.samples import Samples
-from engine.features.knn import knn_top1
-from engine.features.linear_probe import ROWS, fit_probe
+from engine.features.linear_probe import ROWS, fit_probe, knn_top1
 from engine.features.store import extract
 from engine.training.losses.loss import build_loss, read_class_weights
 from engine.training.trainer import Trainer

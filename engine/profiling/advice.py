@@ -11,7 +11,7 @@ import torch
 from engine.parallel.strategy import Communication
 from engine.profiling.step_times import StepTimes
 from engine.run.facts import Model
-from engine.run.timing.phases import (
+from engine.run.timing.step_timer import (
     BACKWARD,
     COMMUNICATION,
     COPY,

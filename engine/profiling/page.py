@@ -2,7 +2,7 @@
 
 from engine.parallel.strategy import Communication
 from engine.profiling.advice import Profile, bottlenecks
-from engine.run.timing.phases import BACKWARD, COMMUNICATION, FORWARD, PHASES
+from engine.run.timing.step_timer import BACKWARD, COMMUNICATION, FORWARD, PHASES
 from utils.columns import three_digits
 from utils.tables import markdown_table
 

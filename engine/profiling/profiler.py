@@ -18,7 +18,7 @@ from engine.run.facts import Devices
 from engine.training.run import Run
 from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
-from utils.openmp import describe_waiting
+from utils.system import describe_waiting
 from utils.torch_compat import is_compiled
 
 TRACE, PAGE = "trace.json.gz", "profile.md"

@@ -35,7 +35,7 @@ from engine.training.snapshot import RunPosition, restore
 from engine.training.state import TrainState
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
-from utils.openmp import busy_note
+from utils.system import busy_note
 
 
 @dataclass(frozen=True)

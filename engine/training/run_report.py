@@ -1,5 +1,6 @@
-"""The files about the best epoch of a run, and its page, written while it trains."""
+"""The files about the best epoch of a run, and its page, written in a share of its time while it trains."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +11,32 @@ from engine.evaluation.file_names import EVALUATION, SUMMARY
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
-from engine.run.timing.time_share import TimeShare
 from engine.training.run import Run
 from utils.files import read_json
 from utils.metrics import Metrics
+
+
+class TimeShare:
+    """Calls `work` at most so often that it takes a fraction `share` of the time of the run.
+
+    first_seconds: that the first call is expected to take.
+    """
+
+    def __init__(self, work: Callable[[], None], share: float, first_seconds: float = 0.0) -> None:
+        self.work, self.share = work, share
+        self._next_time = time.monotonic() + first_seconds / share
+
+    def update(self, now: bool = False) -> None:
+        """Calls `work`, unless it was called a short while ago. now: calls it in any case."""
+        started = time.monotonic()
+        if not now and started < self._next_time:
+            return
+        try:
+            self.work()
+        finally:
+            finished = time.monotonic()
+            self._next_time = finished + (finished - started) / self.share
+
 
 _MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
 _FIRST_SECONDS = 0.5  # that the evaluation files are expected to take

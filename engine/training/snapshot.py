@@ -15,8 +15,8 @@ from configs.reading.compare import changed_options
 from configs.reading.plugins import running_plugins
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
+from engine.checkpoint.shard_writer import read_model_state, read_optimizer_state
 from engine.checkpoint.split_entry import ENTRY
-from engine.checkpoint.stored_state import read_model_state, read_optimizer_state
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.paths import BEST, LAST, saved_path
+from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults

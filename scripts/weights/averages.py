@@ -7,8 +7,8 @@ from pathlib import Path
 from configs.reading.command_line import Command
 from configs.reading.yaml_io import write_yaml
 from datasets.loading.batches import build_eval_loader
-from engine.checkpoint.paths import checkpoints_by_progress
 from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.split_entry import exported_entry
 from engine.checkpoint.weights_record import read_record
 from engine.training.eval_model import build_eval_model

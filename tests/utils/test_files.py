@@ -9,8 +9,7 @@ import socket
 import pytest
 import torch
 
-from engine.checkpoint.paths import remove_temporary
-from engine.checkpoint.run_folder import make_run_folder
+from engine.checkpoint.run_folder import make_run_folder, remove_temporary
 from utils.atomic_file import atomic_save, open_atomically, temporary_path, verify_checksum
 from utils.errors import UserError
 from utils.files import read_json, read_regular_file

@@ -15,6 +15,22 @@ import torch
 
 from datasets.batch import Batch
 
+# Labelled by the code of the step.
+DATA_WAIT = "data wait"
+TRANSFORM = "transform and mixup"
+FORWARD = "forward"
+BACKWARD = "backward"
+OPTIMIZER = "optimizer"
+LOGGING = "logging"
+LABELLED = (DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING)
+
+# Found by the profile: GPU work of these kinds, and time outside of all labels.
+COPY = "copy to the device"
+COMMUNICATION = "communication"
+OTHER = "other"
+PHASES = (DATA_WAIT, COPY, TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, LOGGING, OTHER)
+
+
 _Span = tuple[torch.cuda.Event, torch.cuda.Event]
 
 

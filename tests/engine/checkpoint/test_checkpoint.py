@@ -12,8 +12,8 @@ import torch
 from conftest import TINY_RESNET, assert_same_state, train
 from shard_files import content
 
-from engine.checkpoint.paths import BEST, LAST, PREVIOUS, checkpoints_by_progress
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_best
+from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, checkpoints_by_progress
 from engine.checkpoint.shard_writer import ShardWriter
 from engine.checkpoint.writer import CheckpointWriter
 from utils.distributed import ProcessContext

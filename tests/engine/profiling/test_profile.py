@@ -18,7 +18,7 @@ from engine.profiling.advice import Op, Profile, bottlenecks, has_fast_half_prec
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, StepTimes, step_times
 from engine.run.facts import Model
-from engine.run.timing.phases import (  # fmt: skip
+from engine.run.timing.step_timer import (  # fmt: skip
     BACKWARD,
     COMMUNICATION,
     COPY,

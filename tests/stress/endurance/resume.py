@@ -11,8 +11,8 @@ from faults.scene import Scene
 from faults.sharded import FSDP
 from results import Result, show_progress
 
-from engine.checkpoint.paths import LAST, saved_path
 from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import LAST, saved_path
 
 # Options that use all sources of randomness.
 RANDOM_OPTIONS = ["MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.MODEL_EMA=true", "DATA.AFFINE_DEGREES=10"]

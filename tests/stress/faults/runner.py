@@ -13,7 +13,7 @@ from faults.processes import SINGLE, Running, start
 from faults.saved import has_good_checkpoint
 from faults.scene import Scene, Skipped
 
-from engine.checkpoint.paths import remove_temporary
+from engine.checkpoint.run_folder import remove_temporary
 from utils.errors import REFUSED
 
 Provoke = Callable[[Scene], Sequence[str]]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.paths import FILE, LAST, PREVIOUS
 from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import FILE, LAST, PREVIOUS
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 

@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.run.timing import time_share
-from engine.run.timing.time_share import TimeShare
+from engine.training import run_report
+from engine.training.run_report import TimeShare
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """The seconds of a clock that the test sets."""
     seconds = [100.0]
-    monkeypatch.setattr(time_share.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(run_report.time, "monotonic", lambda: seconds[0])
     return seconds
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from utils import openmp
-from utils.openmp import busy_note, describe_waiting, limit_spinning
+from utils import system
+from utils.system import busy_note, describe_waiting, limit_spinning
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ def test_limit_spinning(gpu, device, variables, expected, monkeypatch, tmp_path)
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(openmp, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
     (tmp_path / ("nvidia0" if gpu else "nvidiactl")).touch()
     limit_spinning(device)
-    assert openmp.os.environ.get("GOMP_SPINCOUNT") == expected
+    assert system.os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 def test_a_busy_machine_is_noted_with_the_way_threads_wait(monkeypatch):
