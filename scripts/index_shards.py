@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from datasets.shards.indexing.index import INDEX_NAME, Index, write_index
+from datasets.shards.index import INDEX_NAME, Index, write_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
 from utils.errors import UserError, error_from
 from utils.packages import require
@@ -57,9 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 def _report(output: Path, index: Index, splits: dict[str, list[str]]) -> None:
     for split, names in splits.items():
         own = set(names)
-        is_own = np.array([shard.name in own for shard in index.shards])
         num_bytes = sum(shard.num_bytes for shard in index.shards if shard.name in own)
-        targets = index.arrays["targets"][is_own[index.shard_of]]
+        targets = index.arrays["targets"][index.rows_of(own)]
         labelled = targets[targets >= 0]
         print(
             f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images, "

@@ -14,35 +14,54 @@ import argparse
 import hashlib
 import json
 import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImageList
+from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import open_image
-from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, write_index
+from datasets.loading.workers import default_num_workers
+from datasets.registry import has_test_split, read_samples, recognize_dataset
+from datasets.shards.index import INDEX_NAME, INFO_FILE, write_index
+from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
-from scripts.sharding.progress import Progress, open_progress
-from scripts.sharding.source import parse_data, read_image_splits, read_usable
-from scripts.sharding.tar import Sample, WrittenShard, image_extension, read_back, unique_keys, write_shard
+from scripts.sharding.tar import (
+    Progress,
+    Sample,
+    WrittenShard,
+    image_extension,
+    open_progress,
+    read_back,
+    unique_keys,
+    write_shard,
+)
 from utils.atomic_file import atomic_write
+from utils.cpu_cores import own_share
+from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
 
+_ANY_NUM_CLASSES = 10**LABEL_DIGITS  # shards do not depend on a model
+
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    data, splits = read_image_splits(parse_data(rest))
+    data, splits = _read_image_splits(parse_data(rest))
     torch.set_num_threads(1)  # images are decoded in parallel
     planned = {name: PlannedSplit(name, samples, data, flags.size) for name, samples in splits.items()}
     plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}
@@ -76,6 +95,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
     return parser
+
+
+def parse_data(argv: list[str]) -> Data:
+    """The DATA options of flags of main_single_gpu.py.
+
+    Raises:
+        UserError: a flag or an option is wrong, or images have several labels.
+    """
+    data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
+    if data.multi_label:
+        raise UserError("DATA.MULTI_LABEL: shards have one label per image; train from the CSV files")
+    return data
+
+
+def _read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
+    """The completed options, and the splits 'train', 'val' and, if the data set has one, 'test'.
+
+    Raises:
+        UserError: as `read_samples`; or the images are not encoded.
+    """
+    without_gpu = single_process("cpu")
+    data = recognize_dataset(data, without_gpu)
+    names = ["train", "val"]
+    if has_test_split(data, without_gpu)[0]:
+        names.append("test")
+    splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names)
+    if not isinstance(splits[0], EncodedImages):
+        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
+    return data, dict(zip(names, splits, strict=True))
 
 
 class PlannedSplit:
@@ -138,7 +186,7 @@ def write_split(
             break  # it lacks images
         shards.append(shard)
         position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
-    samples = read_usable(split.read, range(position, len(split.order)), split.data, split.name, bad_images)
+    samples = _read_usable(split, position, bad_images)
     sample = next(samples, None)
     while sample:
         shard, sample = write_shard(path, position, sample, samples, max_bytes)
@@ -148,6 +196,28 @@ def write_split(
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
+
+
+def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> Iterator[Sample]:
+    """The samples of a split from the place `start` on, read by threads that are a few ahead, with a progress bar.
+
+    With DATA.ON_BAD_IMAGE: skip, bad images are listed in `bad_images`; else the first one is raised.
+    """
+    data, count = split.data, len(split.order)
+    threads = default_num_workers(own_share(), on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
+    bar = tqdm(total=count, desc=split.name, initial=start, unit="image", leave=False, disable=None)
+    positions, pending = iter(range(start, count)), deque[Future[Sample]]()
+    with bar, ThreadPoolExecutor(threads) as pool:
+        pending.extend(pool.submit(split.read, position) for position in islice(positions, 4 * threads))
+        while pending:
+            pending.extend(pool.submit(split.read, position) for position in islice(positions, 1))
+            try:
+                yield pending.popleft().result()
+            except BadImage as error:
+                if data.on_bad_image == "error":
+                    raise
+                bad_images.add([error])
+            bar.update()
 
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:

@@ -73,9 +73,7 @@ def build_train_batches(
 
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:
     """The windows in which the training samples are shuffled; None without shards, or with DATA.BALANCED_SAMPLING."""
-    if samples.shard_ends is None or data.balanced_sampling:
-        return None
-    return ShardWindows(samples.shard_ends, data.shuffle_shards)
+    return None if data.balanced_sampling else samples.windows
 
 
 def build_eval_loader(

@@ -16,7 +16,6 @@ from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
 from datasets.loading.slots import PREFETCH_FACTOR, ImageSlots
-from datasets.loading.waits import share_waits
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -32,6 +31,7 @@ from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError
 from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import tree_map_only
+from utils.waits import share_waits
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
 _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class
@@ -44,8 +44,7 @@ class BatchReader(Dataset[Batch | UserError]):
     """Keys -> one `Batch`, read by a worker. `timeout_seconds`: TIMEOUT_SECONDS."""
 
     def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:
-        self.samples = samples.with_timeout(_SOURCE_TIMEOUT_SHARE * timeout_seconds)
-        self.data, self.transform, self.timeout_seconds = data, transform, timeout_seconds
+        self.samples, self.data, self.transform, self.timeout_seconds = samples, data, transform, timeout_seconds
         self.image_shape = (data.image_channels, data.image_size, data.image_size)
         self.slots: ImageSlots | None = None  # of a reader in a worker
 
@@ -88,21 +87,6 @@ class BatchReader(Dataset[Batch | UserError]):
         return Batch(images, targets, len(loaded), self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
 
 
-class _FollowedSampler:
-    """Yields the batches of a sampler; before each one, the samples start to download the shards of the next ones."""
-
-    def __init__(self, sampler: TrainSampler | EvalSampler, samples: Samples, shard_ends: np.ndarray) -> None:
-        self._sampler, self._samples, self._shard_ends = sampler, samples, shard_ends
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        for number, keys in enumerate(self._sampler):
-            self._samples.follow(self._sampler.shards_from(number, self._shard_ends))
-            yield keys
-
-
 class Loader:
     """Batches of one rank on its device, in the sampler's order. Unusable images are added to `bad_images`."""
 
@@ -120,11 +104,12 @@ class Loader:
         workers, _ = num_workers(reader, context)
         if len(sampler) == 1 and reader.data.num_workers is None:
             workers = 0  # one worker would read the batch, after seconds for its start
-        samples, ends = reader.samples, reader.samples.shard_ends
         self._reader = copy.copy(reader)  # with slots of this loader
+        source_timeout = _SOURCE_TIMEOUT_SHARE * reader.timeout_seconds
+        self._reader.samples, batch_sampler = reader.samples.for_loader(sampler, source_timeout)
         self._batches = DataLoader(
             self._reader,
-            batch_sampler=sampler if ends is None else _FollowedSampler(sampler, samples, ends),
+            batch_sampler=batch_sampler,
             num_workers=workers,
             collate_fn=_identity,
             pin_memory=is_cuda,

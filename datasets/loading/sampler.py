@@ -69,14 +69,6 @@ class TrainSampler:
             indices = order[torch.tensor(places) // self.repeats].tolist()
             yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
 
-    def shards_from(self, number: int, ends: np.ndarray) -> list[int]:
-        """The shards that the batch `number` of this sampler and the next ones use; `ends` is `Samples.shard_ends`."""
-        epoch, position = divmod(self.first_batch + number, self.batches_per_epoch)
-        if self.windows:
-            place = position * self.batch_size * self.world_size // self.repeats
-            return self.windows.shards_from(self.seed, epoch, place, self.num_epochs)
-        return np.roll(np.arange(len(ends)), -position).tolist()  # all are in use, one after the other first
-
     def _order(self, epoch: int) -> torch.Tensor:
         if self.balanced_targets is not None:
             return balanced_order(self.balanced_targets, -(-self.num_samples // self.repeats), self.seed, epoch)
@@ -119,7 +111,3 @@ class EvalSampler:
     def end(self, number: int) -> int:
         """The sample after the first `number` batches of all ranks."""
         return min(self.first + number * self.world_size * self.batch_size, self.num_samples)
-
-    def shards_from(self, number: int, ends: np.ndarray) -> list[int]:
-        """See `TrainSampler.shards_from`."""
-        return list(range(int(np.searchsorted(ends, self.end(number), side="right")), len(ends)))

@@ -43,13 +43,11 @@ class ShardWindows:
         """The order of the shards in an epoch, int64 (S,)."""
         return torch.randperm(len(self.ends), generator=seeded_generator(seed, "shards", epoch))
 
-    def shards_from(self, seed: int, epoch: int, place: int, num_epochs: int) -> list[int]:
-        """Lists the shards of the window at a place of an epoch, and of the next window before epoch `num_epochs`."""
-        order, count = self.shards(seed, epoch), 2 * self.size
-        samples = np.diff(self.ends, prepend=0)[order.numpy()]
-        window_ends = np.cumsum(samples)[self.size - 1 :: self.size]
-        first = int(np.searchsorted(window_ends, place, side="right")) * self.size
-        in_use = order[first : first + count].tolist()
+    def shards_from(self, seed: int, epoch: int, shard: int, num_epochs: int) -> list[int]:
+        """Lists the shards of the window with this shard, and of the next window before epoch `num_epochs`."""
+        order, count = self.shards(seed, epoch).tolist(), 2 * self.size
+        first = order.index(shard) // self.size * self.size
+        in_use = order[first : first + count]
         if len(in_use) < count and epoch + 1 < num_epochs:
             in_use += self.shards(seed, epoch + 1)[: count - len(in_use)].tolist()
         return list(dict.fromkeys(in_use))

@@ -1,49 +1,141 @@
-"""Samples in tar shards: their places and labels. The bytes of each image are compared with the index."""
+"""Samples in tar shards, read from files of this machine, the cache or their source, and compared with the index."""
 
 import copy
+import math
+import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
-from datasets.shards.indexing.index import INDEX_NAME
-from datasets.shards.reader import FIX, Read, ShardReader
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store_errors import changed
+from datasets.loading.sampler import EvalSampler, Key, TrainSampler
+from datasets.loading.shard_order import ShardWindows
+from datasets.shards.cache import ReadAhead, ShardCache
+from datasets.shards.index import INDEX_NAME, Shard
+from datasets.shards.store import ShardStore
+from datasets.shards.store_errors import RangesNotSupported, changed
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import EncodedImages, read_error
+from utils.errors import error_from
+from utils.files import open_regular_file
+from utils.threads import DaemonPool
+
+_FIX = "restore the shard"
+_REQUESTS = 16  # of a worker at a time
+_MAX_OPEN_FILES = 256  # of a worker; many systems allow a process 1024
+
+Range = tuple[int, int]  # the first byte, the number of bytes
+Read = Callable[[], bytes]
+
+
+class ShardReader:
+    """Reads ranges of shards. Each process that receives a pickled reader opens files and connections itself.
+
+    cache: of remote shards; None: each range is read from its source.
+    shards_in_use: shards that are read at a time.
+    """
+
+    def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
+        self.store, self.cache, self.shards_in_use = store, cache, shards_in_use
+        open_shard = partial(_open_local, store) if store.is_local else cache and cache.open
+        # An open file stays readable after the cache has removed it.
+        self._open = open_shard and lru_cache(min(shards_in_use, _MAX_OPEN_FILES))(open_shard)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.store, self.cache, self.shards_in_use)
+
+    @cached_property
+    def _requests(self) -> DaemonPool:
+        return DaemonPool(_REQUESTS)
+
+    def start(self, shard: Shard, ranges: Sequence[Range]) -> list[Read]:
+        """Starts to read ranges of a shard; each returned function waits for one, and raises as `read`.
+
+        Remote ranges are requested all at once: one wait for a batch instead of one per image.
+        """
+        if self._file(shard):
+            return [partial(self.read, shard, part) for part in ranges]
+        request = self._requests.submit(self._request, shard, ranges)
+
+        def result(position: int) -> bytes:
+            return request.result()[position]
+
+        return [partial(result, position) for position in range(len(ranges))]
+
+    def read(self, shard: Shard, part: Range) -> bytes:
+        """Reads a range; raises OSError or UserError."""
+        file = self._file(shard)
+        return os.pread(file.fileno(), part[1], part[0]) if file else self._request(shard, [part])[0]
+
+    def _request(self, shard: Shard, ranges: Sequence[Range]) -> list[bytes]:
+        """Requests ranges of a remote shard. A server that sends whole files only needs the cache."""
+        try:
+            return self.store.read_many(shard.name, ranges)
+        except RangesNotSupported:
+            is_cached = self.cache and self.cache.download(shard, wait_seconds=math.inf)
+            if not (is_cached and (file := self._file(shard))):
+                raise
+            return [os.pread(file.fileno(), length, start) for start, length in ranges]
+
+    def drop(self, shard: Shard) -> None:
+        """Removes the copy of a remote shard on this machine."""
+        if self.cache and self._open:
+            self._open.cache_clear()
+            self.cache.drop(shard)
+
+    def _file(self, shard: Shard) -> BinaryIO | None:
+        """Opens a shard that is a file on this machine, or in the cache; None if there is no such file."""
+        try:
+            return self._open(shard) if self._open else None
+        except OSError:  # not in the cache
+            return None
+
+
+def _open_local(store: ShardStore, shard: Shard) -> BinaryIO:
+    path = store.url(shard.name)
+    try:
+        return open_regular_file(path)
+    except OSError as error:
+        raise error_from(error, f"{path}: cannot be read ({error.strerror}); {_FIX}, then resume") from error
 
 
 class TarSamples(EncodedImages):
     """Images in the tar shards of a store: a local folder, a web server, S3 or GCS.
 
     arrays: of the samples of one split, in the order of `shards`, as in `Index`.
+    shuffled_shards: DATA.SHUFFLE_SHARDS.
     """
 
     def __init__(
-        self, reader: ShardReader, shards: Sequence[Shard], arrays: Mapping[str, np.ndarray], class_names: list[str]
+        self,
+        reader: ShardReader,
+        shards: list[Shard],
+        arrays: Mapping[str, np.ndarray],
+        class_names: list[str],
+        shuffled_shards: int,
     ) -> None:
         super().__init__(class_names)
-        self.reader, self.shards = reader, list(shards)
-        self._arrays = share_arrays(arrays)
-        self._labels = self._arrays
+        self.reader, self.shards = reader, shards
+        self._labels = self._arrays = share_arrays(arrays)
+        self.windows: ShardWindows = ShardWindows(arrays["ends"], shuffled_shards)
 
-    def with_timeout(self, seconds: float) -> "TarSamples":
-        samples = copy.copy(self)
-        samples.reader = self.reader.with_timeout(seconds)
-        return samples
-
-    @property
-    def shard_ends(self) -> np.ndarray:
-        return self._arrays["ends"]
+    def for_loader(
+        self, sampler: TrainSampler | EvalSampler, timeout_seconds: float
+    ) -> tuple["TarSamples", Iterable[list[Key]]]:
+        samples, reader = copy.copy(self), self.reader
+        store = ShardStore(reader.store.root, timeout_seconds)
+        cache = reader.cache and ShardCache(reader.cache.folder.parent, reader.cache.max_bytes, store)
+        samples.reader = ShardReader(store, cache, reader.shards_in_use)
+        return samples, ReadAhead(cache, self.shards, self.windows, sampler) if cache else sampler
 
     def _shard_of(self, index: int) -> Shard:
-        return self.shards[int(np.searchsorted(self.shard_ends, index, side="right"))]
+        return self.shards[int(np.searchsorted(self._arrays["ends"], index, side="right"))]
 
     def checksums(self) -> np.ndarray:
         return self._arrays["crcs"]
@@ -54,9 +146,6 @@ class TarSamples(EncodedImages):
     def relative_name(self, index: int, folder: str) -> str:
         """Returns the name of the image in its shard."""
         return strings_in(self._arrays, "names")[index]
-
-    def follow(self, shards: Sequence[int]) -> None:
-        self.reader.follow([self.shards[shard] for shard in shards])
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens samples as `Samples.open_all`; the images of one remote shard are read in one request."""
@@ -93,12 +182,12 @@ class TarSamples(EncodedImages):
                 self.reader.drop(shard)
                 data = self.reader.read(shard, self._range(index))
         except OSError as error:
-            raise read_error(error, store.url(shard.name), self.name(index), FIX) from error
+            raise read_error(error, store.url(shard.name), self.name(index), _FIX) from error
         if self._is_intact(index, data):
             return data
         store.check_unchanged(shard)
         or_else = f"; or, if it is newer than {INDEX_NAME}, {changed(store.root).fix}" if shard.is_assumed else ""
-        raise BadImage(self.name(index), "is damaged (its checksum does not match)", FIX + or_else)
+        raise BadImage(self.name(index), "is damaged (its checksum does not match)", _FIX + or_else)
 
     def _is_intact(self, index: int, data: bytes) -> bool:
         return len(data) == self._arrays["lengths"][index] and zlib.crc32(data) == self._arrays["crcs"][index]

@@ -2,13 +2,15 @@
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from datasets.decoding.bad_images import BadImage, UnreadableImage
 from datasets.decoding.decode import GreyRange, LazyImage, open_image
+from datasets.loading.sampler import EvalSampler, Key, TrainSampler
+from datasets.loading.shard_order import ShardWindows
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from utils.errors import Finding, Unavailable, UserError
 
@@ -22,13 +24,15 @@ class Samples:
 
     `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
     of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
-    only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk.
+    only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk. `windows` are
+    those of samples in shards, see `ShardWindows`.
     `findings` are messages about errors, which prevent the use of the samples; `notes` are for the log: one line of
     text each.
     """
 
     in_memory = False
     has_class_names = True
+    windows: ShardWindows | None = None
 
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
@@ -42,11 +46,6 @@ class Samples:
     @targets.setter
     def targets(self, targets: np.ndarray) -> None:
         self._labels: Mapping[str, np.ndarray] = share_arrays({"targets": targets})
-
-    @property
-    def shard_ends(self) -> np.ndarray | None:
-        """The ends of the shards, int64 (S,), if the samples are stored in shards, which should be read together."""
-        return None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -78,12 +77,14 @@ class Samples:
         counts = self.targets.sum(axis=0, dtype=np.int64)[:num_classes]
         return np.pad(counts, (0, num_classes - len(counts)))
 
-    def with_timeout(self, seconds: float) -> "Samples":
-        """Returns samples that wait up to `seconds` for an answer of a server."""
-        return self
+    def for_loader(
+        self, sampler: TrainSampler | EvalSampler, timeout_seconds: float
+    ) -> tuple["Samples", Iterable[list[Key]]]:
+        """Returns the samples as a loader reads them, and its batches, which may be read ahead.
 
-    def follow(self, shards: Sequence[int]) -> None:
-        """Downloads `shards`, which are needed now and later, in this order, if the samples have a cache."""
+        timeout_seconds: the limit of a wait for a server.
+        """
+        return self, sampler
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens the samples at `indices`, in this order; yields a BadImage in place of an unusable image."""

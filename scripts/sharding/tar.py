@@ -1,6 +1,10 @@
-"""Tar shards as WebDataset reads them: an image `KEY.jpg` and its label `KEY.cls`, one pair after another."""
+"""Tar shards as WebDataset reads them: an image `KEY.jpg` and its label `KEY.cls`, one pair after another.
+
+A record of the finished shards lets an interrupted script continue, and refuses other data.
+"""
 
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -9,23 +13,24 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from tqdm import tqdm
 
 from datasets.decoding.decode import open_with_pillow
 from datasets.loading.workers import default_num_workers
-from datasets.shards.indexing.archive import DamagedShard
-from datasets.shards.indexing.index import Index, join, to_index
-from datasets.shards.indexing.records import read_records
-from datasets.shards.shard import Shard
+from datasets.shards.archive import DamagedShard
+from datasets.shards.index import Index, Shard, join, to_index
+from datasets.shards.records import read_records
 from datasets.sources.arrays.strings import PackedStrings, StringPacker
 from utils.atomic_file import fsync_path, open_atomically
 from utils.cpu_cores import own_share
 from utils.errors import UserError
 from utils.files import open_regular_file
+from utils.locks import locked
 
 # Pillow's format -> extension of a member. MPO: a JPEG with further pictures behind it.
 _EXTENSIONS = {
@@ -35,6 +40,7 @@ _EXTENSIONS = {
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
 _CHUNK_BYTES = 1 << 22
+PROGRESS, _LOCK = "_progress.jsonl", ".lock"
 _REPAIR = "remove this file and start again with the same arguments"
 
 
@@ -158,3 +164,51 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
         bar = tqdm(pool.map(index_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
         return join(list(bar))
+
+
+class Progress(NamedTuple):
+    """`finished`: the shards by name. The file has the plan in its first line and one more line for each shard."""
+
+    file: BinaryIO
+    finished: dict[str, WrittenShard]
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Records a shard that is on the disk; raises OSError."""
+        self.file.write(json.dumps(line).encode() + b"\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+
+@contextmanager
+def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
+    """Creates `folder` or continues it, and locks it until the block ends. `plan`: all that the shards depend on.
+
+    Raises:
+        UserError: the folder has other files, or shards of another plan; or another process writes to it.
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    others = sorted(path.name for path in folder.iterdir() if not path.match(".*"))
+    if others and PROGRESS not in others:
+        raise UserError(f"{folder}: contains other files ({others[0]}); give another folder with -output")
+    lock = locked(folder / _LOCK, 0.0, "wait, or give another -output", is_essential=True)
+    with lock, open(folder / PROGRESS, "ab+") as file:
+        for path in folder.glob(".*.tmp"):  # of a writer that was killed
+            path.unlink()
+        file.seek(0)
+        # The last part is empty, or a line that a crash left incomplete.
+        *lines, incomplete = file.read().split(b"\n")
+        file.truncate(file.tell() - len(incomplete))
+        try:
+            before, *rows = map(json.loads, lines or [json.dumps(plan)])
+            finished = {shard.name: shard for shard in (WrittenShard(**row) for row in rows)}
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
+        if before != plan:
+            raise UserError(
+                f"{folder}: contains shards of other data, -shard_mb or -size; give the same, or another -output"
+            )
+        progress = Progress(file, finished)
+        if not lines:
+            progress.add(plan)
+        yield progress

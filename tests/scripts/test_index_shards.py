@@ -8,11 +8,11 @@ from test_layers import loaded_with
 
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
+from datasets.shards import build
+from datasets.shards.build import open_index
 from datasets.shards.data_set import TarShards
-from datasets.shards.indexing import build
-from datasets.shards.indexing.build import open_index
-from datasets.shards.indexing.index import INDEX_NAME, read_index, write_index
-from datasets.shards.storage.store import ShardStore
+from datasets.shards.index import INDEX_NAME, read_index, write_index
+from datasets.shards.store import ShardStore
 from scripts.index_shards import main
 from tests.datasets.shards.fault_server import fault_server
 from tests.datasets.shards.tar_files import jpeg, write_shard, write_shards
@@ -83,4 +83,4 @@ def test_the_tools_without_the_packages_of_tar(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="needs obstore, braceexpand"):
         main(flags(folder, tmp_path))
     loaded = loaded_with("scripts.make_shards")
-    assert "datasets.shards.indexing.index" in loaded and not loaded & {"obstore", "braceexpand"}
+    assert "datasets.shards.index" in loaded and not loaded & {"obstore", "braceexpand"}

@@ -16,11 +16,10 @@ from webdataset.tariterators import base_plus_ext
 
 from datasets.decoding.bad_images import BadImage
 from datasets.registry import read_samples
-from datasets.shards.indexing.index import INDEX_NAME, INFO_FILE, read_index
+from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards
-from scripts.sharding.progress import PROGRESS, open_progress
-from scripts.sharding.source import parse_data
-from scripts.sharding.tar import unique_keys
+from scripts.make_shards import parse_data
+from scripts.sharding.tar import PROGRESS, open_progress, unique_keys
 from utils.errors import UserError
 
 CLASSES = ("cat", "dog.v2", "ünï 中🙂")

@@ -1,16 +1,15 @@
 """Tar shards and their index: valid examples, readers that check the accepted content, repairs of checksums."""
 
-import io
 import json
 import tarfile
 from pathlib import Path
 
 from safetensors.numpy import load, save
 
-from datasets.shards.indexing.index import encode_index, index_digest, join, read_index, to_index
-from datasets.shards.indexing.records import Record, read_records
-from datasets.shards.shard import Shard
+from datasets.shards.index import Shard, encode_index, index_digest, join, read_index, to_index
+from datasets.shards.records import Record, read_records
 from datasets.sources.arrays.strings import strings_in
+from tests.datasets.shards.tar_files import tar_of
 
 _BLOCK_BYTES = 512
 _CHUNK_BYTES = 700
@@ -33,15 +32,7 @@ def tar_examples() -> list[bytes]:
 
 
 def _tar_of(files: dict[str, bytes], tar_format: int, **global_header: str) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(
-        fileobj=buffer, mode="w", format=tar_format, errors="surrogateescape", pax_headers=global_header
-    ) as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    content = buffer.getvalue().rstrip(b"\0")
+    content = tar_of(files, tar_format, **global_header).rstrip(b"\0")
     return content + bytes(-len(content) % _BLOCK_BYTES + 2 * _BLOCK_BYTES)  # without padding, which is most of it
 
 

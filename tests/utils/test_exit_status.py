@@ -11,7 +11,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.decode import open_image
 from datasets.registry import read_samples
-from datasets.shards.storage.store import ShardStore
+from datasets.shards.store import ShardStore
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.files.unlabelled import unlabelled
 from engine.checkpoint import run_folder

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from configs.batch_plan import BatchPlan
-from datasets.loading.sampler import EvalSampler, TrainSampler
 from datasets.loading.shard_order import ShardWindows
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
@@ -24,18 +23,6 @@ def test_a_window_is_used_up_before_the_next_one_begins(window):
         assert len(in_use) <= window
 
 
-@pytest.mark.parametrize("window", [1, 3, 10, 99])
-def test_the_shards_of_a_window_are_known_before_it_begins(window):
-    windows = ShardWindows(ENDS, window)
-    order = np.searchsorted(ENDS, windows.order(0, 5).numpy(), side="right").tolist()
-    for place in range(len(order)):
-        ahead = windows.shards_from(0, 5, place, num_epochs=7)
-        assert order[place] in ahead[:window] and len(ahead) <= 2 * window
-    assert windows.shards_from(0, 5, len(order) - 1, 7)[-1] in windows.shards(0, 6)[: 2 * window]
-    last = windows.shards_from(0, 5, len(order) - 1, num_epochs=6)
-    assert order[-1] in last and len(last) <= window  # no shard of an epoch that does not come
-
-
 @pytest.mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])
 def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
     """They have another order; at the end of an epoch, a run may go on with them."""
@@ -48,16 +35,3 @@ def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
     assert before.steps_done(checkpoint) == 2 and now.steps_done(checkpoint | {"done_steps": 0}) == 0
     with pytest.raises(UserError, match=r"-resume: .* inside an epoch .*DATA.DATA_PATH"):
         now.steps_done(checkpoint)
-
-
-def test_each_sampler_tells_the_shards_of_its_batches():
-    train = TrainSampler(int(ENDS[-1]), 4, 3, 7, rank=1, world_size=2, windows=ShardWindows(ENDS, 3)).from_position(
-        1, 5, 3
-    )
-    evaluation = EvalSampler(int(ENDS[-1]), 4, rank=1, world_size=2)
-    for sampler in (train, evaluation):
-        for number, keys in enumerate(sampler):
-            shards = {int(np.searchsorted(ENDS, index, side="right")) for _, index, _ in keys if index >= 0}
-            assert shards <= set(sampler.shards_from(number, ENDS))
-    balanced = TrainSampler(int(ENDS[-1]), 4, 3, 7, balanced_targets=np.arange(ENDS[-1]) % 2)
-    assert [balanced.shards_from(number, ENDS)[0] for number in range(12)] == [*range(10), 0, 1]

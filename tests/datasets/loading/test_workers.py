@@ -24,13 +24,13 @@ from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
-from datasets.loading import waits
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import default_num_workers
 from datasets.sources.arrays.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
+from utils import waits
 from utils.cpu_cores import CoreShare
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -4,15 +4,18 @@ import io
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 
-def tar_of(files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], tar_format: int = tarfile.PAX_FORMAT) -> bytes:
+def tar_of(
+    files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], tar_format: int = tarfile.PAX_FORMAT, **headers: str
+) -> bytes:
     """An archive of these files: names, which may contain surrogates for invalid UTF-8, and contents."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tar_format, encoding="utf-8", errors="surrogateescape") as tar:
+    options: Any = {"format": tar_format, "encoding": "utf-8", "errors": "surrogateescape", "pax_headers": headers}
+    with tarfile.open(fileobj=(buffer := io.BytesIO()), mode="w", **options) as tar:
         for name, content in files.items() if isinstance(files, Mapping) else files:
             member = tarfile.TarInfo(name)
             member.size = len(content)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from tar_files import numbered, tar_of
 
-from datasets.shards.indexing import build
-from datasets.shards.indexing.build import cached_index, open_index
-from datasets.shards.indexing.index import INDEX_NAME, encode_index, read_index
-from datasets.shards.indexing.records import read_records
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store import ShardStore
+from datasets.shards import build
+from datasets.shards.build import cached_index, open_index
+from datasets.shards.index import INDEX_NAME, Shard, encode_index, read_index
+from datasets.shards.records import read_records
+from datasets.shards.store import ShardStore
 from datasets.sources.arrays.strings import strings_in
 from utils.errors import Findings, UserError
 

@@ -7,10 +7,10 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from datasets.shards.find import find_shards
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store import ShardStore
-from datasets.shards.storage.store_errors import StoreError
+from datasets.shards.data_set import find_shards
+from datasets.shards.index import Shard
+from datasets.shards.store import ShardStore
+from datasets.shards.store_errors import StoreError
 
 pytestmark = pytest.mark.slow
 DATA = bytes(range(256)) * 400

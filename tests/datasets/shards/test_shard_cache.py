@@ -5,13 +5,16 @@ import os
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from datasets.shards.shard import Shard
-from datasets.shards.storage import cache as cache_module
-from datasets.shards.storage.cache import ReadAhead, ShardCache, cache_folder
-from datasets.shards.storage.store import ShardStore
-from datasets.shards.storage.store_errors import StoreError
+from datasets.loading.sampler import EvalSampler, TrainSampler
+from datasets.loading.shard_order import ShardWindows
+from datasets.shards import cache as cache_module
+from datasets.shards.cache import ReadAhead, ShardCache, cache_folder
+from datasets.shards.index import Shard
+from datasets.shards.store import ShardStore
+from datasets.shards.store_errors import StoreError
 from engine.run.facts import FACTS, read_facts
 from engine.run.log import RunLogger
 from tests.datasets.shards.fault_server import body, fault_server, status, wait_for
@@ -71,7 +74,7 @@ def cached(cache, shards) -> list[int]:
 
 
 def download_all(cache: ShardCache, shards: list[Shard]) -> list[bool]:
-    return [cache.download(shard, wait=True) for shard in shards]
+    return [cache.download(shard, wait_seconds=60.0) for shard in shards]
 
 
 def test_download_and_read(server, cache, shards):
@@ -180,17 +183,15 @@ def test_cache_folder(monkeypatch):
 
 
 @pytest.fixture
-def ahead(cache):
-    ahead = ReadAhead(cache, ahead=2)
-    yield ahead
-    ahead.pool.close()
+def ahead(cache, shards):
+    return ReadAhead(cache, shards, ShardWindows(np.arange(1, 7), 1), EvalSampler(6, 1))
 
 
 def test_read_ahead_downloads_the_next_shards_and_no_others(server, cache, ahead, shards):
-    for first, expected in ((0, [0, 1]), (1, [0, 1, 2]), (4, [0, 1, 2, 4, 5])):
-        ahead.follow(shards[first:])
-        wait_for(lambda expected=expected: cached(cache, shards) == expected)
-    assert sorted(path for _, path, _ in server.requests) == [f"/{number}.tar" for number in (0, 1, 2, 4, 5)]
+    for number, keys in enumerate(ahead):
+        assert keys == [(0, number, 0)]
+        wait_for(lambda number=number: cached(cache, shards) == list(range(6))[: number + 2])
+    assert sorted(path for _, path, _ in server.requests) == [f"/{number}.tar" for number in range(6)]
 
 
 def test_with_all_shards_in_use_none_replaces_another(server, cache, ahead, shards):
@@ -200,6 +201,27 @@ def test_with_all_shards_in_use_none_replaces_another(server, cache, ahead, shar
         ahead.follow([*shards[number % 6 :], *shards[: number % 6]])
         wait_for(lambda number=number: len(cached(cache, shards)) == min(number + 2, 3))
     assert len(server.requests) == 3
+
+
+def test_the_shards_of_each_batch_are_downloaded_before_those_of_the_next_ones(cache, shards, monkeypatch):
+    """In each order of samples, also of one rank and from the middle of a run."""
+    ends, coming = np.array([5, 9, 10, 17, 30, 33]), []
+    monkeypatch.setattr(
+        ReadAhead, "follow", lambda self, shards: coming.append([int(shard.name[0]) for shard in shards])
+    )
+    windows = ShardWindows(ends, 2)
+    in_windows = TrainSampler(33, 2, 3, 7, rank=1, world_size=2, windows=windows).from_position(1, 5, 3)
+    balanced = TrainSampler(33, 2, 1, 7, balanced_targets=np.arange(33) % 2)
+    for sampler in (in_windows, balanced, EvalSampler(33, 2, rank=1, world_size=2)):
+        coming.clear()
+        for keys in ReadAhead(cache, shards, windows, sampler):
+            used = {int(np.searchsorted(ends, index, side="right")) for _, index, _ in keys if index >= 0}
+            assert used <= set(coming[-1])
+        if sampler is in_windows:
+            assert max(map(len, coming)) <= 4
+            assert set(windows.shards(7, 2)[:2].tolist()) <= set(coming[2])  # at the end of epoch 1
+            assert len(coming[-1]) == 2  # no shard of an epoch that does not come
+    assert coming[0] == [0, 1, 2, 3, 4, 5]
 
 
 def test_failed_downloads_are_left_to_the_readers_and_tried_again(server, cache, ahead, shards, monkeypatch, capfd):

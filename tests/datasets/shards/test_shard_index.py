@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from tar_files import numbered, tar_of
 
-from datasets.shards.indexing.index import Index, encode_index, index_digest, join, read_index, to_index
-from datasets.shards.indexing.records import Record
-from datasets.shards.shard import Shard
-from datasets.sources.arrays.strings import strings_in
+from datasets.shards.index import Index, Shard, encode_index, index_digest, join, read_index, to_index
+from datasets.shards.records import Record
+from datasets.sources.arrays.strings import strings_in, to_nfc
 from utils.errors import UserError
 
-LABELS = st.one_of(st.none(), st.integers(0, 999_999)), st.one_of(st.none(), st.text(min_size=1, max_size=5))
+NUMBERS, NAMES = st.integers(0, 999_999), st.text(min_size=1, max_size=5).map(to_nfc)
+LABELS = st.one_of(st.none(), NUMBERS), st.one_of(st.none(), NAMES)
 
 
 def index_of(labels_of_shards, label_key: str = "") -> Index:

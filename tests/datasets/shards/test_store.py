@@ -6,12 +6,12 @@ from ctypes import c_double
 
 import pytest
 
-from datasets.loading import waits
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store import ShardStore
-from datasets.shards.storage.store_errors import RangesNotSupported, StoreError
+from datasets.shards.index import Shard
+from datasets.shards.store import ShardStore
+from datasets.shards.store_errors import RangesNotSupported, StoreError
 from scripts.benchmarks.range_server import etag
 from tests.datasets.shards.fault_server import SECRET, body, fault_server, no_answer, status
+from utils import waits
 
 DATA = bytes(range(256)) * 4000
 NAME = "train/a b#é%20.tar"  # characters that a URL must escape

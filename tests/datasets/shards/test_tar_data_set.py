@@ -15,6 +15,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
+from datasets.loading.sampler import EvalSampler
 from datasets.registry import has_test_split, read_samples
 from datasets.shards.data_set import TarShards
 from datasets.shards.samples import TarSamples
@@ -60,7 +61,7 @@ def test_splits_labels_names_and_images(root, cpu):
     assert contents(val) == contents(tar(options(root), "all")) == pixels(*range(1000, 1012))
     assert train.targets.tolist() == [number % 2 for number in range(40)]
     assert train.name(13) == f"{root}/train-0001.tar/000013.jpg"
-    assert train.shard_ends.tolist() == [10, 20, 30, 40] and val.shard_ends.tolist() == [12]
+    assert train.windows.ends.tolist() == [10, 20, 30, 40] and val.windows.ends.tolist() == [12]
     assert (train.class_names, train.has_class_names) == (["0", "1"], False)
     assert TarShards.has_splits(options(root)) and has_test_split(options(root), cpu) == (False, None)
 
@@ -104,7 +105,7 @@ def test_a_split_without_images_is_refused(tmp_path):
     write_shard(tmp_path / "train-0.tar", range(4))
     write_shard(tmp_path / "train-1.tar", ())
     write_shard(tmp_path / "val-0.tar", ())
-    assert tar(options(tmp_path)).shard_ends.tolist() == [4]
+    assert tar(options(tmp_path)).windows.ends.tolist() == [4]
     for split in ("val", "test"):
         with pytest.raises(UserError, match=rf"^{tmp_path}: .*{split}"):
             tar(options(tmp_path), split)
@@ -120,14 +121,14 @@ def test_images_without_a_label_are_one_finding(tmp_path, cpu):
 @pytest.mark.parametrize("cache_gb", [0, 1])
 def test_a_server_gives_the_same_images(root, cache, cache_gb):
     with fault_server(root) as server:
-        samples = tar(on(server, cache_gb=cache_gb)).with_timeout(7)
+        samples, batches = tar(on(server, cache_gb=cache_gb)).for_loader(EvalSampler(40, 40), 7)
         stores = [samples.reader.store, *([samples.reader.cache.store] if cache_gb else [])]
         assert {store.timeout_seconds for store in stores} == {7}
         server.requests.clear()
         assert contents(samples) == pixels(*range(40))
         assert len(server.requests) == 4  # one per shard, whose images are close together
         received = pickle.loads(pickle.dumps(samples))
-        received.follow([0, 1, 2, 3])
+        assert [len(keys) for keys in batches] == [40]
         if cache_gb:
             wait_for(lambda: len(list((cache / "shards").glob("*.tar"))) == 4)
         server.requests.clear()
@@ -138,8 +139,7 @@ def test_a_server_gives_the_same_images(root, cache, cache_gb):
 def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):
     with fault_server(root) as server:
         samples = tar(on(server, cache_gb=1))
-        samples.follow([0])
-        wait_for(lambda: list((cache / "shards").glob("*.tar")))
+        assert samples.reader.cache.download(samples.shards[0])
         (path,) = (cache / "shards").glob("*.tar")
         for damaged in (bytes(path.stat().st_size), path.read_bytes()[:1000]):
             path.write_bytes(damaged)

@@ -62,7 +62,6 @@ def _cache_faults() -> list[Fault]:
         finished("tar cache: a small disk", on_small_disk, shell=disk("16m"), prints=no_room, check=is_equal()),
         finished("tar cache: a full disk", on_small_disk, shell=disk("4k"), prints=not_written, check=is_equal()),
         finished("tar cache: two runs", served(CACHE), shell=two_runs, check=all_of(once, _nothing_left)),
-        finished("tar cache: two runs without an index", served(indexed=False), shell=two_runs, check=once),
         finished("tar cache: two ranks", served(CACHE, flags=("-ngpus=2",)), **by_ranks),
         Fault("tar cache: ranks killed in a download", killed_ranks, None, (137,), MULTI, act=killed, check=resumes),
     ]

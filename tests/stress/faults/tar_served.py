@@ -14,7 +14,7 @@ from faults.saved import state_hash
 from faults.scene import Scene
 from faults.tar import data_of, tar_flags
 
-from datasets.shards.indexing.index import INDEX_NAME
+from datasets.shards.index import INDEX_NAME
 from utils.errors import UserError
 
 PATTERN = "{train-{0000..0005},val-0000}.tar"

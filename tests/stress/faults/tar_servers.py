@@ -30,28 +30,12 @@ def _refusing_servers() -> list[Fault]:
             port = listener.getsockname()[1]
         return at(f"http://127.0.0.1:{port}")(scene)
 
-    def without(name: str) -> Provoke:
-        def provoke(scene: Scene) -> list[str]:
-            flags = served()(scene)
-            (scene.server.folder / name).unlink()
-            return flags
-
-        return provoke
-
-    def unlisted(scene: Scene) -> list[str]:
-        served()(scene)
-        return tar_flags(scene, scene.server.url)
-
     limit, network = SHORT_TIMEOUT, r", after \d+ s of attempts; check the"
     table: dict[str, tuple[Provoke, str]] = {
         "an unknown host": (at("http://no-such-host.invalid/d"), rf"invalid/d/\S+\.tar: the host .*{network}"),
         "a refused connection": (refused, rf"http://127\.0\.0\.1:\d+/\S+\.tar: the connection is refused{network}"),
-        "status 404": (without("train-0003.tar"), r"http://\S+/train-0003\.tar: does not exist; check DATA\.DATA_PATH"),
         "status 403": (served(answer=status(403)), r"http://\S+\.tar: access is refused \(status 403\)"),
-        "status 401": (served(answer=status(401)), r"http://\S+\.tar: the server asks for credentials \(status 401\)"),
         "status 503": (served(limit, answer=status(503)), rf"\.tar: the server answers with status 503{network}"),
-        "a folder, whose shards cannot be listed": (unlisted, r"cannot be listed, and there is no _info\.json; give a"),
-        "whole files only": (served(answer=body(ranges=False)), r"\.tar: .*whole files only; set DATA\.CACHE_"),
     }
 
     def fault(name: str, provoke: Provoke, line: str) -> Fault:

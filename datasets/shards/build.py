@@ -4,18 +4,17 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from datasets.shards.indexing.archive import DamagedShard
-from datasets.shards.indexing.index import INDEX_NAME, Index, join, read_index, to_index, write_index
-from datasets.shards.indexing.records import Remarks, read_records
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store import ShardStore
+from datasets.shards.archive import DamagedShard
+from datasets.shards.index import INDEX_NAME, Index, Shard, join, read_index, to_index, write_index
+from datasets.shards.records import Remarks, read_records
+from datasets.shards.store import ShardStore
 from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -53,7 +52,15 @@ def open_index(
         if not stored.missing():
             stored.save(path)
     if stored.missing():
-        with _locked(path):
+        with contextlib.ExitStack() as stack:
+            lock = path.with_name(f".{path.name}.lock")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(lock))
+            except OSError as error:
+                problem = f"{path.parent}: cannot store the index ({error.strerror})"
+                raise error_from(error, f"{problem}; set DATA.CACHE_DIR to a writable folder") from error
+            stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
             stored.add_file(path)  # another process may have written it
             if stored.missing():
                 _build(store, stored, path)
@@ -119,23 +126,6 @@ class _StoredRows:
             write_index(path, index)
         except OSError as error:
             self.notes.append(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds it again")
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Locks the index for one process at a time; raises UserError if its folder cannot be written."""
-    lock = path.with_name(f".{path.name}.lock")
-    with contextlib.ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(lock))
-        except OSError as error:
-            raise error_from(
-                error,
-                f"{path.parent}: cannot store the index ({error.strerror}); set DATA.CACHE_DIR to a writable folder",
-            ) from error
-        stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
-        yield
 
 
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:

@@ -5,20 +5,19 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import load, save
 
-from datasets.shards.indexing.labels import Label, is_class_name
-from datasets.shards.indexing.records import Record
-from datasets.shards.shard import Shard
+from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays, to_nfc
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
-from utils.atomic_file import open_atomically
+from utils.atomic_file import atomic_write
 from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"
@@ -29,6 +28,37 @@ COLUMNS = {
 }  # fmt: skip
 _OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
 _FORMAT = "AmpViT shards 1"
+LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
+
+
+class Shard(NamedTuple):
+    """A tar file.
+
+    name: its path relative to the location of the data set, such as 'train-000001.tar'.
+    num_bytes: its size.
+    version: its ETag, or for a local file `LOCAL_VERSION` and the time of its last change in ns; None if unknown.
+    is_assumed: whether the index was made without this version, so that the shard may be newer than its rows.
+    """
+
+    name: str
+    num_bytes: int
+    version: str | None = None
+    is_assumed: bool = False
+
+    def is_same_as(self, other: "Shard") -> bool:
+        """Tells whether both have one size and, where both know it, one version.
+
+        A local version and an ETag cannot be compared: shards may be uploaded with their index.
+        """
+        if (self.name, self.num_bytes) != (other.name, other.num_bytes):
+            return False
+        return self.version == other.version or not self.is_comparable_with(other)
+
+    def is_comparable_with(self, other: "Shard") -> bool:
+        """Tells whether both know a version, and of the same kind."""
+        if self.version is None or other.version is None:
+            return False
+        return self.version.startswith(LOCAL_VERSION) == other.version.startswith(LOCAL_VERSION)
 
 
 @dataclass(frozen=True)
@@ -55,6 +85,11 @@ class Index:
     def shard_of(self) -> np.ndarray:
         """The position in `shards` of each image, int64 (N,)."""
         return np.repeat(np.arange(len(self.shards)), np.diff(self.arrays["ends"], prepend=0))
+
+    def rows_of(self, names: Collection[str]) -> np.ndarray:
+        """The positions of the images in the shards with these names, sorted."""
+        is_wanted = np.array([shard.name in names for shard in self.shards], bool)
+        return np.flatnonzero(is_wanted[self.shard_of])
 
     def of_shard(self, position: int) -> "Index":
         """The index of the shard at `position`, with views of the arrays."""
@@ -135,8 +170,7 @@ def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarra
 
 def write_index(path: Path, index: Index) -> None:
     """Writes the index atomically; raises OSError."""
-    with open_atomically(path, "wb") as file:
-        file.write(encode_index(index))
+    atomic_write(path, encode_index(index))
 
 
 def encode_index(index: Index) -> bytes:
@@ -196,9 +230,8 @@ def _has_valid_names(index: Index) -> bool:
 def _has_valid_rows(index: Index) -> bool:
     """Tells whether each image is inside of its shard, and has a class if it has a label."""
     arrays, num_images = index.arrays, len(index)
-    if any(len(arrays[name]) != num_images for name in ("lengths", "crcs", "targets", "names_ends")):
-        return False
-    if len(arrays["ends"]) != len(index.shards):
+    rows = dict.fromkeys(("lengths", "crcs", "targets", "names_ends"), num_images) | {"ends": len(index.shards)}
+    if any(len(arrays[name]) != number for name, number in rows.items()):
         return False
     for name, last in (("ends", num_images), ("names_ends", len(arrays["names"]))):
         edges = np.concatenate([[0], arrays[name], [last]])

@@ -10,22 +10,28 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from datasets.shards.shard import Shard
-from datasets.shards.storage.store import ShardStore
+import numpy as np
+
+from datasets.batch import PADDING
+from datasets.loading.sampler import EvalSampler, Key, TrainSampler
+from datasets.loading.shard_order import ShardWindows
+from datasets.shards.index import Shard
+from datasets.shards.store import ShardStore
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import open_regular_file
 from utils.locks import locked
 from utils.status import RUN_LOG
 from utils.threads import DaemonPool
+from utils.waits import wait_for
 
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
-_POLL_SECONDS = 0.2
 _COMPLETE, _PART = ".tar", ".part"
 _THREADS = 4
 _RETRY_SECONDS = 5.0  # until a shard is tried again: another process may be downloading it, or there was no room
@@ -58,34 +64,37 @@ class ShardCache:
         with suppress(OSError):
             self._path(shard).unlink()
 
-    def download(self, shard: Shard, keep: Collection[Shard] = (), wait: bool = False) -> bool:
+    def download(self, shard: Shard, keep: Collection[Shard] = (), wait_seconds: float = 0.0) -> bool:
         """Downloads a shard that is not in the cache; returns whether it is in the cache now.
 
         It removes the least recently used shards, but none of `keep`. Returns False if there is no room, the disk
-        fails, or another process downloads the shard; with `wait` it waits for this process.
+        fails, or another process still downloads the shard after `wait_seconds`.
 
         Raises:
             StoreError: the shard cannot be read from its source.
         """
-        while time.monotonic() >= self._resume_at:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with ExitStack() as part_lock:
-                    with locked(self._lock):
-                        if self._path(shard).exists():
-                            return True
-                        part = self._reserve(shard, {self._path(other) for other in keep}, part_lock)
-                    if part:
-                        self._fill(part, shard)
-                return part is not None
-            except BlockingIOError:
-                if not wait:
-                    return False
-                time.sleep(_POLL_SECONDS)
-            except OSError as error:
-                self._resume_at = time.monotonic() + _PAUSE_SECONDS
-                self._warn(f"{error.strerror}; samples are read from their source")
-        return False
+        wait_for(lambda: self._try_download(shard, keep), wait_seconds)
+        return self._path(shard).exists()
+
+    def _try_download(self, shard: Shard, keep: Collection[Shard]) -> bool:
+        """Raises BlockingIOError if another process downloads the shard; else returns True, even after an error."""
+        if time.monotonic() < self._resume_at:
+            return True
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with ExitStack() as part_lock:
+                with locked(self._lock):
+                    if self._path(shard).exists():
+                        return True
+                    part = self._reserve(shard, {self._path(other) for other in keep}, part_lock)
+                if part:
+                    self._fill(part, shard)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self._resume_at = time.monotonic() + _PAUSE_SECONDS
+            self._warn(f"{error.strerror}; samples are read from their source")
+        return True
 
     def _path(self, shard: Shard) -> Path:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
@@ -111,17 +120,14 @@ class ShardCache:
 
     def _fill(self, part: BinaryIO, shard: Shard) -> None:
         """Downloads a shard into its part, and renames the part; removes it after an error."""
-        with part:
-            try:
-                for chunk in self.store.stream(shard):
-                    part.write(chunk)
-                part.flush()
-                with locked(self._lock):
-                    os.replace(part.name, self._path(shard))
-            except BaseException:
-                with locked(self._lock):
-                    os.unlink(part.name)
-                raise
+        is_complete = False
+        try:
+            with part:
+                part.writelines(self.store.stream(shard))
+            is_complete = True
+        finally:
+            with locked(self._lock):
+                os.replace(part.name, self._path(shard)) if is_complete else os.unlink(part.name)
 
     def _make_room(self, num_bytes: int, keep: Collection[Path]) -> bool:
         """Removes the least recently used files that are not in `keep`, none if that is not enough."""
@@ -152,34 +158,55 @@ class ShardCache:
 
 
 class ReadAhead:
-    """Downloads the first `ahead` shards of a list into a cache, in threads. It never waits for a download or raises.
+    """The batches of a sampler. Before each one, threads begin to download its shards and the next ones into a cache.
 
-    Errors are ignored: a reader of the shard reports them if it cannot read it either.
+    Batches never wait for a download. Errors are ignored: a reader of the shard reports them if it cannot read it
+    either. The cache removes none of the coming shards to make room for another of them. With all shards in use, it
+    fills up, and the other shards are read from their source.
+
+    shards, windows: of `TarSamples`.
     """
 
-    def __init__(self, cache: ShardCache, ahead: int) -> None:
-        self.cache, self.ahead = cache, ahead
-        self._shards: Sequence[Shard] = ()
+    def __init__(
+        self, cache: ShardCache, shards: Sequence[Shard], windows: ShardWindows, sampler: TrainSampler | EvalSampler
+    ) -> None:
+        self._cache, self._shards, self._windows, self._sampler = cache, shards, windows, sampler
+        self._coming: list[Shard] = []  # shared with the threads
         self._downloads: dict[Shard, Future[float]] = {}  # the time from which a shard may be downloaded again
-        self.pool = DaemonPool(_THREADS)
 
-    def follow(self, shards: Sequence[Shard]) -> None:
-        """Starts to download `shards`, which are needed now and later, in this order. Call it before each batch.
+    @cached_property
+    def _pool(self) -> DaemonPool:
+        return DaemonPool(_THREADS)
 
-        The cache removes none of these shards to make room for another of them. With all shards in use, it fills up,
-        and the other shards are read from their source.
-        """
-        self._shards, wanted = shards, shards[: self.ahead]
+    def __iter__(self) -> Iterator[list[Key]]:
+        for number, keys in enumerate(self._sampler):
+            self.follow([self._shards[position] for position in self._positions(number, keys)])
+            yield keys
+
+    def _positions(self, number: int, keys: list[Key]) -> Sequence[int]:
+        """The shards of the batch `number` and of the next ones, in the order of their use."""
+        (epoch, index, _), ends = keys[0], self._windows.ends
+        shard = int(np.searchsorted(ends, index, side="right"))
+        if isinstance(self._sampler, EvalSampler):
+            return range(shard if index != PADDING else len(ends), len(ends))
+        if self._sampler.windows:
+            return self._sampler.windows.shards_from(self._sampler.seed, epoch, shard, self._sampler.num_epochs)
+        return np.roll(range(len(ends)), -number).tolist()  # all are in use, one after the other first
+
+    def follow(self, shards: list[Shard]) -> None:
+        """Begins to download the first of `shards`, which are needed in this order."""
+        self._coming[:], wanted = shards, shards[: 2 * self._windows.size]
         for shard in self._downloads.keys() - set(wanted):
             self._downloads.pop(shard).cancel()
         for shard in wanted:
             download = self._downloads.get(shard)
             if download is None or (download.done() and download.result() <= time.monotonic()):
-                self._downloads[shard] = self.pool.submit(self._download, shard)
+                self._downloads[shard] = self._pool.submit(_download, self._cache, shard, self._coming)
 
-    def _download(self, shard: Shard) -> float:
-        try:
-            is_cached = self.cache.download(shard, self._shards)
-        except UserError:
-            is_cached = False
-        return float("inf") if is_cached else time.monotonic() + _RETRY_SECONDS
+
+def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float:
+    try:
+        is_cached = cache.download(shard, list(keep))
+    except UserError:
+        is_cached = False
+    return float("inf") if is_cached else time.monotonic() + _RETRY_SECONDS

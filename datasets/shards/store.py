@@ -1,0 +1,241 @@
+"""Reads the bytes of shards in a folder, on a web server, in S3 or GCS: the same methods, errors and retries."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from datetime import timedelta
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import GCSStore, HTTPStore, S3Store
+
+from datasets.shards.index import LOCAL_VERSION, Shard
+from datasets.shards.location import is_local
+from datasets.shards.store_errors import STORE_ERRORS, RangesNotSupported, StoreError, changed, describe
+from utils.files import open_regular_file
+from utils.threads import DaemonPool
+from utils.waits import tell_wait
+
+_T = TypeVar("_T")
+_HEAD_THREADS = 32
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
+_LOCAL_CHUNK_BYTES, _REMOTE_CHUNK_BYTES = 1 << 22, 1 << 18
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
+_COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
+
+
+class LocalFiles:
+    """Files below the folder `root`. All methods raise OSError."""
+
+    attempt_seconds = 0.0
+    can_list = True  # the names of files
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+
+    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+        """Lists the files and the folders in a folder below the root ('': the root itself)."""
+        with os.scandir(self.root / folder) as entries:
+            found = [(f"{folder}/{entry.name}" if folder else entry.name, entry) for entry in entries]
+            return [name for name, entry in found if entry.is_file()], [name for name, entry in found if entry.is_dir()]
+
+    def head(self, name: str) -> Shard:
+        return _local_shard(name, os.stat(self.root / name))
+
+    def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
+        """Returns the whole file as it is now, and its bytes from `start` on."""
+        file = open_regular_file(self.root / name)
+        file.seek(start)
+        return _local_shard(name, os.fstat(file.fileno())), _chunks(file)
+
+
+def _local_shard(name: str, state: os.stat_result) -> Shard:
+    return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        yield from iter(partial(file.read, _LOCAL_CHUNK_BYTES), b"")
+
+
+class RemoteFiles:
+    """Objects below the URL `root`. All methods raise the errors of obstore.
+
+    obstore reads credentials from its own environment variables (AWS_*, GOOGLE_*). A call without an answer fails
+    after `attempt_seconds`, at most a quarter of `timeout_seconds`.
+    """
+
+    def __init__(self, root: str, timeout_seconds: float) -> None:
+        self.attempt_seconds = min(_READ_SECONDS, timeout_seconds / 4)
+        scheme, _, rest = root.partition("://")
+        has_plain_endpoint = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
+        options: dict[str, Any] = {
+            "client_options": {
+                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self.attempt_seconds)),
+                "read_timeout": timedelta(seconds=self.attempt_seconds),
+                "timeout": timedelta(days=1),  # of a whole download; obstore's default is 30 s
+                "allow_http": scheme == "http" or (scheme in ("s3", "gs") and has_plain_endpoint),
+            },
+            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
+        }
+        if scheme in ("http", "https"):
+            self.store: HTTPStore | S3Store | GCSStore = HTTPStore(root, **options)
+        else:
+            bucket, _, prefix = rest.partition("/")
+            self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)
+        self.can_list = scheme in ("s3", "gs")
+
+    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
+        """Lists the objects and the folders in a folder below the root ('': the root itself)."""
+        found = self.store.list_with_delimiter(folder or None)
+        return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
+
+    def head(self, name: str) -> Shard:
+        meta = self.store.head(name)
+        return Shard(name, meta["size"], meta["e_tag"])
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Reads the bytes of each (start, length) at the same time; fewer where the object or the answer ends."""
+        starts, lengths = zip(*ranges, strict=True)
+        parts = self.store.get_ranges(name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES)
+        return list(map(bytes, parts))
+
+    def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
+        """Returns the whole object as it is now, and its bytes from `start` on."""
+        result = self.store.get(name, options={"range": {"offset": start}} if start else None)
+        found = Shard(name, result.meta["size"], result.meta["e_tag"])
+        return found, map(bytes, result.stream(min_chunk_size=_REMOTE_CHUNK_BYTES))
+
+
+class ShardStore:
+    """Reads files below `root`, a local folder or a URL; threads may share it, and it can be pickled.
+
+    A server that is away for half of `timeout_seconds` does no harm. All methods raise a StoreError that names the
+    file or URL, at the latest after `timeout_seconds` without a byte.
+    """
+
+    def __init__(self, root: str, timeout_seconds: float) -> None:
+        self.root, self.timeout_seconds = root, timeout_seconds
+        self.is_local = is_local(root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.root, self.timeout_seconds)
+
+    @cached_property
+    def files(self) -> LocalFiles | RemoteFiles:
+        try:
+            return LocalFiles(self.root) if self.is_local else RemoteFiles(self.root, self.timeout_seconds)
+        except STORE_ERRORS as error:
+            problem = describe(error, self.root)
+            raise StoreError(f"{self.root}: {problem.text}; {problem.fix}") from None
+
+    def url(self, name: str) -> str:
+        """Returns the path or URL of a file. It contains no credentials: `parse_location` refuses them."""
+        return f"{self.root.rstrip('/')}/{name}"
+
+    def list_folder(self, folder: str = "") -> tuple[list[str], list[str]]:
+        """Lists the files and the folders in a folder below the root ('': the root itself), unordered."""
+        return self._retry(folder, lambda: self.files.list_folder(folder))
+
+    def head(self, names: Sequence[str]) -> list[Shard]:
+        """Returns the size and version of each file, in the order of `names`."""
+        head = self.files.head
+        with closing(DaemonPool(min(_HEAD_THREADS, len(names)))) as pool:  # after an error, no request begins
+            return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
+
+    def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Reads the bytes of each range (start, length) of a remote file at the same time.
+
+        Raises:
+            StoreError: the file is shorter, or cannot be read.
+            RangesNotSupported: the server sends whole files only.
+        """
+        assert isinstance(self.files, RemoteFiles)
+        wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
+        parts = self._retry(name, partial(self.files.read_ranges, name, wanted)) if wanted else []
+        if [len(part) for part in parts] != [length for _, length in wanted]:
+            raise self._changed(name)
+        filled = iter(parts)
+        return [next(filled) if length else b"" for _, length in ranges]
+
+    def read_small(self, name: str, max_bytes: int) -> bytes | None:
+        """Reads a whole file; None if it does not exist. S3 refuses access to a file that does not exist."""
+
+        def read() -> bytes | None:
+            try:
+                found, chunks = self.files.open_stream(name, 0)
+            except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+                return None
+            if found.num_bytes > max_bytes:
+                raise StoreError(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
+            return b"".join(chunks)
+
+        return self._retry(name, read)
+
+    def stream(self, shard: Shard) -> Iterator[bytes]:
+        """Yields the bytes of a whole shard in order; raises StoreError if the file is another one."""
+        position, chunks = 0, None
+
+        def next_chunk() -> bytes:
+            nonlocal shard, chunks
+            source, chunks = chunks, None  # after an error, the file is opened again
+            if source is None:
+                found, source = self._open_at(shard.name, position)
+                if not found.is_same_as(shard):
+                    raise self._changed(shard.name)
+                shard = shard._replace(version=shard.version or found.version)
+            chunk, chunks = next(source, b""), source
+            return chunk
+
+        while position < shard.num_bytes:
+            chunk = self._retry(shard.name, next_chunk)
+            if not chunk:
+                raise self._changed(shard.name)
+            position += len(chunk)
+            yield chunk
+
+    def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes]]:
+        try:
+            return self.files.open_stream(name, position)
+        except NotSupportedError:  # the server sends whole files only
+            found, chunks = self.files.open_stream(name, 0)
+            return found, _without_start(chunks, position)
+
+    def check_unchanged(self, shard: Shard) -> None:
+        """Raises StoreError if the file is no longer `shard`. Call it where a checksum does not match."""
+        if not self.head([shard.name])[0].is_same_as(shard):
+            raise self._changed(shard.name)
+
+    def _changed(self, name: str) -> StoreError:
+        text, fix, _ = changed(self.root)
+        return StoreError(f"{self.url(name)}: {text}; {fix}")
+
+    def _retry(self, name: str, call: Callable[[], _T]) -> _T:
+        """Returns the result of a call, which is repeated after an error that may pass; raises StoreError."""
+        started, pause_seconds = time.monotonic(), _FIRST_PAUSE_SECONDS
+        url = self.url(name) if name else self.root
+        while True:
+            try:
+                return call()
+            except STORE_ERRORS as error:
+                problem, waited = describe(error, self.root), time.monotonic() - started
+                if isinstance(error, NotSupportedError):
+                    raise RangesNotSupported(f"{url}: {problem.text}; {problem.fix}") from None
+                until_last_call = self.timeout_seconds - self.files.attempt_seconds
+                if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
+                    tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
+                    raise StoreError(f"{url}: {problem.text}{tried}; {problem.fix}") from None
+            tell_wait(f"the run waits for {url}: {problem.text}", waited)
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
+
+
+def _without_start(chunks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        if len(chunk) > num_bytes:
+            yield chunk[num_bytes:]
+        num_bytes = max(0, num_bytes - len(chunk))
