@@ -110,7 +110,7 @@ def _read(
     predicts: bool,
     splitter: Splitter,
 ) -> list[Samples]:
-    properties, kind = DATA_SETS[data.dataset], source_class(data.dataset)
+    kind, properties = source_class(data.dataset), DATA_SETS[data.dataset]
     if not kind.reads_archive:
         refuse_archive(data.data_path)
     samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)

@@ -14,6 +14,7 @@ from configs.schema.model import FIXED_KEYS, Model
 from utils.errors import combine_findings, did_you_mean
 
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
+_GRAY_AND_BLUR = "TRAIN.AUGMENT_POLICY=3a, which has gray values and blur, or a plugin"
 _OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
     "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
     "CLIP_GRAD": "TRAIN.GRAD_CLIP", "CUTMIX": "TRAIN.CUTMIX_ALPHA", "DROP": "MODEL.DROPOUT",
@@ -33,6 +34,12 @@ _REPLACEMENTS = _OTHER_NAMES | {  # of a key, a section, or a last part of keys
     "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
     "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING=true, or more devices",
     "TRAIN.RESTART_SCHEDULE": "a new run with -pretrained=RUN/last.pth",
+    "LOSS.SUM_CLASSES": "the mean over the classes, and with SGD a TRAIN.BASE_LR times their number",
+    "PARALLEL.REDUCE_DTYPE": "PARALLEL.STRATEGY=hsdp for less traffic between hosts",
+    "TRAIN.BLUR_PROB": _GRAY_AND_BLUR,
+    "TRAIN.CLIP_MODE": "TRAIN.GRAD_CLIP alone, which clips the norm of all gradients",
+    "TRAIN.GRAYSCALE_PROB": _GRAY_AND_BLUR,
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": "TRAIN.NUM_EPOCHS without these epochs",
     "AMP.MODE": "AMP.PRESET",  # of Colossal-AI
     "AMP.OPT_LEVEL": "AMP.LEVEL",  # of Apex
     "AMP.USE_PURE_FP16": "AMP.LEVEL=O2",  # of Fleet

@@ -13,7 +13,7 @@ from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, key_of_flag
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
-from configs.reading.old_keys import replace_old_keys
+from configs.reading.old_keys import REMOVED, replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.plugins import add_plugins, open_plugin
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
@@ -202,7 +202,7 @@ def _add_option(layers: OptionLayers, option: str, flag: str) -> None:
     key, equals, text = option.partition("=")
     if not equals:
         raise UserError(f"{flag} {option[:80]}: expected KEY=VALUE, such as TRAIN.BASE_LR=1e-3")
-    if not any(key in known_keys(family) for family in MODEL_SECTIONS):
+    if key not in REMOVED and not any(key in known_keys(family) for family in MODEL_SECTIONS):
         raise UserError(f"{flag}: unknown key {key[:80]}{nearest_key(key, model_type(layers.values))}")
     layers.add_key(key, parse_value(text), flag)
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from configs.reading.old_keys import REMOVED
 from configs.reading.option_layers import expand_switches, flatten
 from configs.reading.plugins import check_plugins
 from configs.reading.probe_options import PLACEHOLDERS
@@ -33,7 +34,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored.
     """
-    before, after = with_defaults(parse_value(then)), _flat(parse_value(now))
+    before, after = REMOVED | with_defaults(parse_value(then)), REMOVED | _flat(parse_value(now))
     return {
         key: (before.get(key), value)
         for key, value in after.items()

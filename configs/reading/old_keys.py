@@ -1,4 +1,7 @@
-"""Keys of PaddleViT's earlier YAML files: renamed ones get their present name, those without an effect are removed."""
+"""Keys of PaddleViT's earlier YAML files, and of earlier versions.
+
+Renamed ones get their present name, those without an effect are removed.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +19,23 @@ _RENAMED = {
     "RANDAUGMENT": "RAND_AUGMENT",
     "STAGE_DEPTHS": "STAGE_DEPTH",
 }
-# Of PaddleViT's launcher, of BEiT's tokenizer, and of MAE's pre-training.
+# Of PaddleViT's launcher, of BEiT's tokenizer, of MAE's pre-training; the place of the average; erasing per image.
 _UNUSED = (
     "DATA.SECOND_IMAGE_SIZE", "LOCAL_RANK", "NGPUS", "TAG", "THROUGHPUT_MODE", "TRAIN.LR_SCHEDULER.MILESTONES",
-    "TRAIN.NORMALIZE_TARGET",
+    "TRAIN.MODEL_EMA_FORCE_CPU", "TRAIN.NORMALIZE_TARGET", "TRAIN.RANDOM_ERASE_SPLIT",
 )  # fmt: skip
-# Unknown keys if they are on. The first four are in the config.yaml of earlier runs.
+# Unknown keys if they are on.
 _UNUSED_IF_OFF = (
-    "PARALLEL.FP16_ALLREDUCE", "PARALLEL.FUSE_ALL_REDUCE_OPS", "PARALLEL.OFFLOAD", "TRAIN.RESTART_SCHEDULE",
     "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID", "MODEL.TRANS.PATCH_GRID",
     "TRAIN.MULTI_SCALE_SAMPLER_DDP",
 )  # fmt: skip
+# Keys of earlier versions, with the defaults that the config.yaml of their runs has. Other values are unknown keys.
+REMOVED = {
+    "LOSS.SUM_CLASSES": False, "PARALLEL.FP16_ALLREDUCE": False, "PARALLEL.FUSE_ALL_REDUCE_OPS": False,
+    "PARALLEL.OFFLOAD": False, "PARALLEL.REDUCE_DTYPE": "float32", "TRAIN.BLUR_PROB": 0, "TRAIN.CLIP_MODE": "norm",
+    "TRAIN.GRAYSCALE_PROB": 0, "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS": 0, "TRAIN.MODEL_EMA_FORCE_CPU": False,
+    "TRAIN.RANDOM_ERASE_SPLIT": False, "TRAIN.RESTART_SCHEDULE": False,
+}  # fmt: skip
 _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
 
 
@@ -42,6 +51,9 @@ def replace_old_keys(layers: OptionLayers, family: str) -> list[str]:
     for path, value in values.items():
         key = ".".join(path)
         present = _present_name(key, known)
+        if key in REMOVED and value == REMOVED[key]:
+            _remove(layers.values, path)
+            continue
         if (isinstance(value, dict) and value) or (key in known and not (is_cosine and key in _OF_STEP_DECAY)):
             continue
         is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")

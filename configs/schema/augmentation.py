@@ -46,10 +46,6 @@ class Augmentation(Section):
         description="maximum change of brightness, contrast and saturation; applied if no policy is on, or with a 3a "
         "policy",
     )
-    grayscale_prob: Probability = Field(0.0, description="probability of gray values, after policy and color jitter")
-    blur_prob: Probability = Field(
-        0.0, description="probability of a Gaussian blur with a standard deviation of 0.1 to 2 pixels, after these"
-    )
     auto_augment: bool = Field(False, description="AutoAugment's ImageNet policy, as PaddleViT has it")
     rand_augment: bool = Field(False, description="RandAugment as PaddleViT has it; precedes AUTO_AUGMENT")
     rand_augment_layers: int = Field(2, ge=1, le=100, description="RandAugment: operations per image")
@@ -75,7 +71,6 @@ class Augmentation(Section):
         "pixel", description="erased pixels become the mean color, one random color per rectangle, or noise"
     )
     random_erase_count: int = Field(1, ge=1, le=100, description="maximum number of rectangles per erased image")
-    random_erase_split: bool = Field(False, description="no effect, as in PaddleViT, which erases per image")
 
     @field_validator("augment_policy")
     @classmethod

@@ -24,7 +24,6 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         lt=1,
         description="bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets",
     )
-    sum_classes: bool = Field(False, description="bce: sum over the classes, not their mean (timm's --bce-sum)")
     class_weights: Literal["balanced"] | Floats | None = Field(
         None,
         description="factor of the loss of each class (bce: of its positive term); balanced: proportional to 1 / "
@@ -41,8 +40,6 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
 
     @model_validator(mode="after")
     def _check(self) -> "Loss":
-        if self.name != "bce":
-            for key in ("TARGET_THRESHOLD", "SUM_CLASSES"):
-                if getattr(self, key.lower()) != type(self).model_fields[key.lower()].default:
-                    raise ValueError(f"{key} applies to LOSS.NAME bce only; remove it or set LOSS.NAME=bce")
+        if self.name != "bce" and self.target_threshold is not None:
+            raise ValueError("TARGET_THRESHOLD applies to LOSS.NAME bce only; remove it or set LOSS.NAME=bce")
         return self

@@ -22,9 +22,6 @@ class Parallel(Section):
         True,
         description="fsdp, hsdp: free a block's gathered parameters after its forward pass: less memory, more traffic",
     )
-    reduce_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="fsdp, hsdp: dtype in which gradients are summed over the ranks"
-    )
     comm_hook: Literal["none", "bf16", "fp16"] = Field(
         "none", description="ddp: dtype in which gradients are exchanged; none: their own"
     )
@@ -44,7 +41,7 @@ class Parallel(Section):
         if self.shards_per_group and self.strategy != "hsdp":
             raise ValueError(f"SHARDS_PER_GROUP belongs to hsdp, but STRATEGY is {self.strategy}; remove one of them")
         if self.comm_hook != "none" and self.strategy != "ddp":
-            raise ValueError(f"COMM_HOOK belongs to ddp, but STRATEGY is {self.strategy}; use REDUCE_DTYPE instead")
+            raise ValueError(f"COMM_HOOK belongs to ddp, but STRATEGY is {self.strategy}; remove one of them")
         if self.bucket_mb is not None and self.strategy != "ddp":
             raise ValueError(f"BUCKET_MB belongs to ddp, but STRATEGY is {self.strategy}; remove one of them")
         return self

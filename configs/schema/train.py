@@ -48,9 +48,6 @@ class LRScheduler(Section):
         "of the final decay; null: 30, for wsd a fifth of NUM_EPOCHS",
     )
     decay_rate: float = Field(0.1, gt=0, le=1, description="step: factor of each reduction")
-    cooldown_epochs: float = Field(
-        0.0, ge=0, description="last epochs of NUM_EPOCHS, with END_LR; the decay ends before them; not for step"
-    )
     warmup_prefix: bool | None = Field(
         None,
         description="true: the decay starts after the warm-up; false: it starts at step 0, and the warm-up overrides "
@@ -63,8 +60,6 @@ class LRScheduler(Section):
             raise ValueError(f"DECAY_EPOCHS applies to NAME step and wsd, not to {self.name}; remove it or change NAME")
         if self.decay_rate != type(self).model_fields["decay_rate"].default and self.name != "step":
             raise ValueError(f"DECAY_RATE applies to NAME step, not to {self.name}; remove it or change NAME")
-        if self.cooldown_epochs and self.name == "step":
-            raise ValueError("COOLDOWN_EPOCHS does not apply to NAME step; remove it or change NAME")
         if self.warmup_prefix is not None and self.name == "wsd":
             raise ValueError("WARMUP_PREFIX does not apply to NAME wsd; remove it or change NAME")
         return self
@@ -97,13 +92,7 @@ class Train(Augmentation, Distillation):
     sqrt_scaled_lr: int | None = Field(
         None, ge=1, description="multiplies them by the square root of global batch size / this value; null: by 1"
     )
-    grad_clip: float | None = Field(
-        None, ge=0, description="max gradient norm over all parameters; with CLIP_MODE agc its factor; null or 0: off"
-    )
-    clip_mode: Literal["norm", "agc"] = Field(
-        "norm",
-        description="agc: adaptive clipping: gradient norm / weight norm of each unit, without the head (NFNet: 0.01)",
-    )
+    grad_clip: float | None = Field(None, ge=0, description="max gradient norm over all parameters; null or 0: off")
     accum_iter: int = Field(
         1,
         ge=1,
@@ -125,11 +114,6 @@ class Train(Augmentation, Distillation):
         description="a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; false: "
         "always MODEL_EMA_DECAY, as in PaddleViT",
     )
-    model_ema_force_cpu: bool = Field(
-        False,
-        description="keep the average in host memory, for large models; each step then waits for the device and copies "
-        "the weights, and an evaluation copies the average to the device",
-    )
     patience: int | None = Field(
         None,
         ge=1,
@@ -148,16 +132,12 @@ class Train(Augmentation, Distillation):
             raise ValueError("SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them")
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
             raise ValueError("OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW")
-        if self.clip_mode == "agc" and not self.grad_clip:
-            raise ValueError("CLIP_MODE agc needs GRAD_CLIP, its factor; set it, such as to 0.01")
-        parts = {
-            "LR_SCHEDULER.DECAY_EPOCHS": (self.lr_scheduler.name == "wsd" and self.lr_scheduler.decay_epochs) or 0,
-            "LR_SCHEDULER.COOLDOWN_EPOCHS": self.lr_scheduler.cooldown_epochs,
-            "WARMUP_EPOCHS": self.warmup_epochs,
-        }
-        if sum(parts.values()) > self.num_epochs:
-            given = " and ".join(f"{key} {epochs:g}" for key, epochs in parts.items() if epochs)
-            raise ValueError(f"{given} exceed NUM_EPOCHS {self.num_epochs}; lower one of them")
+        decay = self.lr_scheduler.decay_epochs if self.lr_scheduler.name == "wsd" else None
+        if decay and decay + self.warmup_epochs > self.num_epochs:
+            raise ValueError(
+                f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and WARMUP_EPOCHS {self.warmup_epochs:g} exceed NUM_EPOCHS "
+                f"{self.num_epochs}; lower one of them"
+            )
         if self.last_epoch >= self.num_epochs:
             raise ValueError(
                 f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: no epoch is left to train; lower it"

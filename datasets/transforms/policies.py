@@ -5,7 +5,6 @@ A policy is called with (image, generator of the sample) and returns an image; t
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from datasets.transforms.timm_policy import TimmPolicy, timm_policies
 
 _MAGNITUDE_STD = 0.5
 _LAYER_PROBABILITY = 0.5
-_BLUR_SIZE, _BLUR_STD = 23, (0.1, 2.0)  # pixels
 
 Policy = Callable[[Image.Image, random.Random], Image.Image]
 
@@ -108,29 +106,7 @@ class ColorJitter:
         return image
 
 
-def random_gray(probability: float, image: Image.Image, rng: random.Random) -> Image.Image:
-    """Gray values in all channels, as torchvision's RandomGrayscale."""
-    return image.convert("L").convert(image.mode) if rng.random() < probability else image
-
-
-def random_blur(probability: float, image: Image.Image, rng: random.Random) -> Image.Image:
-    """torchvision's GaussianBlur with timm's parameters: 23 x 23 pixels, standard deviation 0.1 to 2."""
-    if rng.random() >= probability:
-        return image
-    from torchvision.transforms.functional import gaussian_blur  # type: ignore[import-untyped]  # slow
-
-    size = min(_BLUR_SIZE, 2 * min(image.size) - 1)  # the border of a smaller image cannot be reflected
-    return gaussian_blur(image, [size, size], [rng.uniform(*_BLUR_STD)])
-
-
 def build_policies(data: Data, train: Train) -> list[Policy]:
-    """The policies of a run, in timm's order."""
-    policies = _color_policies(data, train)
-    policies += [partial(random_gray, train.grayscale_prob)] if train.grayscale_prob else []
-    return policies + ([partial(random_blur, train.blur_prob)] if train.blur_prob else [])
-
-
-def _color_policies(data: Data, train: Train) -> list[Policy]:
     """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
     jitter: list[Policy] = [ColorJitter(train.color_jitter)] if train.color_jitter else []
     if train.augment_policy:

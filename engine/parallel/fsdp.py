@@ -47,7 +47,7 @@ class FSDP(Strategy):
         if average is not None:
             self._shard_model(average, dtype_of, reshard=True, reshard_rest=True)
         groups = "" if self.shards == self.world_size else f", {self.world_size // self.shards} groups"
-        return f"{units} units over {self.shards} ranks each{groups}, gradients summed in {self.options.reduce_dtype}"
+        return f"{units} units over {self.shards} ranks each{groups}, gradients summed in float32"
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -68,10 +68,9 @@ class FSDP(Strategy):
         reshard: whether the gathered parameters of blocks and norms are freed after a forward pass.
         reshard_rest: the same for the other gathered parameters.
         """
-        reduce_dtype = getattr(torch, self.options.reduce_dtype)  # its default differs between versions of torch
-        # Autocast casts the inputs, as it does without sharding.
+        # Autocast casts the inputs, as it does without sharding. The default of reduce_dtype differs between versions.
         half = dtype_of(model)
-        policy = MixedPrecisionPolicy(half, reduce_dtype, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(half, reduce_dtype=torch.float32, cast_forward_inputs=False)
         fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         norms = _with_parameters(model, lambda module: dtype_of(module) != half)
         for norm in norms:

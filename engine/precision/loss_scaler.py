@@ -2,11 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from timm.utils.agc import adaptive_clip_grad
 from torch import nn
 
 from configs.schema import Amp
@@ -26,12 +25,7 @@ class LossScaler(torch.amp.GradScaler):
     gradient does not change the weights.
 
     Averaged gradients are non-finite on all ranks or on none, so all ranks take the same decision.
-
-    adaptively_clipped: the parameters whose gradients are clipped by unit; if there are any, `max_norm` is the factor
-        of adaptive gradient clipping (Brock et al., 2021).
     """
-
-    adaptively_clipped: Sequence[nn.Parameter] = ()
 
     def __init__(
         self,
@@ -85,11 +79,7 @@ class LossScaler(torch.amp.GradScaler):
         self.last_skipped = scaled_norm * 0 != 0  # infinity * 0 and NaN * 0 are NaN, which differs from 0
         self._overflow = self.last_skipped.float()
         divisor = scale
-        if self.adaptively_clipped:
-            torch._foreach_div_(gradients, scale)
-            adaptive_clip_grad(self.adaptively_clipped, max_norm)
-            divisor = torch.ones_like(scale)
-        elif max_norm:  # the formula of clip_grad_norm_, with all terms multiplied by the scale
+        if max_norm:  # the formula of clip_grad_norm_, with all terms multiplied by the scale
             divisor = torch.maximum(scale, torch.add(scaled_norm, scale, alpha=1e-6) / max_norm)
         if torch_compat.unscales_in_step(optimizer):
             fused: Any = optimizer

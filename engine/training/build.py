@@ -30,7 +30,6 @@ from engine.training.optimization.optimizer import (
     check_sharded_optimizer,
     describe_optimizer,
     describe_tuning,
-    outside_heads,
 )
 from engine.training.optimization.schedule import build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
@@ -78,8 +77,6 @@ def build_train_state(
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
     notes += [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] if config.model.tuned != "probe" else []
-    if train.clip_mode == "agc":
-        precision.scaler.adaptively_clipped = outside_heads(model)
     if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
         notes.append(f"Compile: {compiled}, in the first step")
     images = dummy_images(data, context)
@@ -151,10 +148,6 @@ def _shard(
     if config.model.tuned == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
         raise UserError(f"MODEL.TUNE lora: {name} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
     check_sharded_optimizer(train.optimizer)
-    if train.clip_mode == "agc":
-        raise UserError(f"TRAIN.CLIP_MODE agc: needs whole units, but {name} shards them; use PARALLEL.STRATEGY=ddp")
-    if train.model_ema_force_cpu:
-        raise UserError(f"TRAIN.MODEL_EMA_FORCE_CPU: {name} shards the average; set it to false")
     about = strategy.shard(model, average and average.module, precision.gathered_dtype)
     if average:
         average.follow(model)

@@ -58,7 +58,7 @@ class TrainState:
         """The model to evaluate, in the precision of the training."""
         if self.average is None:
             return self.precision.weights.compute
-        return self.precision.compute_copy(self.average.module_on(self.precision.device))
+        return self.precision.compute_copy(self.average.module)
 
     def new_progress(self, epoch: int) -> EpochProgress:
         """The start of an epoch."""

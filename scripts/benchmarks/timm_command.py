@@ -129,8 +129,6 @@ def _training_values(config: Config) -> dict[str, Any]:
         "opt": optimizer.name.lower(), "opt-eps": optimizer.eps, "opt-betas": optimizer.betas,
         "opt-kwargs": kwargs or None,
         "momentum": optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
-        "clip-mode": train.clip_mode if train.grad_clip else None,
-        "grayscale-prob": train.grayscale_prob or None, "gaussian-blur-prob": train.blur_prob or None,
         "lr": train.base_lr, "warmup-lr": train.warmup_start_lr, "min-lr": train.end_lr,
         "sched": "cosine", "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
         "grad-accum-steps": train.accum_iter, "smoothing": train.smoothing,

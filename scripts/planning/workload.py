@@ -30,7 +30,7 @@ class Workload:
         flops_per_image: of the forward and backward pass, without recomputation.
         passes: by whether the blocks are checkpointed; without True if the model does not support it.
         moments: values per trained parameter that the optimizer keeps.
-        has_average: on the device.
+        has_average: of the weights.
         sharding_problem: the part that FSDP and HSDP do not support; None if there is none.
     """
 
@@ -88,7 +88,7 @@ def measure_workload(config: Config) -> Workload:
         flops_per_image=flops,
         passes=passes,
         moments=moments_per_parameter(config.train),
-        has_average=config.train.model_ema and not config.train.model_ema_force_cpu,
+        has_average=config.train.model_ema,
         sharding_problem=_sharding_problem(model, config, precision),
         precision=precision,
     )

@@ -1,25 +1,61 @@
-"""A removed key is answered with its replacement."""
+"""Keys of earlier versions: the default is accepted, another value is answered with the replacement."""
 
 import pytest
+import yaml
 
-from configs.reading.command_line import parse_command_line
-from configs.schema.parallel import Parallel
+from configs.reading.command_line import parse_command_line, to_yaml
+from configs.reading.compare import changed_options
+from configs.reading.old_keys import REMOVED
+from configs.reading.option_layers import OptionLayers
 from utils.errors import UserError
 
-REMOVED = {
-    "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
-    "PARALLEL.OFFLOAD": "MODEL.GRAD_CHECKPOINTING",
-    "TRAIN.RESTART_SCHEDULE": "-pretrained",
+REPLACEMENTS = {
+    "LOSS.SUM_CLASSES=true": "TRAIN.BASE_LR",
+    "PARALLEL.FP16_ALLREDUCE=true": "PARALLEL.COMM_HOOK=fp16",
+    "PARALLEL.OFFLOAD=true": "MODEL.GRAD_CHECKPOINTING",
+    "PARALLEL.REDUCE_DTYPE=bfloat16": "hsdp",
+    "TRAIN.BLUR_PROB=0.1": "TRAIN.AUGMENT_POLICY=3a",
+    "TRAIN.CLIP_MODE=agc": "TRAIN.GRAD_CLIP",
+    "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS=10": "TRAIN.NUM_EPOCHS",
+    "TRAIN.RESTART_SCHEDULE=true": "-pretrained",
 }
 
 
-@pytest.mark.parametrize(("key", "replacement"), REMOVED.items())
-def test_a_removed_key_names_its_replacement(key, replacement, tmp_path):
-    section, name = key.split(".")
-    (tmp_path / "old.yaml").write_text(f"{section}: {{{name}: true}}\n")
-    for argv in (["-opts", f"{key}=true"], [f"-cfg={tmp_path / 'old.yaml'}"]):
+def old_options(*options: str) -> str:
+    """The removed keys as an earlier run wrote them, with other values of some of them."""
+    layers, changed = OptionLayers(), dict(option.split("=") for option in options)
+    for key, value in (REMOVED | changed).items():
+        layers.add_key(key, yaml.safe_load(value) if key in changed else value, "")
+    return yaml.safe_dump(layers.values)
+
+
+@pytest.mark.parametrize(("option", "replacement"), REPLACEMENTS.items())
+def test_a_removed_key_names_its_replacement(option, replacement, tmp_path):
+    (tmp_path / "old.yaml").write_text(old_options(option))
+    for argv in (["-opts", option], [f"-cfg={tmp_path / 'old.yaml'}"]):
         with pytest.raises(UserError) as error:
             parse_command_line(argv)
-        assert key in str(error.value) and replacement in str(error.value)
-    (tmp_path / "old.yaml").write_text(f"{section}: {{{name}: false}}\n")  # as an earlier run wrote it
-    assert parse_command_line([f"-cfg={tmp_path / 'old.yaml'}"]).config.parallel == Parallel()
+        assert "unknown key " + option.split("=")[0] in str(error.value) and replacement in str(error.value)
+        assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_defaults_of_removed_keys_change_nothing(tmp_path):
+    (tmp_path / "old.yaml").write_text(old_options())
+    for argv in ([f"-cfg={tmp_path / 'old.yaml'}"], ["-opts", *(f"{key}={value}" for key, value in REMOVED.items())]):
+        command = parse_command_line(argv)
+        assert command.config == parse_command_line([]).config
+        assert not [note for note in command.notes if "old keys" in note]
+
+
+def test_the_keys_of_paddlevit_that_have_no_effect_are_named(tmp_path):
+    """Ten of its files keep the average in host memory."""
+    (tmp_path / "paddlevit.yaml").write_text("TRAIN: {MODEL_EMA_FORCE_CPU: true, RANDOM_ERASE_SPLIT: true}")
+    command = parse_command_line([f"-cfg={tmp_path / 'paddlevit.yaml'}"])
+    (warning,) = (note for note in command.notes if note.startswith("Warning: "))
+    assert "TRAIN.MODEL_EMA_FORCE_CPU" in warning and "TRAIN.RANDOM_ERASE_SPLIT" in warning
+
+
+def test_a_resumed_run_names_a_removed_key_that_had_another_value():
+    now = to_yaml(parse_command_line([]).config)
+    assert changed_options(old_options(), now) == {"TRAIN.MODEL_EMA_WARMUP": (False, True)}  # of a run without the key
+    assert changed_options(old_options("TRAIN.CLIP_MODE=agc"), now)["TRAIN.CLIP_MODE"] == ("agc", "norm")

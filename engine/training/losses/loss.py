@@ -58,8 +58,7 @@ def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | N
             dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
         padding = dense[:, 0] == PADDING if targets.ndim > 1 else targets == PADDING
         losses: torch.Tensor = bce(logits.float(), dense * (1 - smoothing) + smoothing / classes)
-        losses = losses.sum(-1) if options.sum_classes else losses.mean(-1)
-        return losses.masked_fill(padding, 0).sum()
+        return losses.mean(-1).masked_fill(padding, 0).sum()
 
     return loss
 

@@ -166,19 +166,14 @@ def _zero_momentum(optimizer: torch.optim.SGD) -> None:
 
 def _scale_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> None:
     """Gives the parameters of the head groups of their own, whose `lr_scale` also has the factor of LAYER_DECAY."""
-    outside = {*outside_heads(model)}
+    heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
     groups = []
     for group in optimizer.param_groups:
         for in_head in (False, True):
-            if part := [parameter for parameter in group["params"] if (parameter not in outside) == in_head]:
+            if part := [parameter for parameter in group["params"] if (parameter in heads) == in_head]:
                 factor = group.get("lr_scale", 1.0) * (scale if in_head else 1.0)
                 groups.append(group | {"params": part, "lr_scale": factor})
     optimizer.param_groups[:] = groups
-
-
-def outside_heads(model: nn.Module) -> list[nn.Parameter]:
-    heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
-    return [parameter for parameter in model.parameters() if parameter not in heads]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

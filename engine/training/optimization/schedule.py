@@ -16,8 +16,7 @@ class Schedule:
     cosine: to `end_lr` (Loshchilov and Hutter, 2016). linear: to `end_lr`. step: multiplied by `decay_rate` every
     `decay_steps`, counted from the start of the warm-up as in timm's train.py, not below `end_lr`. wsd: constant, then
     linear to `end_lr` in the last `decay_steps` (Zhai et al., 2021: cooldown; Hu et al., 2024: warm-up, stable, decay).
-    The last `cooldown_steps` have `end_lr`, as in timm. Without `warmup_prefix` the warm-up replaces the start of the
-    decay.
+    Without `warmup_prefix` the warm-up replaces the start of the decay.
 
     At the end of every epoch the cosine equals PaddleViT's, and the step decay timm's, which change once per epoch.
     """
@@ -30,7 +29,6 @@ class Schedule:
     name: str = "cosine"
     decay_steps: float = math.inf
     decay_rate: float = 1.0
-    cooldown_steps: float = 0.0
     warmup_prefix: bool = True
 
     def lr_at(self, step: int) -> float:
@@ -41,10 +39,9 @@ class Schedule:
         if self.name == "step":
             reductions = (step - decay_start) // self.decay_steps
             return max(self.end_lr, self.peak_lr * math.pow(self.decay_rate, reductions))
-        decay_end = self.total_steps - self.cooldown_steps
         if self.name == "wsd":
-            decay_start = max(decay_start, decay_end - self.decay_steps)
-        share = min(1.0, max(0.0, step - decay_start) / max(1, decay_end - decay_start))
+            decay_start = max(decay_start, self.total_steps - self.decay_steps)
+        share = min(1.0, max(0.0, step - decay_start) / max(1, self.total_steps - decay_start))
         left = (1 + math.cos(math.pi * share)) / 2 if self.name == "cosine" else 1 - share
         return self.end_lr + (self.peak_lr - self.end_lr) * left
 
@@ -62,7 +59,6 @@ def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int)
         name=decay.name,
         decay_steps=(decay.decay_epochs or default_epochs) * steps_per_epoch,
         decay_rate=decay.decay_rate,
-        cooldown_steps=decay.cooldown_epochs * steps_per_epoch,
         warmup_prefix=decay.name != "step" if decay.warmup_prefix is None else decay.warmup_prefix,
     )
 

@@ -1,7 +1,5 @@
 """The exponential moving average of the weights."""
 
-import copy
-
 import torch
 from timm.utils import ModelEmaV3
 from torch import nn
@@ -14,12 +12,11 @@ from utils.torch_compat import fused_lerp_
 class WeightAverage(ModelEmaV3):
     """timm's average of all parameters and buffers of `model`. A skipped step does not change it.
 
-    With `on_host` it is kept in host memory: an update then waits for the device.
     With `use_warmup`, timm's `get_decay` gives the decay, a function of the step.
     """
 
-    def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False, on_host: bool = False) -> None:
-        super().__init__(model, decay, use_warmup=use_warmup, device=torch.device("cpu") if on_host else None)
+    def __init__(self, model: nn.Module, decay: float, use_warmup: bool = False) -> None:
+        super().__init__(model, decay, use_warmup=use_warmup)
         self.follow(model)
 
     @torch.no_grad()
@@ -40,15 +37,9 @@ class WeightAverage(ModelEmaV3):
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:  # type: ignore[override]  # the model is known to `follow`
-        """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device.
-
-        `on_host` this allocates the size of the weights in host memory.
-        """
+        """average += (1 - decay) * (model - average), unless `skipped`, a bool () on the device."""
         averages, values = self._averaged
-        device = averages[0].device  # the host's if the average is kept there
-        if device != skipped.device:
-            skipped, values = skipped.to(device), [value.to(device) for value in values]
-        if device.type == "cpu":
+        if skipped.device.type == "cpu":
             torch._foreach_lerp_(averages, values, [self._update_weight * ~skipped] * len(averages))
         else:
             fused_lerp_(averages, values, self._update_weight, skipped)
@@ -56,17 +47,12 @@ class WeightAverage(ModelEmaV3):
             targets, values = self._copied
             torch._foreach_copy_(targets, values)
 
-    def module_on(self, device: torch.device) -> nn.Module:
-        """The averaged model on `device`: a copy if the average is kept in host memory."""
-        module: nn.Module = self.module
-        return module if self.device in (None, device) else copy.deepcopy(module).to(device)
-
 
 def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
     """The average of `TRAIN.MODEL_EMA`; None if it is off."""
     if not options.model_ema:
         return None
-    return WeightAverage(model, options.model_ema_decay, options.model_ema_warmup, options.model_ema_force_cpu)
+    return WeightAverage(model, options.model_ema_decay, options.model_ema_warmup)
 
 
 def describe_average(options: Train) -> str:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from timm.data import create_transform
 from torchvision import transforms
 from torchvision.transforms.v2 import functional as TF
 
@@ -23,8 +22,6 @@ from datasets.transforms.policies import (
     RandAugment,
     build_policies,
     from_pillow,
-    random_blur,
-    random_gray,
     to_pillow,
 )
 from datasets.transforms.timm_policy import TimmPolicy
@@ -125,39 +122,12 @@ PRECEDENCE = [
     ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [TimmPolicy, ColorJitter]),
     ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "rand-t3a"}, [TimmPolicy, ColorJitter]),
     ({"AUGMENT_POLICY": "3a"}, [TimmPolicy]),
-    ({"COLOR_JITTER": 0.3, "BLUR_PROB": 0.1, "GRAYSCALE_PROB": 0.2}, [ColorJitter, random_gray, random_blur]),
 ]
-
-
-def test_gray_values_and_blur_equal_timms_transforms():
-    """The operations of `create_transform(grayscale_prob=1, gaussian_blur_prob=1)`; the same standard deviation."""
-    grayscale, apply_blur = create_transform(
-        24, is_training=True, color_jitter=None, grayscale_prob=1.0, gaussian_blur_prob=1.0, separate=True
-    )[1].transforms
-    image, blur = to_pillow(PIXELS), apply_blur.transforms[0]
-    assert random_gray(1.0, image, random.Random(0)).tobytes() == grayscale(image).tobytes()
-    assert (blur.kernel_size, tuple(blur.sigma)) == ((23, 23), (0.1, 2.0))
-    for seed in range(5):
-        rng = random.Random(seed)
-        sigma = (rng.random(), rng.uniform(0.1, 2.0))[1]
-        blurred = random_blur(1.0, image, random.Random(seed))
-        assert blurred.tobytes() == transforms.functional.gaussian_blur(image, [23, 23], [sigma]).tobytes()
-
-
-@pytest.mark.parametrize("policy", [random_gray, random_blur])
-def test_gray_values_and_blur_have_their_probability(policy):
-    """Also for an image smaller than the blur, and for one channel."""
-    rng, image = random.Random(0), to_pillow(PIXELS[:, :8, :6])
-    changed = sum(policy(0.3, image, rng) is not image for _ in range(1000))
-    assert changed / 1000 == pytest.approx(0.3, abs=0.05)
-    assert policy(1.0, image.convert("L"), rng).mode == "L"
 
 
 @pytest.mark.parametrize(("options", "kinds"), PRECEDENCE)
 def test_precedence(options, kinds):
-    assert [
-        getattr(policy, "func", type(policy)) for policy in build_policies(Data(), Train.model_validate(options))
-    ] == kinds
+    assert [type(policy) for policy in build_policies(Data(), Train.model_validate(options))] == kinds
 
 
 @pytest.mark.parametrize(
@@ -171,7 +141,6 @@ def test_precedence(options, kinds):
         {"AUGMENT_POLICY": "rand-n9"},
         {"AUGMENT_POLICY": "augmix-m3-w3"},
         {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
-        {"BLUR_PROB": 1.0, "GRAYSCALE_PROB": 0.5},
     ],
 )
 def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(data, options):

@@ -51,9 +51,9 @@ def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
 def test_several_labels_are_independent_regressions(data):
     features = standardized(data[0])
     targets = torch.tensor(np.random.default_rng(1).random((N, 3)) < 0.3 + 0.2 * (features[:, :3].numpy() > 0))
-    loss = build_loss(Loss(NAME="bce", SUM_CLASSES=True), 0.0)
+    loss = build_loss(Loss(NAME="bce"), 0.0)  # the mean over the three labels
     inputs = torch.cat([features, torch.ones(N, 1)], dim=1)
-    fitted = fit_linear(inputs, targets.to(torch.int8), loss, 1e-2, torch.zeros(3, F + 1))
+    fitted = fit_linear(inputs, targets.to(torch.int8), loss, 1e-2 / 3, torch.zeros(3, F + 1))
     for label in range(3):
         reference = LogisticRegression(C=1 / (1e-2 * N), tol=1e-10, max_iter=10000).fit(features, targets[:, label])
         expected = torch.tensor([*reference.coef_[0], *reference.intercept_], dtype=torch.float32)

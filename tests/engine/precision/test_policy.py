@@ -1,13 +1,10 @@
 """Precision: autocast dtypes, overflow in float16, and one step from gradients to weights."""
 
-import copy
 import math
 
 import pytest
 import torch
-from timm.utils import adaptive_clip_grad
 from torch import nn
-from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp
 from engine.precision.policy import Precision
@@ -52,39 +49,6 @@ def test_step_returns_the_gradient_norm_before_clipping(options, fused, max_norm
     norm = precision.step(optimizer, max_norm, seed=0)
     assert norm.item() == pytest.approx(expected.item() / precision.scaler.get_scale(), rel=1e-5)
     assert all(parameter.grad is None for parameter in (*model.parameters(), *compute.parameters()))
-
-
-AGC = [{}, {"ENABLED": True, "DTYPE": "float16", "INIT_LOSS_SCALING": 2.0**10}, {"ENABLED": True, "LEVEL": "O2"}]
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("options", AGC)
-def test_adaptive_clipping_equals_timms_on_unscaled_gradients(options, fused):
-    """Of the backbone; the head is not clipped. A step with a gradient that is not finite is skipped."""
-    precision = Precision(Amp.model_validate(options), CPU)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
-    expected = copy.deepcopy(model)
-    compute = precision.attach(model)
-    precision.scaler.adaptively_clipped = list(model[0].parameters())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
-    for images in (torch.randn(3, 8), torch.full((3, 8), math.nan)):
-        with precision.autocast():
-            loss = compute(images).float().square().sum()
-        precision.scaler.scale(loss).backward()
-        if images.isfinite().all():
-            for one, other in zip(expected.parameters(), compute.parameters(), strict=True):
-                one.grad = other.grad.float() / precision.scaler.get_scale()
-            before = [parameter.grad.clone() for parameter in expected.parameters()]
-            adaptive_clip_grad(expected[0].parameters(), 0.01)
-            changed = [
-                not torch.equal(*pair) for pair in zip(before, (p.grad for p in expected.parameters()), strict=True)
-            ]
-            assert changed == [True, True, False, False]
-            torch.optim.SGD(expected.parameters(), lr=0.1).step()
-        precision.step(optimizer, 0.01, seed=0)
-    assert precision.scaler.skipped == 1
-    torch.testing.assert_close(parameters_to_vector(model.parameters()), parameters_to_vector(expected.parameters()))
 
 
 def test_skipped_step_keeps_the_weights_and_their_average(any_device):

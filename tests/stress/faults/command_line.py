@@ -70,16 +70,7 @@ def command_line_faults() -> list[Fault]:
         "an op of two meanings": (option("AMP={ENABLED: true, CUSTOM_BLACK_LIST: [mul]}"), r"mul is a matrix product"),
         "two scalings": (option("TRAIN.LINEAR_SCALED_LR=512", "TRAIN.SQRT_SCALED_LR=512"), r"SQRT_SCALED_LR"),
         "decay epochs of a cosine": (option("TRAIN.LR_SCHEDULER.DECAY_EPOCHS=3"), r"DECAY_EPOCHS .*cosine"),
-        "a cooldown of steps": (
-            option("TRAIN.LR_SCHEDULER={NAME: step, COOLDOWN_EPOCHS: 1}"),
-            r"COOLDOWN_EPOCHS .*step",
-        ),
-        "a long cooldown": (option("TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS=2"), r"COOLDOWN_EPOCHS 2 .*NUM_EPOCHS 2"),
         "a prefix of wsd": (option("TRAIN.LR_SCHEDULER={NAME: wsd, WARMUP_PREFIX: true}"), r"WARMUP_PREFIX .*wsd"),
-        "adaptive clipping without a factor": (
-            option("TRAIN={CLIP_MODE: agc, GRAD_CLIP: null}"),
-            r"CLIP_MODE agc needs GRAD_CLIP",
-        ),
         "a long decay": (option("TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 2}"), r"DECAY_EPOCHS 2 .*NUM_EPOCHS 2"),
         "layer decay of a model without layers": (without_layers, r"TRAIN.LAYER_DECAY: this model"),
         "raw weights without an average": (option("EVAL_RAW=true"), r"EVAL_RAW needs an average of the weights"),

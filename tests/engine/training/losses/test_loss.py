@@ -19,7 +19,7 @@ from utils.errors import UserError
 
 CPU = torch.device("cpu")
 B, CLASSES = 6, 5
-KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}, {"NAME": "bce", "SUM_CLASSES": True}]
+KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}]
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25])
 
 
@@ -44,13 +44,12 @@ def test_cross_entropy_is_that_of_torch(smoothing, weights):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
-@pytest.mark.parametrize("summed", [False, True])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
-def test_binary_cross_entropy_is_that_of_timm(smoothing, threshold, summed, weights):
+def test_binary_cross_entropy_is_that_of_timm(smoothing, threshold, weights):
     """timm's mixup smooths mixed targets; timm's loss returns the mean over the batch."""
     logits, labels = logits_and_labels()
-    timm_loss = BinaryCrossEntropy(smoothing, threshold, sum_classes=summed, pos_weight=weights)
-    loss = build_loss(options(NAME="bce", TARGET_THRESHOLD=threshold, SUM_CLASSES=summed), smoothing, weights)
+    timm_loss = BinaryCrossEntropy(smoothing, threshold, pos_weight=weights)
+    loss = build_loss(options(NAME="bce", TARGET_THRESHOLD=threshold), smoothing, weights)
     assert loss(logits, labels) / B == pytest.approx(timm_loss(logits, labels).item(), rel=1e-6)
     mixed, smoothed = mixup_target(labels, CLASSES, 0.3), mixup_target(labels, CLASSES, 0.3, smoothing)
     assert loss(logits, mixed) / B == pytest.approx(timm_loss(logits, smoothed).item(), rel=1e-6)

@@ -67,31 +67,20 @@ def test_schedule_equals_timm_at_every_epoch(name):
 
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("name", ["cosine", "linear", "step"])
-def test_cooldown_and_warmup_prefix_equal_timms(name, prefix):
-    """timm's --epochs counts neither the warm-up as a prefix nor the cooldown; NUM_EPOCHS counts both."""
-    cooldown = 0 if name == "step" else 3
-    decay = {**DECAY[name], "COOLDOWN_EPOCHS": cooldown, "WARMUP_PREFIX": prefix}
+def test_the_warmup_prefix_equals_timms(name, prefix):
+    """timm's --epochs does not count the warm-up as a prefix; NUM_EPOCHS does."""
     end_lr = 0.0 if name == "step" else 1e-5
-    train = train_options(name, END_LR=end_lr, LR_SCHEDULER={"NAME": name, **decay})
+    train = train_options(name, END_LR=end_lr, LR_SCHEDULER={"NAME": name, **DECAY[name], "WARMUP_PREFIX": prefix})
     schedule = build_schedule(train, steps_per_epoch=7, global_batch_size=64)
     timms, epochs = create_scheduler_v2(
         optimizer := torch.optim.SGD([torch.zeros(1)], lr=3e-3), sched="poly" if name == "linear" else name,
-        num_epochs=20 - cooldown - 3 * prefix, warmup_epochs=3, warmup_prefix=prefix, warmup_lr=1e-6, min_lr=end_lr,
-        cooldown_epochs=cooldown, decay_epochs=4, decay_rate=0.3 if name == "step" else 1.0,
+        num_epochs=20 - 3 * prefix, warmup_epochs=3, warmup_prefix=prefix, warmup_lr=1e-6, min_lr=end_lr,
+        decay_epochs=4, decay_rate=0.3 if name == "step" else 1.0,
     )  # fmt: skip
     assert epochs == 20
     for epoch in range(20):
         timms.step(epoch)
         assert schedule.lr_at(7 * epoch) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12), epoch
-    assert cooldown == 0 or {schedule.lr_at(step) for step in range(7 * 17, 140)} == {1e-5}
-
-
-def test_wsd_ends_before_the_cooldown():
-    schedule = build_schedule(
-        train_options("wsd", LR_SCHEDULER={**DECAY["wsd"], "NAME": "wsd", "COOLDOWN_EPOCHS": 2}), 7, 64
-    )
-    rates = [schedule.lr_at(7 * epoch) for epoch in (13, 14, 16, 18, 19)]
-    assert rates == pytest.approx([3e-3, 3e-3, 1.5e-3, 0, 0])
 
 
 @pytest.mark.parametrize("name", DECAY)
