@@ -1,14 +1,28 @@
-"""The tables of parts that options name: losses, augmentations, optimizers; a plugin adds its own (docs/plugins.md)."""
+"""Tables of the parts that options name (losses, augmentations, optimizers), and plugins: files that add parts to them.
 
+A plugin's code runs only if -plugin of this command line names its file. PLUGINS of a recipe, a run or weights states
+which files are needed. The resolved entries are PATH#sha256=HASH: docs/plugins.md.
+"""
+
+import hashlib
 import json
-from collections.abc import Callable
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo
 
-from utils.errors import did_you_mean
+from configs.reading.option_layers import OptionLayers
+from configs.reading.yaml_io import read_text
+from utils.errors import UserError, did_you_mean
 
+PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
+HASH = "#sha256="
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 
@@ -18,67 +32,58 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Parts:
-    """The parts of one kind by name.
+class Parts(dict[str, tuple[Any, type[Options]]]):
+    """The parts of one kind by name: the function or class of a plugin, and its options.
 
-    key: the YAML key of a plugin part's options. names: of the program's parts that options name.
-    own: name -> builder of (*sections of options), which the module with the program's parts fills in.
-    added: name -> function or class of a plugin, and its options.
+    key: the YAML key of the options. names: of the program's own parts, which have no function here and no options.
     """
 
     def __init__(self, kind: str, key: str, *names: str) -> None:
-        self.kind, self.key, self.names = kind, key, names
-        self.own: dict[str, Callable[..., Any]] = {}
-        self.added: dict[str, tuple[Any, type[Options]]] = {}
+        super().__init__(dict.fromkeys(names, (None, Options)))
+        self.kind, self.key = kind, key
 
     def add(self, name: str, options: type[Options] = Options) -> Callable[[_T], _T]:
-        """The decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
+        """Returns the decorator of a plugin's part with these options. Raises ValueError for a name that is taken."""
         if not isinstance(name, str) or not issubclass(options, Options):
             raise ValueError(f"a {self.kind} has a name, and options that are a subclass of configs.parts.Options")
-        if name in (*self.names, *self.added):
+        if name in self:
             raise ValueError(f"there is already a {self.kind} {name}")
-        return lambda part: self.added.setdefault(name, (part, options))[0]
+        return lambda part: self.setdefault(name, (part, options))[0]
 
     def build(self, name: str, values: dict[str, Any] | None) -> Any:
-        """A plugin's part: an object of its class, or its function with the argument `options`."""
-        part, options = self.added[name][0], self.added[name][1].model_validate_json(json.dumps(values or {}))
+        """Builds a plugin's part: an instance of its class, or its function with `options` bound."""
+        part, options = self[name][0], self._read(name, values)
         return part(options) if isinstance(part, type) else partial(part, options=options)
 
-    def build_all(self, named: dict[str, Any] | None, *sections: Any) -> list[Any]:
-        """The parts of the program for which the sections ask, then the parts of plugins by name."""
-        own = (build(*sections) for build in self.own.values())
-        return [*(part for part in own if part), *(self.build(name, one) for name, one in (named or {}).items())]
-
     def check_name(self, name: str) -> str:
-        known = (*self.names, *self.added)
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            raise ValueError(
-                f"{name[:80]}: no {self.kind} (known: {listed}; -plugin adds others){did_you_mean(name, known)}"
-            )
+        if name not in self:
+            known = f"(known: {', '.join(self) or 'none'}; -plugin adds others)"
+            raise ValueError(f"{name[:80]}: no {self.kind} {known}{did_you_mean(name, self)}")
         return name
 
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
-        """The options KWARGS of the part NAME; unchanged if the part is not in this table."""
-        name = info.data.get("name")
-        return self._checked(name, kwargs) if name in (*self.names, *self.added) else kwargs
+        """Checks the options KWARGS of the part NAME; unchanged if the part is not in this table."""
+        name = str(info.data.get("name"))
+        return self._check(name, kwargs) if name in self else kwargs
 
-    def _checked(self, name: str, values: Any, prefix: str = "") -> dict[str, Any] | None:
-        """The options of a part with their defaults; None for none. Raises ValueError, which begins with the key."""
-        options = self.added[name][1] if name in self.added else Options
+    def check_named(self, named: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Checks the options of parts by name."""
+        return named and {self.check_name(name): self._check(name, named[name], f"{name}.") for name in named}
+
+    def _check(self, name: str, values: Any, prefix: str = "") -> dict[str, Any] | None:
+        """Returns the options with their defaults; None for none. Raises ValueError, which begins with the key."""
         try:
-            given = json.dumps({} if values is None else values)  # a list of JSON may be a tuple
-            return options.model_validate_json(given).model_dump(mode="json") or None
+            return self._read(name, values).model_dump(mode="json") or None
         except ValidationError as invalid:
             error = invalid.errors(include_url=False)[0]
             key, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
             if error["type"] == "extra_forbidden":
-                message = f"no option of {name}{did_you_mean(key, options.model_fields)}"
+                message = f"no option of {name}{did_you_mean(key, self[name][1].model_fields)}"
             raise ValueError(f"{prefix}{key or name}: {message}") from None
 
-    def check_named(self, named: dict[str, Any] | None) -> dict[str, Any] | None:
-        """The options of parts of plugins, by name."""
-        return named and {self.check_name(name): self._checked(name, named[name], f"{name}.") for name in named}
+    def _read(self, name: str, values: Any) -> Options:
+        """As JSON, whose lists may be tuples."""
+        return self[name][1].model_validate_json(json.dumps({} if values is None else values))
 
 
 LOSSES = Parts("loss", "LOSS.KWARGS", "cross_entropy", "bce")
@@ -87,3 +92,76 @@ DEVICE_AUGMENTATIONS = Parts("device augmentation", "DATA.DEVICE_AUGMENTATIONS")
 OPTIMIZERS = Parts("optimizer", "TRAIN.OPTIMIZER.KWARGS")  # added to timm's table, which has the others
 TABLES = (LOSSES, HOST_AUGMENTATIONS, DEVICE_AUGMENTATIONS, OPTIMIZERS)
 loss, host_augmentation, device_augmentation, optimizer = (table.add for table in TABLES)
+
+
+class Plugin(NamedTuple):
+    """A plugin whose code this process has run. has_parts: it has registered a part, or a model of timm."""
+
+    path: str
+    text: str
+    has_parts: bool
+
+    @property
+    def entry(self) -> str:
+        return f"{self.path}{HASH}{hashlib.sha256(self.text.encode()).hexdigest()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker runs the plugin when it unpickles it, before the objects of its classes that follow."""
+        return run_plugin, (self.path, self.text)
+
+
+_running: dict[str, Plugin] = {}  # by file name
+
+
+def running_plugins() -> tuple[Plugin, ...]:
+    return tuple(_running.values())
+
+
+def open_plugin(path: str) -> Plugin:
+    """Reads and runs a file. Raises UserError: as `run_plugin`, or it cannot be read."""
+    return run_plugin(str(Path(path).absolute()), read_text(Path(path), "-plugin ", ".py", max_bytes=1 << 24))
+
+
+def run_plugin(path: str, text: str) -> Plugin:
+    """Runs the code of a plugin once. Raises UserError for an exception in it, or another plugin of that name."""
+    name, before = Path(path).name, sum(map(len, TABLES))
+    if name not in _running:
+        module = ModuleType(f"ampvit_plugin_{Path(path).stem}")
+        module.__file__ = path
+        sys.modules[module.__name__] = module  # timm, pickle and pydantic look for it there
+        try:
+            exec(compile(text, path, "exec"), module.__dict__)
+        except Exception as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+            line = error.lineno if isinstance(error, SyntaxError) else (lines or [1])[-1]
+            raise UserError(f"-plugin {path}:{line}: {type(error).__name__}: {error} (-debug: traceback)") from error
+        has_parts = sum(map(len, TABLES)) > before or hasattr(module, "__all__")  # timm adds models to it
+        _running[name] = Plugin(path, text, has_parts)
+    if _running[name].text != text:
+        raise UserError(f"-plugin {path}: {_running[name].path} has the same name; rename one")
+    return _running[name]
+
+
+def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
+    """Runs the plugins at `paths`, of -plugin; PLUGINS of the options then names them. Returns lines for the log."""
+    plugins = [open_plugin(path) for path in paths]
+    entries = [plugin.entry for plugin in plugins]
+    warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
+    if entries:
+        layers.values["PLUGINS"] = entries
+    empty = [plugin.path for plugin in plugins if not plugin.has_parts]
+    warnings += [f"Warning: {path} registers no part; use @register_model, @loss, ..." for path in empty]
+    return [*(f"Plugin: {entry}" for entry in entries), *warnings]
+
+
+def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[str]:
+    """Returns a warning for each needed plugin that has changed. Raises UserError if one is missing."""
+    hashes, warnings = dict(Path(entry).name.partition(HASH)[::2] for entry in given), []
+    for entry in needed if isinstance(needed, list | tuple) else filter(None, [needed]):
+        path, _, then = str(entry).partition(HASH)
+        name = Path(path).name
+        if name not in hashes:
+            raise UserError(f"{source}PLUGINS: needs {name}, which is code: add -plugin={shlex.quote(path)} to run it")
+        if then not in ("", now := hashes[name]):
+            warnings.append(f"Warning: {name} has changed: its SHA-256 is {now[:12]}, in the run {then[:12]}")
+    return warnings

@@ -23,18 +23,17 @@ from configs.reading.flags import Parser
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import format_value
 from engine.report import REPORT
+from engine.report.comparison import CLASS_COLUMNS, IMAGE_COLUMNS, Group, Rows, compare_mistakes, groups_of
 from engine.report.contents import RunContents, read_contents
 from engine.report.formats import option
-from engine.report.groups import Group, groups_of
 from engine.report.page import COMPARISON, comparison_page, run_page
-from engine.report.paired import CLASS_COLUMNS, IMAGE_COLUMNS, Rows, compare_mistakes
 from engine.report.tables import compared_options, evaluated_images, ranked, results
 from engine.run.result import BASELINES
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
-from utils.tables import aligned_table, safe_cell, table_text
+from utils.tables import aligned_table, matrix_text, safe_cell, table_text
 
 _MEASURED = ("train_seconds", "images_per_second", "peak_memory_bytes")
 COLUMNS = [
@@ -102,9 +101,7 @@ def _write_groups(folder: Path, groups: Sequence[Group]) -> None:
     for number, group in enumerate(groups, 1):
         file = folder / f"confusion-{number}.csv"
         if group.confusion:
-            names = [safe_cell(name) for name in group.confusion[0]]
-            rows = ([name, *counts] for name, counts in zip(names, group.confusion[1], strict=True))
-            _write(file, table_text(("true \\ predicted", *names), rows))
+            _write(file, matrix_text(*group.confusion))
         else:
             file.unlink(missing_ok=True)  # of an earlier comparison
 

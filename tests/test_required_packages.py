@@ -12,7 +12,7 @@ from PIL import Image
 from rank_pool import RankPool
 
 from datasets.sources.source import source_class
-from engine.run.loggers.group import check_loggers
+from engine.run.loggers import check_loggers
 from utils.errors import UserError
 from utils.packages import is_installed, missing_features, require
 

@@ -9,7 +9,7 @@ SOURCES = [
 ]
 SOURCES += [*ROOT.glob("main_*.py"), *(ROOT / "scripts").rglob("*.py")]
 REQUIRED_ARGUMENTS = {"torch.load": {"weights_only": True}, "np.load": {"allow_pickle": False}}
-PLUGINS = ROOT / "configs" / "reading" / "plugins.py"  # runs the files that -plugin names
+PLUGINS = ROOT / "configs" / "parts.py"  # runs the files that -plugin names
 FORBIDDEN_CALLS = {"pickle.load", "pickle.loads", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "eval", "exec"}
 
 

@@ -52,6 +52,12 @@ def table_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return lines.getvalue()
 
 
+def matrix_text(names: Sequence[str], counts: Iterable[Sequence[int]]) -> str:
+    """Returns a confusion matrix as a CSV file: a row per true class, a column per predicted class."""
+    cells = [safe_cell(name) for name in names]
+    return table_text(("true \\ predicted", *cells), ([name, *row] for name, row in zip(cells, counts, strict=True)))
+
+
 def aligned_table(header: Sequence[str], rows: Iterable[Sequence[str]], max_width: int) -> str:
     """Columns for a terminal, of at most `max_width` characters each; control characters are escaped."""
     lines = [[shortened(on_one_line(cell), max_width) for cell in row] for row in (header, *rows)]

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from configs.parts import check_plugins
 from configs.reading.old_keys import REMOVED
 from configs.reading.option_layers import expand_switches, flatten
-from configs.reading.plugins import check_plugins
 from configs.reading.probe_options import PLACEHOLDERS
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config

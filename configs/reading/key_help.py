@@ -102,7 +102,7 @@ def all_keys() -> list[Key]:
 def _plugin_keys() -> Iterator[Key]:
     """The options of the parts of plugins; a loss or an optimizer also needs its NAME."""
     for table in TABLES:
-        for name, (_, options) in table.added.items():
+        for name, (_, options) in table.items():
             prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"
             for option, field in options.model_fields.items():
                 key = _key(f"{prefix}.{option}", field)

@@ -77,7 +77,7 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
     Raises:
         UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
-    text = _read_text(path, named_in)
+    text = read_text(path, named_in)
     lines: dict[KeyPath, int] = {}
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
@@ -95,19 +95,19 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
         raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
 
 
-def _read_text(path: Path, named_in: str) -> str:
+def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: int = MAX_BYTES) -> str:
+    """Reads a text file, or raises UserError as `read_yaml`. suffix: of similar names in the error."""
     try:
         with open_regular_file(path) as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         folders = (path.parent, Path("configs")) if isinstance(error, FileNotFoundError) else ()
-        recipes = [str(file) for folder in folders for file in folder.glob("*.yaml")]
-        hint = did_you_mean(str(path.parent / f"{path.stem}.yaml"), recipes)
-        raise error_from(
-            error, f"{named_in}{path}: cannot be read: {getattr(error, 'strerror', error)}{hint}"
-        ) from None
-    if len(data) > MAX_BYTES:
-        raise UserError(f"{path}: is larger than {MAX_BYTES} bytes; give a YAML file of options")
+        files = [str(file) for folder in folders for file in folder.glob(f"*{suffix}")]
+        hint = did_you_mean(str(path.parent / f"{path.stem}{suffix}"), files)
+        problem = f"cannot be read: {getattr(error, 'strerror', error)}{hint}"
+        raise error_from(error, f"{named_in}{path}: {problem}") from None
+    if len(data) > max_bytes:
+        raise UserError(f"{path}: is larger than {max_bytes} bytes; give a {suffix} file")
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Device transforms: operations on a batch, after it was copied to the device.
 
-To add an operation, write an `nn.Module` that maps images to images, add it to `DEVICE_AUGMENTATIONS`. If it needs
+To add an operation, write an `nn.Module` that maps images to images, add it to `device_operations`. If it needs
 random parameters per sample, subclass `RandomDeviceOperation`: loading workers draw them, seeded by sample.
 
 Legend: B images per batch, C channels, S pixels on a side, K erased images, R rectangles in each.
@@ -8,6 +8,7 @@ Legend: B images per batch, C channels, S pixels on a side, K erased images, R r
 
 import math
 import random
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -20,6 +21,7 @@ from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.partial_jpeg import Box
 from datasets.transforms.mixup import Mixup
+from utils.errors import UserError
 
 _ERASED_AREA = (0.02, 1 / 3)  # of all rectangles together, as a share of the image, and their height / width: from
 _ERASED_RATIO = (0.3, 1 / 0.3)  # Random Erasing (Zhong et al., 2017)
@@ -170,27 +172,24 @@ def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
     return _EMPTY_BOX
 
 
-def _affine(data: Data, train: Train) -> nn.Module | None:
-    is_on = data.affine_degrees or data.affine_translate or data.affine_scale != (1.0, 1.0)
-    return RandomAffine(data) if is_on else None
-
-
-DEVICE_AUGMENTATIONS.own |= {
-    "affine": _affine,
-    "normalize": lambda data, train: Normalize(data),
-    "erase": lambda data, train: RandomErase(data, train) if train.random_erase_prob else None,
-}
-
-
-def device_operations(data: Data, train: Train) -> list[nn.Module]:
-    """The operations on training images; their draws follow each other in the same order."""
-    return DEVICE_AUGMENTATIONS.build_all(data.device_augmentations, data, train)
+def device_operations(data: Data, train: Train) -> Iterator[nn.Module]:
+    """Yields the operations on training images; their draws follow each other in the same order."""
+    if data.affine_degrees or data.affine_translate or data.affine_scale != (1.0, 1.0):
+        yield RandomAffine(data)
+    yield Normalize(data)
+    if train.random_erase_prob:
+        yield RandomErase(data, train)
+    for name, options in (data.device_augmentations or {}).items():
+        operation = DEVICE_AUGMENTATIONS.build(name, options)
+        if not isinstance(operation, nn.Module):
+            raise UserError(f"DATA.DEVICE_AUGMENTATIONS: {name} must be a class, an nn.Module with __init__(options)")
+        yield operation
 
 
 class TrainTransform(nn.Module):
     """The device operations, then mixup or CutMix."""
 
-    def __init__(self, operations: list[nn.Module], mixup: Mixup) -> None:
+    def __init__(self, operations: Iterable[nn.Module], mixup: Mixup) -> None:
         super().__init__()
         self.operations, self.mixup = nn.ModuleList(operations), mixup
 

@@ -1,7 +1,7 @@
 """Host transforms: operations on one image, in a loading worker.
 
-To add an operation, write a function of (options, image, rng) and add it to `HOST_AUGMENTATIONS`. The operations of a
-sample share one generator, which is a function of (seed, epoch, sample index, repeat).
+To add an operation, write a function of (options, image, rng) and add it to `_operations`. The operations of a sample
+share one generator, which is a function of (seed, epoch, sample index, repeat).
 
 Flips are computed here: on the host a flip takes a hundredth of the time of decoding; in a batch on a CPU, a tenth.
 
@@ -9,14 +9,13 @@ Legend: B images per batch, C channels, S pixels on a side.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from configs.parts import HOST_AUGMENTATIONS
-from configs.reading.plugins import running_plugins
+from configs.parts import HOST_AUGMENTATIONS, running_plugins
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
@@ -55,17 +54,15 @@ def random_vertical_flip(data: Data, image: torch.Tensor, rng: random.Random) ->
     return image.flip(-2) if rng.random() < data.vflip_prob else image
 
 
-def _policies(data: Data, train: Train) -> _ImageOperation | None:
-    policies = build_policies(data, train)
-    return PillowPolicies(policies) if policies else None
-
-
-# Operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in this order: (data, train) -> operation.
-HOST_AUGMENTATIONS.own |= {
-    "flip": lambda data, train: partial(random_flip, data),
-    "vertical_flip": lambda data, train: partial(random_vertical_flip, data) if data.vflip_prob else None,
-    "policies": _policies,
-}
+def _operations(data: Data, train: Train) -> Iterator[_ImageOperation]:
+    """Yields the operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in their order."""
+    yield partial(random_flip, data)
+    if data.vflip_prob:
+        yield partial(random_vertical_flip, data)
+    if policies := build_policies(data, train):
+        yield PillowPolicies(policies)
+    for name, options in (data.host_augmentations or {}).items():
+        yield HOST_AUGMENTATIONS.build(name, options)
 
 
 class HostTransform:
@@ -119,7 +116,7 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     drawing = [
         operation for operation in device_operations(data, train) if isinstance(operation, RandomDeviceOperation)
     ]
-    operations = HOST_AUGMENTATIONS.build_all(data.host_augmentations, data, train)
+    operations = list(_operations(data, train))
     crop = (*data.random_crop_scale, *data.random_crop_ratio)
     augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)
     is_costly = augments or data.image_size > _SMALL

@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.parts import LOSSES
 from configs.reading.command_line import Command
 from configs.reading.compare import resumed_options
 from configs.schema import Config
@@ -13,7 +12,7 @@ from engine.checkpoint.run_folder import check_writable
 from engine.commands.ensemble import open_models
 from engine.commands.open_run import find_on_all_ranks, log_options
 from engine.run.log import RunLogger
-from engine.run.loggers.group import check_loggers
+from engine.run.loggers import check_loggers
 from engine.run.mfu.flops import count_parameters, forward_flops
 from engine.training.losses.loss import build_loss
 from engine.training.pixel_baseline import measure_baseline
@@ -57,9 +56,8 @@ def _build_training(command: Command, context: ProcessContext, logger: RunLogger
     options = config.with_model(pretrained=None) if found else config
     run, _ = build_run(options, splits, context, logger, lambda _: folder, found)
     state = run.state
-    if config.loss.name in LOSSES.added:
-        logits = torch.zeros(2, config.model.num_logits, device=context.device)
-        build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))
+    logits = torch.zeros(2, config.model.num_logits, device=context.device)
+    build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
     logger.info(f"global batch size: {state.layout.batch}")
     logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
     logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")

@@ -5,8 +5,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from configs.parts import HASH
 from configs.reading.command_line import Command
-from configs.reading.plugins import HASH
 
 _PROJECT = Path(__file__).parents[2]
 

@@ -11,8 +11,8 @@ from timm.models import get_pretrained_cfg
 from torch import nn
 
 from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
+from configs.parts import check_plugins
 from configs.reading.command_line import Command
-from configs.reading.plugins import check_plugins
 from configs.reading.prediction import Prediction, Split
 from configs.resolve import resolve
 from configs.schema import Config, Data, Model

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from configs.parts import PLUGINS_FOLDER, running_plugins
 from configs.reading.command_line import Command, parse_command_line, to_yaml
 from configs.reading.compare import experiment_mismatch, non_default_lines
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
-from configs.reading.plugins import PLUGINS_FOLDER, running_plugins
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options

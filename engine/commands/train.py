@@ -16,7 +16,7 @@ from engine.commands.best_evaluation import evaluate_best
 from engine.commands.next_command import next_command
 from engine.commands.open_run import begin_status, enter_folder, find_on_all_ranks, open_new_folder, start_log
 from engine.report import REPORT
-from engine.run.loggers.group import check_loggers
+from engine.run.loggers import check_loggers
 from engine.run.result import write_result
 from engine.training.run import build_run
 from engine.training.run_data import read_run_data

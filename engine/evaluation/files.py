@@ -21,7 +21,7 @@ from engine.evaluation.pictures import write_attention, write_pictures
 from engine.evaluation.results import SampleResults, class_figures, name_of_target
 from utils.atomic_file import atomic_write, open_atomically
 from utils.metrics import Metrics
-from utils.tables import safe_cell, table_text
+from utils.tables import matrix_text, safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
 MAX_PAIRS = 1000
@@ -121,8 +121,7 @@ class EvaluationFiles:
             return
         matrix = np.zeros((len(names), len(names)), dtype=np.int64)
         matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
-        rows = ([name, *row] for name, row in zip(names, matrix.tolist(), strict=True))
-        self._write_table(file_names.CONFUSION, ("true \\ predicted", *names), rows)
+        atomic_write(self.folder / file_names.CONFUSION, matrix_text(names, matrix.tolist()))
 
     def _write_mistakes(self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]) -> None:
         rows = []

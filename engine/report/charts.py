@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from engine.report.contents import RunContents
 from engine.report.formats import number, percent
 from engine.report.scales import Axis, Point, axis_of, downsample, tick_label
+from engine.run.curves import CURVES, Curves
+from engine.run.result import Rows
+from utils.metric_table import METRICS
 
 WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 34
@@ -98,6 +102,42 @@ class Chart:
             " ".join(f"{x:.10g}" for x, _ in points),
             " ".join(f"{y:.6g}" for _, y in points),
         )
+
+
+def curves_of_run(run: RunContents) -> list[Chart]:
+    charts = []
+    for table in CURVES:
+        rows = _rows(run, table)
+        series = [
+            Series(name, table.points(rows, column), index)
+            for index, (column, name) in enumerate(table.columns.items())
+            if column != "val_top5" or run.shows(METRICS["top5"])
+        ]
+        charts += _chart(table, table.title, series, run.best if f"val_{run.metric.name}" in table.columns else None)
+    return charts
+
+
+def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
+    """A curve of each run in each chart, in the colour of its position."""
+    charts = []
+    for table in CURVES:
+        curves = (table.points(_rows(run, table), table.compared) for run in runs)
+        series = [Series(run.name, curve, index) for index, (run, curve) in enumerate(zip(runs, curves, strict=True))]
+        title = f"Validation {table.title[0].lower()}{table.title[1:]}"
+        charts += _chart(table, title if table.compared.startswith("val_") else table.title, series)
+    return charts
+
+
+def _rows(run: RunContents, table: Curves) -> Rows:
+    if table.multi_label not in (None, run.is_multi_label):
+        return []
+    return run.steps if table.by_step else run.epochs
+
+
+def _chart(table: Curves, title: str, series: list[Series], best: tuple[int, float] | None = None) -> list[Chart]:
+    """The chart of the curves that have values; empty if there are none."""
+    series = [one for one in series if one.points]
+    return [Chart(title, table.x_label, series, table.unit, table.log_base, best)] if series else []
 
 
 def element_id(kind: str, title: str) -> str:

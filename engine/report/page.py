@@ -13,12 +13,10 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from engine.report import REPORT, TRAIN_BATCH
-from engine.report.charts import Chart, Series, element_id, reliability_diagram, series_class
+from engine.report import REPORT, TRAIN_BATCH, charts
+from engine.report.comparison import Group
 from engine.report.contents import Evaluation, RunContents, read_contents
-from engine.report.curves import curves_of_run, curves_of_runs
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent
-from engine.report.groups import Group
 from engine.report.mistakes import data_uri, galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
@@ -49,7 +47,7 @@ def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
-    coverage = [Series("accuracy", evaluation.coverage)] if evaluation else []
+    coverage = [charts.Series("accuracy", evaluation.coverage)] if evaluation else []
     values = {
         "run": run,
         "states": _STATES,
@@ -59,13 +57,13 @@ def run_page(run: RunContents) -> str:
         "details": details_of(run),
         "class_names": class_names_of(run),
         "train_batch": data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
-        "charts": curves_of_run(run),
+        "charts": charts.curves_of_run(run),
         "evaluates_average": evaluates_average(run),
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
-        "coverage": Chart("Accuracy by coverage", "coverage (%)", coverage, "%"),
-        "reliability": reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
+        "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", coverage, "%"),
+        "reliability": charts.reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
     }
     return _render("run.html", values)
 
@@ -88,7 +86,7 @@ def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], proble
         for index, run in enumerate(runs)
     ]  # fmt: skip
     values = {"runs": entries, "tables": results(runs), "groups": groups, "problems": problems}
-    values |= {"options": compared_options(runs), "charts": curves_of_runs(runs)}
+    values |= {"options": compared_options(runs), "charts": charts.curves_of_runs(runs)}
     return _render("comparison.html", values)
 
 
@@ -113,7 +111,7 @@ def _environment() -> Environment:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
     environment.filters |= {"number": number, "percent": percent, "class_table": class_table, "evaluated": _evaluated}
-    environment.globals |= {"element_id": element_id, "series_class": series_class}
+    environment.globals |= {"element_id": charts.element_id, "series_class": charts.series_class}
     return environment
 
 

@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
+from engine.run.curves import PICTURE, draw_curves
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
-from engine.run.loggers.group import LoggerGroup
-from engine.run.plots import CURVES, draw_curves
+from engine.run.loggers import LoggerGroup
 from engine.run.result import write_result
 from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, cell, metric_figures, step_row, training_scalars
@@ -220,7 +220,7 @@ class Reporter:
         try:
             draw_curves(self.folder, self.metric)
         except OSError as error:
-            self.logger.warn(f"Warning: {self.folder / CURVES}: cannot be drawn ({error.strerror or error})")
+            self.logger.warn(f"Warning: {self.folder / PICTURE}: cannot be drawn ({error.strerror or error})")
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""

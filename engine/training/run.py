@@ -22,7 +22,7 @@ from engine.evaluation.files import EvaluationFiles
 from engine.run.environment import record_environment
 from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.log import RunLogger
-from engine.run.loggers.group import LoggerGroup
+from engine.run.loggers import LoggerGroup
 from engine.run.mfu.flops import describe_model
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from configs.parts import running_plugins
 from configs.reading.command_line import to_yaml
 from configs.reading.compare import changed_options
-from configs.reading.plugins import running_plugins
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.shard_writer import read_model_state, read_optimizer_state

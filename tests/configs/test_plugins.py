@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import GREY, ROOT, TINY_VIT
 
-from configs.parts import LOSSES
+from configs.parts import LOSSES, open_plugin
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.plugins import open_plugin
 from configs.reading.yaml_io import parse_value
 from engine.commands.next_command import next_command
 from utils.errors import UserError
@@ -57,7 +56,7 @@ def test_the_help_on_a_key_shows_the_options_of_plugins(plugin, capsys):
 
 
 def test_a_recipe_runs_no_code_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("configs.reading.plugins._running", {})  # later runs would send it to their workers
+    monkeypatch.setattr("configs.parts._running", {})  # later runs would send it to their workers
     (tmp_path / "unnamed.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"PLUGINS: [{tmp_path / 'unnamed.py'}]")
@@ -97,7 +96,7 @@ def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):
 
 
 def test_a_plugin_that_registers_nothing_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("configs.reading.plugins._running", {})  # later runs would send it to their workers
+    monkeypatch.setattr("configs.parts._running", {})  # later runs would send it to their workers
     (tmp_path / "empty.py").write_text("class Model:\n    pass\n")
     (tmp_path / "model.py").write_text(
         "from timm.models import register_model\n@register_model\ndef own_model_1(**kwargs):\n    pass\n"
@@ -110,6 +109,6 @@ def test_a_plugin_that_registers_nothing_is_a_warning(tmp_path, monkeypatch):
 def test_a_worker_has_the_parts_without_the_file(plugin):
     """The rank sends the text: the file may have changed since it ran."""
     code = "import pickle, sys; _, part = pickle.load(sys.stdin.buffer); print(part.__module__, part.__name__)"
-    sent = pickle.dumps((open_plugin(plugin), LOSSES.added["power"][0]))
+    sent = pickle.dumps((open_plugin(plugin), LOSSES["power"][0]))
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, input=sent, capture_output=True, check=True)
     assert result.stdout.split() == [b"ampvit_plugin_own_parts", b"power"]

@@ -24,8 +24,8 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
         smoothing: label smoothing, of mixed targets too.
         class_weights: float32 (classes,), from `read_class_weights`.
     """
-    built: Loss = LOSSES.own.get(options.name, _of_plugin)(options, smoothing, class_weights)
-    return built
+    build = {"cross_entropy": _cross_entropy, "bce": _bce}.get(options.name, _of_plugin)
+    return build(options, smoothing, class_weights)
 
 
 def _cross_entropy(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
@@ -87,9 +87,6 @@ def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tens
         return (weights * losses).masked_fill(padding, 0).sum()
 
     return loss
-
-
-LOSSES.own |= {"cross_entropy": _cross_entropy, "bce": _bce}
 
 
 def read_class_weights(

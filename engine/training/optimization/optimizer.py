@@ -75,8 +75,8 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
 
 def _register(chosen: Optimizer) -> None:
     """Adds the optimizer of a plugin to timm's table, which has no public function for it (timm 1.0)."""
-    if chosen.name in OPTIMIZERS.added:
-        optimizer, name = OPTIMIZERS.added[chosen.name][0], _timm_name(chosen)
+    if chosen.name in OPTIMIZERS:
+        optimizer, name = OPTIMIZERS[chosen.name][0], _timm_name(chosen)
         if name not in timm.optim.list_optimizers() and "_" not in name:
             has: Any = {f"has_{k}": k in inspect.signature(optimizer).parameters for k in ("eps", "momentum", "betas")}
             default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))

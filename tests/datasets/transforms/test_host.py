@@ -93,7 +93,7 @@ def test_draws_equal_those_of_earlier_versions():
 
 def test_a_plugin_that_returns_other_pixels_is_refused(monkeypatch):
     """Normalized pixels would become black images."""
-    monkeypatch.setitem(HOST_AUGMENTATIONS.added, "unit", (lambda image, rng, options: image / 255, Options))
+    monkeypatch.setitem(HOST_AUGMENTATIONS, "unit", (lambda image, rng, options: image / 255, Options))
     data = Data.model_validate({"IMAGE_SIZE": 8, "HOST_AUGMENTATIONS": {"unit": {}}})
     image = LazyImage(torch.zeros(3, 8, 8, dtype=torch.uint8))
     with pytest.raises(UserError, match=r"^DATA.HOST_AUGMENTATIONS: .*float32"):

@@ -11,7 +11,7 @@ from scipy.stats import binomtest
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
-from engine.report.paired import mcnemar
+from engine.report.comparison import mcnemar
 from engine.run.facts import TrainingData
 from scripts.report import main
 from utils.errors import UserError

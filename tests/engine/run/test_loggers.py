@@ -22,9 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from engine.run.facts import read_environment
 from engine.run.log import RunLogger
-from engine.run.loggers.group import LoggerGroup, check_loggers
-from engine.run.loggers.logger import BackgroundLogger, LoggedRun
-from engine.run.loggers.mlflow import MlflowLogger
+from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, MlflowLogger, check_loggers
 from utils.errors import UserError
 from utils.tables import read_rows
 
@@ -160,11 +158,11 @@ class Faulty:
 
 def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
     lines = []
-    logger = BackgroundLogger("wandb", faulty, lines.append, finish_seconds)
-    logger.start(LoggedRun(folder, 0, "", {}))
+    logger = BackgroundLogger("wandb", faulty, lines.append)
+    logger.submit("start", LoggedRun(folder, 0, "", {}))
     for step in range(3):
-        logger.scalars({"train/loss": 1.0}, step)
-    logger.finish(RESULT)
+        logger.submit("scalars", {"train/loss": 1.0}, step)
+    logger.finish(RESULT, finish_seconds)
     return lines
 
 
@@ -185,7 +183,7 @@ def test_a_server_that_does_not_answer_is_named_at_the_start(tmp_path, monkeypat
     logger = MlflowLogger(lambda line: (lines.append(line), warned.set()))
     logger.start(LoggedRun(tmp_path, 0, "", {}))
     assert len(lines) == 1 and "mlflow-id" in lines[0]
-    monkeypatch.setattr("engine.run.loggers.mlflow._ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr("engine.run.loggers._ANSWER_SECONDS", 0.01)
     warned.clear()
     libraries[1].start_run.side_effect = lambda **arguments: warned.wait(60) and 1 / 0
     with pytest.raises(ZeroDivisionError):
@@ -210,7 +208,7 @@ def test_a_warning_hides_the_password_of_a_url(tmp_path):
     faulty, lines = Faulty(), []
     faulty.start = MagicMock(side_effect=OSError("no route to http://me:se@cret@host/api"))
     logger = BackgroundLogger("mlflow", faulty, lines.append)
-    logger.start(LoggedRun(tmp_path, 0, "", {}))
+    logger.submit("start", LoggedRun(tmp_path, 0, "", {}))
     logger.finish(RESULT)
     assert "no route to http://***@host/api;" in lines[0]
 

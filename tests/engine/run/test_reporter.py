@@ -14,7 +14,7 @@ from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress
 from engine.run.facts import Model
 from engine.run.log import RunLogger
-from engine.run.loggers.group import LoggerGroup
+from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter, peak_memory_bytes
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError

@@ -15,9 +15,8 @@ from conftest import ROOT, assert_same_state, states, train
 from rank_pool import environment
 from safetensors.torch import load_file
 
-from configs.parts import HOST_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options
+from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
 from configs.reading.command_line import parse_command_line
-from configs.reading.plugins import open_plugin
 from configs.reading.yaml_io import parse_value
 from configs.schema import Loss, Train
 from configs.schema.train import Optimizer
@@ -54,21 +53,27 @@ def test_the_loss_of_a_plugin_gets_dense_targets_and_counts_no_padding(plugin, s
 
 def test_a_loss_without_one_value_per_sample_is_refused(plugin):
     open_plugin(plugin)
-    assert "scalar" in LOSSES.added
+    assert "scalar" in LOSSES
     with pytest.raises(UserError, match=r"LOSS.NAME scalar: .*\(2,\)"):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("flags", [["-dry_run"], []])
-def test_a_loss_without_the_argument_options_is_one_line(tmp_path, digits_argv, cpu, monkeypatch, flags):
-    monkeypatch.setattr(LOSSES, "added", {})
-    monkeypatch.setattr("configs.reading.plugins._running", {})
-    (tmp_path / "bare.py").write_text(
-        "from configs.parts import loss\n@loss('bare')\ndef bare(logits, targets):\n    return logits.sum(1)\n"
-    )
-    argv = [f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, "LOSS.NAME=bare"]
-    with pytest.raises(UserError, match=r"LOSS.NAME bare: .*'options'"):
-        run(parse_command_line(argv), cpu)
+@pytest.mark.parametrize(("code", "option", "error"), [
+    ("loss('bare')\ndef bare(logits, targets):\n    return logits.sum(1)", "LOSS.NAME=bare",
+     r"LOSS.NAME bare: .*'options'"),
+    ("device_augmentation('bare')\ndef bare(images, options):\n    return images",
+     "DATA.DEVICE_AUGMENTATIONS={bare: null}", r"DATA.DEVICE_AUGMENTATIONS: bare .*nn\.Module"),
+])  # fmt: skip
+def test_a_function_that_cannot_be_called_is_one_line(
+    tmp_path, digits_argv, cpu, monkeypatch, flags, code, option, error
+):
+    monkeypatch.setattr("configs.parts._running", {})
+    for table in (LOSSES, DEVICE_AUGMENTATIONS):
+        monkeypatch.delitem(table, "bare", raising=False)
+    (tmp_path / "bare.py").write_text(f"from configs.parts import *\n@{code}\n")
+    with pytest.raises(UserError, match=error):
+        run(parse_command_line([f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, option]), cpu)
 
 
 @pytest.mark.parametrize("options", [None, {"scale": [0.1, 2]}])
@@ -80,7 +85,7 @@ def test_an_option_may_be_a_tuple(plugin, options):
 
 
 def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(monkeypatch):
-    monkeypatch.setitem(OPTIMIZERS.added, "lamb", (torch.optim.SGD, Options))
+    monkeypatch.setitem(OPTIMIZERS, "lamb", (torch.optim.SGD, Options))
     train_options = Train().model_copy(update={"optimizer": Optimizer(NAME="lamb")})
     with pytest.raises(UserError, match=r"OPTIMIZER.NAME lamb: .*rename"):
         build_optimizer(torch.nn.Linear(2, 2), train_options)

@@ -1,0 +1,259 @@
+"""Loggers of the figures of a run: TensorBoard, and Weights & Biases and MLflow on request.
+
+The environment variables of the libraries (WANDB_MODE, MLFLOW_TRACKING_URI, ...) work as documented there. Each library
+is imported when its logger is made: ImportError if it is not installed.
+"""
+
+import os
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Timer
+from typing import Any, Protocol
+
+from configs.reading.yaml_io import parse_value, write_yaml
+from engine.run.facts import read_environment
+from engine.run.log import RunLogger
+from utils.atomic_file import atomic_write
+from utils.errors import UserError, error_from, hide_passwords, to_single_line
+from utils.packages import is_installed, require
+from utils.threads import DaemonPool
+
+# Unless the user sets them: no capture of the console, no lines of its own, and an end if the network is down.
+_WANDB_SETTINGS = {"WANDB_CONSOLE": "off", "WANDB_SILENT": "true", "WANDB_FINISH_TIMEOUT": "20"}  # the last in seconds
+_ANSWER_SECONDS = 5.0  # MLflow itself tries again for four minutes
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """A training run, new or resumed after `steps_done` steps.
+
+    options: all of them, as YAML. hyperparameters: those that differ from their defaults, by dotted key.
+    """
+
+    folder: Path
+    steps_done: int
+    options: str
+    hyperparameters: Mapping[str, str]
+
+    def id_file(self, library: str) -> Path:
+        """The file with the library's id of this run; an earlier process may have stored it."""
+        return self.folder / f"{library}_run_id.txt"
+
+    def known_id(self, library: str) -> str | None:
+        file = self.id_file(library)
+        return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+
+
+class MetricLogger(Protocol):
+    """Receives the figures of a run in one thread of the main process. All values are numbers of the host."""
+
+    def start(self, run: LoggedRun) -> None:
+        """Called once, before all others."""
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Values by name, such as train/loss. step: optimizer steps since the start of the run."""
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        """Returns when everything is written. result: the content of `result.json`; None: the run failed."""
+
+
+class TensorBoardLogger:
+    """Writes event files to the run's folder: curves, options and environment as text, a row of hyperparameters."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        from torch.utils import tensorboard
+        from torch.utils.tensorboard.summary import hparams
+
+        self._writer_type: Any = tensorboard.SummaryWriter
+        self._hparams: Any = hparams
+
+    def start(self, run: LoggedRun) -> None:
+        """Hides events after the position of the checkpoint: a resumed run repeats them.
+
+        The table of hyperparameters has a row per folder, with the options of the run's first start. Its columns are
+        the options of all runs, and all scalars, if no run declares an experiment; TensorBoard uses the declaration of
+        one run for all of them. So this differs from `SummaryWriter.add_hparams`, which besides makes a new row for
+        each call.
+        """
+        self._board: Any = self._writer_type(run.folder, purge_step=run.steps_done + 1)
+        _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
+        self._board.file_writer.add_summary(session_start)
+        # Indented text is a code block: Markdown shows it as it is.
+        for name, text in (("options", run.options), ("environment", write_yaml(read_environment(run.folder)))):
+            self._board.add_text(name, textwrap.indent(text, "    "), run.steps_done)
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        if result and result["finished"]:
+            self._board.file_writer.add_summary(self._session_end)
+        self._board.close()
+
+
+class WandbLogger:
+    """Logs to a run of Weights & Biases; a resumed run continues it.
+
+    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once. Without an API key
+    it would ask for one on the terminal: the constructor raises UserError.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        import wandb
+
+        self._log, self._wandb = log, wandb
+        for name, value in _WANDB_SETTINGS.items():
+            os.environ.setdefault(name, value)
+        is_online = wandb.setup().settings.mode in ("online", "shared", "run")
+        if is_online and not wandb.login(prompt=False, verify=False):
+            raise UserError(
+                "LOGGERS: wandb has no API key: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline; or "
+                "remove it from LOGGERS"
+            )
+
+    def start(self, run: LoggedRun) -> None:
+        self._run = self._wandb.init(
+            id=run.known_id("wandb"),
+            resume="allow",
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=parse_value(run.options) | {"environment": read_environment(run.folder)},
+            allow_val_change=True,
+        )
+        atomic_write(run.id_file("wandb"), f"{self._run.id}\n")
+        self._log(f"----- wandb: {self._run.url or f'{self._run.id}, offline, in {run.folder}/wandb'}")
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        self._run.summary.update({f"result/{key}": value for key, value in (result or {}).items() if value is not None})
+        self._run.finish(exit_code=0 if result else 1)
+
+
+class MlflowLogger:
+    """Logs to a run of MLflow; a resumed run continues it, and logs the steps that it repeats a second time."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        import mlflow
+
+        self._log, self._mlflow = log, mlflow
+
+    def start(self, run: LoggedRun) -> None:
+        known_id, server = run.known_id("mlflow"), hide_passwords(self._mlflow.get_tracking_uri())
+        problem = f"{server} has not answered for {_ANSWER_SECONDS:g} s; check the server; training continues meanwhile"
+        warning = Timer(_ANSWER_SECONDS, self._log, [f"----- Warning: LOGGERS: mlflow: {problem}"])
+        warning.daemon = True
+        warning.start()
+        try:
+            started = self._mlflow.start_run(run_id=known_id, run_name=run.folder.name)
+        finally:
+            warning.cancel()
+        atomic_write(run.id_file("mlflow"), f"{started.info.run_id}\n")
+        self._log(f"----- mlflow: run {started.info.run_id}, {server}")
+        if not known_id:  # MLflow refuses to change a parameter
+            self._mlflow.log_params(dict(run.hyperparameters))
+        self._mlflow.log_text(run.options, "config.yaml")
+        self._mlflow.log_dict(read_environment(run.folder), "environment.json")
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._mlflow.log_metrics(dict(values), step=step)
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        if result:
+            self._mlflow.log_dict(dict(result), "result.json")
+        self._mlflow.end_run("FAILED" if not result else "FINISHED" if result["finished"] else "KILLED")
+
+
+_LOGGERS: dict[str, Callable[[Callable[[str], None]], MetricLogger]] = {
+    "tensorboard": TensorBoardLogger,
+    "wandb": WandbLogger,
+    "mlflow": MlflowLogger,
+}
+
+
+class BackgroundLogger:
+    """Calls a logger in a thread: training does not wait for a slow one, and does not end if one fails.
+
+    A logger that cannot start is not called again. If a later call fails, its values are lost. One warning says so.
+    """
+
+    def __init__(self, name: str, logger: MetricLogger, warn: Callable[[str], None]) -> None:
+        self.name, self.logger, self._warn = name, logger, warn
+        self._thread = DaemonPool(1)
+        self._has_warned = self._cannot_start = False
+
+    def submit(self, method: str, *arguments: Any) -> Future[None]:
+        return self._thread.submit(self._call, method, *arguments)
+
+    def finish(self, result: Mapping[str, Any] | None, limit_seconds: float = 30.0) -> None:
+        """Waits at most `limit_seconds` for the calls that are left."""
+        if wait([self.submit("finish", result)], limit_seconds).not_done:
+            self._warn_once(f"it did not take the last values within {limit_seconds:g} s")
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        if self._cannot_start:
+            return
+        try:
+            getattr(self.logger, method)(*arguments)
+        except BaseException as error:  # a library may call sys.exit()
+            self._cannot_start = method == "start"
+            self._warn_once(f"{type(error).__name__}: {error}")
+
+    def _warn_once(self, problem: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            problem = hide_passwords(to_single_line(problem))
+            self._warn(f"Warning: LOGGERS: {self.name}: {problem}; values are missing there")
+
+
+class LoggerGroup:
+    """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
+
+    Args:
+        options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
+        log: the log of the run; called in the threads of the loggers.
+    """
+
+    def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
+        self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
+        self._loggers: list[BackgroundLogger] = []
+
+    def start(self, folder: Path, steps_done: int) -> None:
+        """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
+        names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
+        self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
+        for logger in self._loggers:
+            logger.submit("start", LoggedRun(folder, steps_done, self.options, self.hyperparameters))
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        for logger in self._loggers:
+            logger.submit("scalars", values, step)
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        """result: the content of `result.json`; None: the run failed."""
+        loggers, self._loggers = self._loggers, []
+        for logger in loggers:
+            logger.finish(result)
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Imports the libraries of these loggers. Raises UserError if one is not installed, or has no credentials."""
+    require("LOGGERS", *names)
+    for name in names:
+        _make(name, lambda line: None)
+
+
+def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
+    try:
+        return _LOGGERS[name](log)
+    except UserError:
+        raise
+    except Exception as error:  # a library may fail while it is imported, or be an old version
+        reason = hide_passwords(str(error))
+        fix = f"install it with `pip install -U {name}`, or remove it"
+        raise error_from(error, f"LOGGERS: {name} cannot be used ({reason}); {fix}") from None

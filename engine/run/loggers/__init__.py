@@ -1,1 +1,0 @@
-"""Loggers of the figures of a run: TensorBoard, and Weights & Biases and MLflow on request."""
