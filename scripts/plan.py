@@ -24,10 +24,12 @@ IMAGENET_IMAGES = 1_281_167
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    if flags.devices is None:
-        raise UserError("give the GPUs of a host with -devices, such as -devices 8xH100")
     config = parse_command_line(rest, SCRIPT).config
-    from scripts.planning.text import plan_text  # after the checks: importing torch and timm takes seconds
+    if not config.data.batch_size:
+        raise UserError("-batch_size=auto: is found by the run; give a size here, the plan has the largest one")
+    if config.model.tuned == "probe":
+        raise UserError("MODEL.TUNE probe: is one pass over the images, not a training; plan MODEL.TUNE=head")
+    from scripts.planning.estimate import plan_text  # after the checks: importing torch and timm takes seconds
 
     print_escaped(plan_text(config, flags))
     return 0
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     usage = "-devices NxGPU -cfg FILE [flags] [flags of main_single_gpu.py]"
     parser = script_parser("plan.py", usage, "Predicts the memory, the speed and the hours of a training run.")
-    add_flag(parser, "devices", metavar="NxGPU", help="GPUs of a host, such as 8xH100")
+    add_flag(parser, "devices", required=True, metavar="NxGPU", help="GPUs of a host, such as 8xH100")
     add_flag(parser, "nodes", type=positive, default=1, metavar="N", help="number of hosts (default: 1)")
     network = "Gbit/s of a host (default: as NVIDIA's DGX with this GPU, else 100 for 8 GPUs)"
     add_flag(parser, "network", type=positive_number, metavar="GBIT", help=network)

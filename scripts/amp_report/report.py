@@ -31,7 +31,7 @@ from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
 from models.tuning.frozen import set_training
 from scripts.amp_report.inspection import FP16_MAX, OpRecorder, gradient_underflow, listed_name
-from scripts.benchmarks.common import write_json
+from scripts.benchmarks.turns import write_json
 from scripts.flags import flag_parser, split_flags
 from utils.distributed import ProcessContext, single_process
 from utils.processes.entry import run_and_report_errors

@@ -7,14 +7,9 @@
 
 Each turn starts main_single_gpu.py on random images in memory (`-loader`: on the data of the recipe), in a process of
 its own: the peak memory belongs to one mode, and running out of memory is a result. Memory is torch's peak allocation
-on a GPU, and the peak of the process on a CPU. An iteration is one forward and backward pass. The order of the modes is
-reversed in every second round. A speedup is the median of the ratios within the rounds. `-accuracy` trains the recipe
-once per mode, seed and number of epochs, and compares the top-1 of the last epoch.
-
-`-table` prints the table of a document (documents.py) with its settings, presets and formulas, beside its published
-figures. -cfg, -batch_size, -rounds and -steps replace its settings, for example on a CPU. The largest
-batch sizes of `-table colossalai` are `>=` where -limit or the number of images ended the search, not the memory. After
-SIGTERM or Ctrl-C the tables have the figures so far.
+on a GPU, and the peak of the process on a CPU. An iteration is one forward and backward pass. `-accuracy` trains the
+recipe once per mode, seed and number of epochs, and compares the top-1 of the last epoch. `-table` prints the table of
+a document (documents.py) beside its published figures: see docs/benchmarks.md.
 """
 
 import argparse
@@ -25,7 +20,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -35,12 +29,10 @@ from configs.reading.command_line import parse_command_line
 from configs.reading.flags import entry_parser
 from configs.schema import Config
 from engine.training.batch_size import largest_size
-from scripts.benchmarks import paddle_net
-from scripts.benchmarks.common import ENTRY, MODES, parse_names, print_result
+from scripts.benchmarks import documents
 from scripts.benchmarks.documents import DOCUMENTS, SPEED_COLUMNS
-from scripts.benchmarks.programs import add_turn_flags, entry_program, run_turn
-from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
-from scripts.benchmarks.turns import SPEED, Figures, figures_table, ratio_table, speed_ratios, take_turns
+from scripts.benchmarks.programs import ENTRY, MODES, add_turn_flags, build_program, final_top1, parse_names, run_turn
+from scripts.benchmarks.turns import NOISE, SPEED, Figures, compare, figures_table, seed_table
 from scripts.flags import add_flag, flag_parser, numbers, positive, positive_number, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
@@ -59,43 +51,41 @@ def main(argv: list[str]) -> int:
     rows = rows_of(flags)
     commands = {row: [*rest, "-opts", *options] for row, options in rows.items()}
     configs = {row: parse_command_line(command).config for row, command in commands.items()}  # reports wrong options
+    size, baseline = next(iter(configs.values())).data.batch_size, next(iter(rows))
+    measured: dict[str, dict[str, float]] = {}
     with TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
 
         def measure(row: str, number: int) -> dict[str, float]:
             if flags.table == "paddle":
                 device, (epochs,) = single_process().device, flags.epochs
-                return paddle_net.train(configs[row], device, flags.steps, epochs, flags.width)
+                return documents.train_linears(configs[row], device, flags.steps, epochs, flags.width)
             if flags.accuracy:
-                return train(commands[row], number, folder / f"{row}-seed{number}")
-            known = figures[row] if number == flags.rounds else None
-            return measure_speed(commands[row], configs[row], flags, folder / row, known)
+                output = folder / f"{row}-seed{number}"
+                options = [f"SEED={number}", f"SAVE={json.dumps(str(output))}"]
+                command = [sys.executable, str(ENTRY), *commands[row], *options]
+                return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
+            known = measured[row] if number == flags.rounds else None
+            measured[row] = measure_speed(commands[row], configs[row], flags, folder / row, known)
+            return measured[row]
 
-        rounds, figures = flags.seeds if flags.accuracy else flags.rounds + searches(flags), Figures()
-        try:
-            take_turns(list(rows), rounds, measure, flags.json, figures)
-        finally:
-            if not all("failed" in one for one in figures.values() if one):
-                print_tables(argv, flags, figures, next(iter(configs.values())).data.batch_size)
+        rounds = flags.seeds if flags.accuracy else flags.rounds + searches(flags)
+        pairs = [] if flags.table or flags.accuracy else [(row, baseline) for row in rows if row != baseline]
+        compare(SCRIPT, argv, size, rows, rounds, measure, lambda found: tables(flags, found), flags.json, pairs)
     return 0
 
 
-def print_tables(argv: list[str], flags: argparse.Namespace, figures: Figures, batch_size: int) -> None:
-    """Prints the tables of all figures, of an interrupted measurement too."""
-    document, (baseline, *others) = DOCUMENTS.get(flags.table), figures
-    figures = {row: one or {"failed": "not measured"} for row, one in figures.items()}
-    if document:
-        first = figures[baseline].get("seconds")
+def tables(flags: argparse.Namespace, figures: Figures) -> list[str]:
+    """The tables of all figures, of an interrupted measurement too."""
+    if flags.table:
+        document, first = DOCUMENTS[flags.table], next(iter(figures.values())).get("seconds")
         compared = {row: one | {"first": first} for row, one in figures.items()}
-        texts = [figures_table(compared, document.columns, document.published[-1 if flags.loader else 0])]
-    elif flags.accuracy:
-        endings = [f", {number} epochs" for number in flags.epochs] or [""]
-        tables = [{row: one for row, one in figures.items() if row.endswith(ending)} for ending in endings]
-        texts = [*(seed_table(table, next(iter(table))) for table in tables), NOISE]
-    else:
-        ratios = speed_ratios(figures, [(row, baseline) for row in others])
-        texts = [figures_table(figures, SPEED_COLUMNS), ratio_table(ratios)]
-    print_result(SCRIPT, argv, batch_size, texts, flags.json, figures=figures)
+        return [figures_table(compared, document.columns, document.published[-1 if flags.loader else 0])]
+    if not flags.accuracy:
+        return [figures_table(figures, SPEED_COLUMNS)]
+    endings = [f", {number} epochs" for number in flags.epochs] or [""]
+    found = [{row: one for row, one in figures.items() if row.endswith(ending)} for ending in endings]
+    return [*(seed_table(table, next(iter(table))) for table in found), NOISE]
 
 
 def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -167,7 +157,7 @@ def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
 
 
 def measure_speed(
-    argv: list[str], config: Config, flags: argparse.Namespace, folder: Path, known: dict[str, Any] | None
+    argv: list[str], config: Config, flags: argparse.Namespace, folder: Path, known: dict[str, float] | None
 ) -> dict[str, float]:
     """Figures of a turn, or, if those are `known`, of the largest batch size.
 
@@ -180,7 +170,7 @@ def measure_speed(
 
     def run(batch_size: int) -> dict[str, float]:
         options = [*argv, *classes, f"DATA.BATCH_SIZE={batch_size}"]
-        program = entry_program(options, flags.interval, folder, [] if flags.loader else None)
+        program = build_program("recipe" if flags.loader else "ready", options, flags.interval, folder)
         figures = run_turn(program, flags.warmup, flags.steps, flags.limit, batch_size * accum_iter)
         if flags.memory_gb and figures["peak_memory_bytes"] > 1e9 * flags.memory_gb:
             needed = f"{figures['peak_memory_bytes'] / 1e9:.2f}"
@@ -189,7 +179,7 @@ def measure_speed(
 
     if known:
         limit = 1e9 * flags.memory_gb if flags.memory_gb else torch.cuda.get_device_properties(0).total_memory
-        return largest_batch(run, size, {figure: values[-1] for figure, values in known.items()}, limit)
+        return largest_batch(run, size, known, limit)
     figures = run(size)
     figures["seconds"] = 100 * size / figures[SPEED]
     figures["cpu_seconds"] = figures["seconds"] * figures["cpu_seconds_per_second"]
@@ -224,12 +214,6 @@ def largest_batch(
     size = largest_size(sizes, peak_bytes, limit_bytes) or base
     largest = {"largest_batch_size": size, "largest_images_per_second": measured[size][SPEED]}
     return largest if of_memory else largest | {"at_least": size}
-
-
-def train(command: list[str], seed: int, output: Path) -> dict[str, float]:
-    """The final top-1 of a run in percent. Raises UserError as `final_top1`."""
-    options = [f"SEED={seed}", f"SAVE={json.dumps(str(output))}"]
-    return {"top1": final_top1([sys.executable, str(ENTRY), *command, *options], output, "metrics.csv", "val_top1")}
 
 
 if __name__ == "__main__":

@@ -4,22 +4,14 @@
     python scripts/benchmarks/benchmark_input.py -camera -batch_size=8
     python scripts/benchmarks/benchmark_input.py -sources
 
-The script makes JPEGs of 500x375 (about 106 KB, as in ImageNet) or with `-camera` of 2000x1500 (about 1 MB), or takes
-the JPEGs of `-data FOLDER`. All loaders read the same files with `-num_workers` worker processes, apply the same
-transforms (a random resized crop, bicubic, and a flip), and end with normalized float32 batches on the device; `uint8`
-ends before the normalization. The limit, `decode and resize`, is what the same number of processes decode and resize:
-the crops of our loader, of files that are in memory.
-
-The loaders take turns; the order is reversed in every second round. A turn starts a loader, discards the batches that
-its workers prefetch, times a few seconds, and ends the loader. A ratio is the median of the ratios within the rounds.
-`-timm_train PATH` adds the time from the command to the first step, beside timm's train.py: see `input/first_step.py`.
-`-sources` compares the sources of our loader instead: see `input/sources.py`.
+docs/benchmarks.md describes the contenders and a turn; all read the same files and apply the same transforms.
+`-timm_train PATH` adds the time from the command to the first log line with a loss, beside timm's train.py.
+`-sources` compares the sources of our loader instead, with `-data_path=URL` also the shards of a web server.
 """
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,25 +23,24 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.loading.slots import PREFETCH_FACTOR
 from datasets.transforms.host import build_host_transform
-from scripts.benchmarks.common import print_result
+from scripts.benchmarks.benchmark_train import MODEL
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
-from scripts.benchmarks.input.first_step import first_steps
-from scripts.benchmarks.input.streams import Streams, limit_batches, measure_turn, our_batches, timm_batches
-from scripts.benchmarks.timm_command import add_timm_flag
-from scripts.benchmarks.turns import PER_CPU, figures_table, ratio_table, speed, speed_ratios, take_turns
+from scripts.benchmarks.programs import Program, build_program, first_step
+from scripts.benchmarks.streams import RATIOS, loader_streams, measure_turn, source_streams
+from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
+from scripts.benchmarks.turns import PER_CPU, Figures, compare, figures_table, ratio_table, speed
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
-from utils.distributed import ProcessContext, single_process
+from utils.distributed import single_process
 from utils.errors import UserError
 from utils.packages import require
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
-EPOCH = 20_000  # entries: long enough that pauses between epochs do not count
-OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
-ALONE = ", one process"
-RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
+FIRST_STEPS = {"main_single_gpu.py": "jpeg", "timm's train.py": "timm"}
+_ENTRIES = 3000  # images of the folder that the programs of the first step scan
+_LIMIT_SECONDS = 600  # of a first step
 
 
 def main(argv: list[str]) -> int:
@@ -58,33 +49,34 @@ def main(argv: list[str]) -> int:
     _check_comparable(config)
     if flags.sources:
         require("-sources", "webdataset", "obstore", "braceexpand")
-        from scripts.benchmarks.input import sources
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        images = flags.data or folder / "images"
-        if not flags.data:
-            make_images(images, CAMERA if flags.camera else IMAGENET)
-        if flags.sources:
-            prepared, pairs = sources.source_streams(images, folder, config, context), sources.RATIOS
-        else:
-            prepared, pairs = loader_streams(images, folder, config, context), RATIOS
-        prefetched = PREFETCH_FACTOR * config.data.num_workers
-        with prepared as streams:
-            figures = take_turns(
-                list(streams),
-                flags.rounds,
-                lambda name, _: measure_turn(streams[name], prefetched, flags.seconds, context.device),
-                flags.json,
-            )
-        starts, start_texts = first_steps(images, folder, [*DEFAULTS, *rest], flags)
-    ratios, cpu_ratios = speed_ratios(figures, pairs), speed_ratios(figures, pairs, PER_CPU)
-    columns = {"images/s": speed, "per CPU second": lambda one: speed(one, PER_CPU)}
-    texts = [figures_table(figures, columns), ratio_table(ratios)]
-    texts += [ratio_table(cpu_ratios, "of images per CPU second"), *start_texts]
-    print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures | starts, ratios=ratios)
+        images = flags.data or make_images(folder / "images", CAMERA if flags.camera else IMAGENET)
+        streams = (source_streams if flags.sources else loader_streams)(images, folder, config, context)
+        programs = first_step_programs(images, folder, [*DEFAULTS, *rest], flags.timm_train)
+        prefetched, size = PREFETCH_FACTOR * config.data.num_workers, config.data.batch_size
+
+        def measure(name: str, _: int) -> dict[str, float]:
+            if name in programs:
+                return first_step(programs[name], _LIMIT_SECONDS)
+            return measure_turn(streams[name], prefetched, flags.seconds, context.device)
+
+        compare(SCRIPT, argv, size, [*streams, *programs], flags.rounds, measure, tables, flags.json, RATIOS)
     return 0
+
+
+def tables(figures: Figures) -> list[str]:
+    """A table of the streams, one of the programs, and their ratios."""
+    starts = {name: figures[name] for name in FIRST_STEPS if name in figures}
+    streams = {name: one for name, one in figures.items() if name not in starts}
+    texts = [figures_table(streams, {"images/s": speed, "per CPU second": lambda one: speed(one, PER_CPU)})]
+    texts.append(ratio_table(figures, RATIOS, PER_CPU, "of images per CPU second"))
+    wall, cpu = (partial(speed, figure=figure) for figure in ("wall_seconds", "cpu_seconds"))
+    texts += [figures_table(starts, {"first step, wall (s)": wall, "CPU (s)": cpu})] if starts else []
+    kinds = {"wall_seconds": "of wall seconds", "cpu_seconds": "of CPU seconds"} if starts else {}
+    return [*texts, *(ratio_table(starts, [tuple(FIRST_STEPS)], *kind) for kind in kinds.items())]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,20 +99,14 @@ def _check_comparable(config: Config) -> None:
         raise UserError("-num_workers 0: the loaders need one worker or more")
 
 
-@contextmanager
-def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Iterator[Streams]:
-    """Our loader, its limit, and timm's, on links to the images."""
-    link_images(images, folder / "linked", EPOCH)
-    config = config.with_data(dataset="folder", data_path=str(folder / "linked"))
-    alone = config.with_data(num_workers=0)
-    yield {
-        TIMM: lambda: timm_batches(config.data, context.device),
-        OURS: lambda: our_batches(config, context),
-        UINT8: lambda: our_batches(config, context, normalizes=False),
-        LIMIT: lambda: limit_batches(config, context),
-        UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
-        LIMIT + ALONE: lambda: limit_batches(alone, context),
-    }
+def first_step_programs(images: Path, folder: Path, argv: list[str], timm_train: Path | None) -> dict[str, Program]:
+    """The programs whose first step is timed; none without timm's. folder: gets copies of the images, and the runs."""
+    if not timm_train:
+        return {}
+    check_comparable(parse_command_line([*MODEL, *argv]).config)
+    folder /= "start"
+    link_images(images, folder / "data", _ENTRIES, copies=True)
+    return {label: build_program(n, [*MODEL, *argv], 1, folder, timm_train, "val") for label, n in FIRST_STEPS.items()}
 
 
 if __name__ == "__main__":

@@ -4,19 +4,7 @@
     python scripts/benchmarks/benchmark_train.py -programs ready -loops 0,2,9 -spins 300000,0,1000,10000
 
 By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -amp and without dropout, because timm's
-train.py has no dropout by default. The programs:
-
-- `jpeg`: main_single_gpu.py on JPEGs, which the script makes, or on the JPEGs of `-data FOLDER`;
-- `ready`: main_single_gpu.py on random images in memory, without crops (`-dataset=fake`);
-- `ranks`: main_multi_gpu.py on the same, with one process per visible GPU (not by default);
-- `bare`: forward pass, loss, backward pass, clipping and AdamW on ready tensors;
-- `timm`: timm's train.py with the same JPEGs, model, batch size, workers, precision, optimizer and drop rates;
-- `timm_explicit`: the same with TIMM_FUSED_ATTN=0, its best setting on a CPU.
-
-The programs take turns; the order is reversed in every second round. A turn starts a program in its own processes and
-ends it. The first `-warmup` steps are not timed. Then the loading workers are paused until the program has used their
-prefetched batches. The next `-steps` steps are timed by the clock of this script, between the arrivals of two log
-lines. A ratio is the median of the ratios within the rounds. `-json` is rewritten after every turn.
+train.py has no dropout by default. programs.py lists the programs, docs/benchmarks.md describes a turn.
 
 `-loops` runs busy loops beside the turns, as other programs would. `-spins` are values of libgomp's GOMP_SPINCOUNT: how
 long OpenMP's threads spin on a CPU before they sleep. 300000 is libgomp's default; 0 is OMP_WAIT_POLICY=passive.
@@ -26,23 +14,27 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import count, product
+from itertools import cycle, product
 from pathlib import Path
 from subprocess import Popen
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.loading.slots import PREFETCH_FACTOR
+from datasets.transforms.device import build_eval_transform
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.trial import build_state, ready_batches
-from scripts.benchmarks.common import ENTRY, parse_names, print_result
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
-from scripts.benchmarks.programs import BARE, TIMM, Program, add_turn_flags, entry_program, run_turn
-from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_comparable, timm_flags
-from scripts.benchmarks.training_parts import bare_loop
-from scripts.benchmarks.turns import Figures, figures_table, memory, ratio_table, speed, speed_ratios, take_turns
+from scripts.benchmarks.programs import PROGRAMS, Program, add_turn_flags, build_program, parse_names, run_turn
+from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
+from scripts.benchmarks.turns import Figures, compare, figures_table, memory, speed
 from scripts.flags import add_flag, flag_parser, numbers, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
@@ -51,16 +43,18 @@ from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_train.py"
 NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]
-DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32", "-num_workers=2", "-amp", *NO_DROPOUT]
-PROGRAMS = ("jpeg", "ready", "ranks", "bare", "timm", "timm_explicit")
-OTHERS = PROGRAMS[3:]  # not the entry scripts
+MODEL = ["-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT]
+DEFAULTS = [*MODEL, "-batch_size=32", "-num_workers=2", "-amp"]
+OTHERS = {"bare", "timm", "timm_explicit"}  # not the entry scripts
 RATIOS = (("jpeg", "timm"), ("jpeg", "timm_explicit"), ("ready", "bare"), ("jpeg", "ready"), ("bare", "timm"))
 SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_alpha": 0.0}  # the only values
+Turns = dict[str, tuple[str, int, int | None]]  # label -> program, busy loops beside it, spins
 
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    config = parse_command_line([*DEFAULTS, *rest]).config
+    rest = [*DEFAULTS, *rest]
+    config = parse_command_line(rest).config
     if flags.worker:
         for line in run_bare_loop(config, flags.interval):
             print(line, flush=True)
@@ -68,19 +62,22 @@ def main(argv: list[str]) -> int:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if set(names) - {"ready", "ranks", "bare"}:
-            images = flags.data or folder / "images"
-            if not flags.data:
-                make_images(images, IMAGENET)
-            link_images(images, folder / "data", entries=max_steps(flags, config) * config.data.batch_size)
-        programs = {name: build_program(name, rest, config, flags, folder) for name in names}
-        figures = measure_turns(programs, flags, config.data.batch_size)
-    ratios = speed_ratios(figures, ratio_pairs(names, flags))
-    texts = [
-        f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:",
-        figures_table(figures, {"images/s": speed, "peak memory (GB)": memory}),
-        ratio_table(ratios),
-    ]
-    print_result(SCRIPT, argv, config.data.batch_size, texts, flags.json, figures=figures, ratios=ratios)
+            images = flags.data or make_images(folder / "images", IMAGENET)
+            # An epoch is at least as long as all steps of a program in a turn.
+            steps = flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * config.data.num_workers + 3 * flags.interval
+            link_images(images, folder / "data", entries=steps * config.data.batch_size)
+        programs = {name: build_program(name, rest, flags.interval, folder, flags.timm_train) for name in names}
+        turns = {label(*turn): turn for turn in product(names, flags.loops, flags.spins)}
+
+        def measure(turn: str, _: int) -> dict[str, float]:
+            return measure_turn(programs, *turns[turn], flags, config.data.batch_size)
+
+        def texts(figures: Figures) -> list[str]:
+            heading = f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:"
+            return [f"{heading}\n\n{figures_table(figures, {'images/s': speed, 'peak memory (GB)': memory})}"]
+
+        size, pairs = config.data.batch_size, ratio_pairs(turns, flags.spins[0])
+        compare(SCRIPT, argv, size, turns, flags.rounds, measure, texts, flags.json, pairs)
     return 0
 
 
@@ -88,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares training through the entry script with a bare loop and timm's train.py.")
     add_timm_flag(parser)
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
-    add_flag(parser, "programs", metavar="A,B", help=f"of {', '.join(PROGRAMS)} (default: all that can run here)")
+    programs = "; ".join(f"{name}: {text}" for name, text in PROGRAMS.items())
+    add_flag(parser, "programs", metavar="A,B", help=f"{programs} (default: all that can run here, but ranks)")
     loops = "numbers of busy loops beside each program (default: 0)"
     add_flag(parser, "loops", type=numbers, default=[0], metavar="A,B", help=loops)
     spins = "values of GOMP_SPINCOUNT; ratios to the first one (default: the entry scripts')"
@@ -98,30 +96,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure_turns(programs: dict[str, Program], flags: argparse.Namespace, batch_size: int) -> Figures:
-    """The figures of each program beside each number of loops, with each number of spins."""
-    turns = {label(*turn): turn for turn in product(programs, flags.loops, flags.spins)}
-
-    def measure(turn: str, _: int) -> dict[str, float]:
-        name, loops, spins = turns[turn]
-        program, ranks = programs[name], max(1, visible_gpus()) if name == "ranks" else 1
-        if spins is not None:
-            program = program._replace(command=["env", f"GOMP_SPINCOUNT={spins}", *program.command])
-        with ExitStack() as busy:
-            for _ in range(loops):
-                loop = busy.enter_context(Popen([sys.executable, "-Sc", "while True: pass"]))
-                busy.callback(loop.kill)
-            return run_turn(program, flags.warmup, flags.steps, flags.limit, ranks * batch_size)
-
-    return take_turns(list(turns), flags.rounds, measure, flags.json)
+def measure_turn(
+    programs: dict[str, Program], name: str, loops: int, spins: int | None, flags: argparse.Namespace, batch_size: int
+) -> dict[str, float]:
+    """The figures of a program beside busy loops, with a number of spins."""
+    program, ranks = programs[name], max(1, visible_gpus()) if name == "ranks" else 1
+    if spins is not None:
+        program = program._replace(command=["env", f"GOMP_SPINCOUNT={spins}", *program.command])
+    with ExitStack() as busy:
+        for _ in range(loops):
+            loop = busy.enter_context(Popen([sys.executable, "-Sc", "while True: pass"]))
+            busy.callback(loop.kill)
+        return run_turn(program, flags.warmup, flags.steps, flags.limit, ranks * batch_size)
 
 
-def ratio_pairs(names: list[str], flags: argparse.Namespace) -> list[tuple[str, str]]:
+def ratio_pairs(turns: Turns, first_spins: int | None) -> list[tuple[str, str]]:
     """Two programs beside the same loops, and one program with other spins."""
-    (first, *others), beside = flags.spins, list(product(flags.loops, flags.spins))
+    beside = dict.fromkeys(turn[1:] for turn in turns.values())
     programs = [(label(one, *same), label(other, *same)) for one, other in RATIOS for same in beside]
-    turns = product(names, flags.loops)
-    return programs + [(label(*turn, spins), label(*turn, first)) for turn in turns for spins in others]
+    others = [turn for turn in turns.values() if turn[-1] != first_spins]
+    return programs + [(label(*turn), label(*turn[:-1], first_spins)) for turn in others]
 
 
 def label(name: str, loops: int, spins: int | None) -> str:
@@ -151,33 +145,32 @@ def check_supported(train: Train) -> None:
         raise UserError(f"the comparison does not support this recipe; add -opts {fixes}")
 
 
-def max_steps(flags: argparse.Namespace, config: Config) -> int:
-    """Upper bound of the steps of a program in a turn. An epoch is at least as long."""
-    return flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * config.data.num_workers + 3 * flags.interval
-
-
-def build_program(name: str, rest: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> Program:
-    """folder: has the JPEGs in `data`; gets the folders of the runs."""
-    if name == "bare":
-        return Program([sys.executable, __file__, "-worker", f"-interval={flags.interval}", *rest], BARE)
-    if name.startswith("timm"):
-        command = EXPLICIT_ATTENTION if name == "timm_explicit" else []
-        words = timm_flags(config, folder / "data", folder / "timm", flags.interval)
-        return Program([*command, sys.executable, str(flags.timm_train), *words], TIMM, config.data.num_workers > 0)
-    data = ["-dataset=folder", f"-data_path={folder / 'data'}"] if name == "jpeg" else None
-    entry = ENTRY.with_name("main_multi_gpu.py") if name == "ranks" else ENTRY
-    program = entry_program([*DEFAULTS, *rest], flags.interval, folder / name, data, entry)
-    return program._replace(prefetches=program.prefetches and name != "ranks")  # its child processes are the ranks
-
-
 def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
-    """Trains without end and yields a log line after every `interval` steps."""
-    context = single_process()
-    loop = bare_loop(build_state(config, context), config.train, ready_batches(config, context))
-    for steps in count(interval, interval):
-        loop(interval)
-        synchronize(context.device)
-        yield f"bare loop, step {steps - 1}, {peak_memory_bytes(context.device) / 1e9:.3f}G"
+    """A plain training loop without end on float32 batches that are normalized in advance.
+
+    Yields a log line after every `interval` steps.
+    """
+    context, options = single_process(), config.train
+    state = build_state(config, context)
+    precision, model, device = state.precision, state.precision.weights.master.train(), context.device
+    optimizer = build_optimizer(model, options, state.schedule.peak_lr)
+    scaler = torch.amp.GradScaler(device.type, enabled=precision.dtype == torch.float16)
+    transform = build_eval_transform(state.config.data).to(device)
+    batches = [(transform(batch.images), batch.targets) for batch in ready_batches(config, context)]
+    for step, (images, targets) in enumerate(cycle(batches)):
+        set_lr(optimizer, state.schedule.lr_at(step))
+        with precision.autocast():
+            loss = F.cross_entropy(model(images), targets, label_smoothing=options.smoothing)
+        scaler.scale(loss).backward()
+        if options.grad_clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), options.grad_clip)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % interval == 0:
+            synchronize(device)
+            yield f"bare loop, step {step}, {peak_memory_bytes(device) / 1e9:.3f}G"
 
 
 if __name__ == "__main__":

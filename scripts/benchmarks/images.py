@@ -28,8 +28,8 @@ class Size(NamedTuple):
 IMAGENET, CAMERA = Size(500, 375, 16.7, 256), Size(2000, 1500, 4.5, 64)  # about 106 KB and 1 MB
 
 
-def make_images(folder: Path, size: Size) -> None:
-    """Writes different JPEGs, smooth colors with noise, to class folders."""
+def make_images(folder: Path, size: Size) -> Path:
+    """Writes different JPEGs, smooth colors with noise, to class folders in `folder`; returns it."""
     rng = np.random.default_rng(0)
     shape = (size.height, size.width)
     for number in range(size.count):
@@ -40,27 +40,26 @@ def make_images(folder: Path, size: Size) -> None:
         noise = size.noise * rng.standard_normal((*shape, 1), dtype=np.float32)  # of the brightness
         picture = Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8))
         picture.save(parent / f"{number:08d}.jpg", quality=QUALITY)
+    return folder
 
 
-def link_images(images: Path, folder: Path, entries: int, copies: bool = False) -> list[Path]:
+def link_images(images: Path, folder: Path, entries: int, copies: bool = False) -> None:
     """Makes a data set of `entries` training images from class folders of JPEGs, as links that repeat the images.
 
     With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
 
     Args:
-        images: has a folder per class, directly or in `train`.
-        folder: gets `train` and `val`.
+        images: has a folder per class, directly or in `train`. folder: gets `train` and `val`.
         copies: writes different files in place of links: a CPU's cache does not hold them, and no two are equal.
-
-    Returns:
-        The different images.
 
     Raises:
         UserError: `images` has fewer than two class folders with JPEGs.
     """
     root = images / "train" if (images / "train").is_dir() else images
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    classes = {folder.name: files for folder in folders if (files := _jpegs_below(folder))}
+    found = {folder.name: sorted(folder.resolve().rglob("*")) for folder in folders}
+    classes = {name: [file for file in files if file.suffix.lower() in _ENDINGS] for name, files in found.items()}
+    classes = {name: files for name, files in classes.items() if files}
     if len(classes) < 2:
         raise UserError(
             f"{images}: has fewer than two folders of JPEGs ({' '.join(_ENDINGS)}); name a folder of class folders"
@@ -76,8 +75,3 @@ def link_images(images: Path, folder: Path, entries: int, copies: bool = False) 
                 entry.write_bytes(image.read_bytes() + f"{split} {number}".encode())
             else:
                 entry.symlink_to(image)
-    return [image for _, image in first + others]
-
-
-def _jpegs_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.resolve().rglob("*") if path.suffix.lower() in _ENDINGS)

@@ -2,24 +2,9 @@
 
     python scripts/benchmarks/parity.py -timm_train ~/pytorch-image-models/train.py -json parity.json
 
-The data are scikit-learn's digits as PNGs in class folders, in the split of `-dataset=digits` (DATA.SPLIT_SEED). The
-recipe is parity.yaml; flags and -opts of main_single_gpu.py change it. timm_command.py translates it for train.py; an
-option without a translation is an error. Each program trains once per seed, in turn. Both start from the same weights,
-which main_single_gpu.py draws for the seed; with -own_weights each program draws its own. The result is the top-1 of
-the last epoch, from metrics.csv of our run and summary.csv of timm's. Speed is not compared.
-
--images trains on photographs: class folders without folders in them, in DIR/train and DIR/val.
-
-Equal in both: batches (the incomplete batch of an epoch is dropped), the learning rate of every step, loss, AdamW,
-clipping, no weight decay on biases, norms, class token and position embedding, normalization, evaluation crop, autocast
-in evaluation, and explicit attention on a CPU. The differences that remain:
-
-- random numbers: same distributions, other draws of the order of samples, crops, dropout and drop-path;
-- drop-path from a rate of 0.1 on: ours drops a fixed number of samples, timm's each sample with that probability;
-- resampling: torch's kernel for uint8 tensors instead of Pillow's; values differ by 0.002 of 255 levels on average;
-- mixup and CutMix (off by default): the draws;
-- a step with non-finite gradients: ours skips it, timm's does not;
-- rounding: fused instead of foreach AdamW; other formulas of normalization and clipping.
+The recipe is parity.yaml; flags and -opts of main_single_gpu.py change it. timm_command.py translates it for train.py;
+an option without a translation is an error. Each program trains once per seed, in turn. The result is the top-1 of the
+last epoch. docs/benchmarks.md lists the differences that remain, and has the results.
 """
 
 import argparse
@@ -36,10 +21,9 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.sources.arrays.in_memory import Digits
 from engine.training.trial import build_state
-from scripts.benchmarks.common import ENTRY, print_result
-from scripts.benchmarks.seeds import NOISE, final_top1, seed_table
+from scripts.benchmarks.programs import ENTRY, final_top1
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_recipe, timm_flags
-from scripts.benchmarks.turns import take_turns
+from scripts.benchmarks.turns import NOISE, Figures, compare, seed_table
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
@@ -63,15 +47,14 @@ def main(argv: list[str]) -> int:
         def train(name: str, seed: int) -> dict[str, float]:
             output = folder / f"{name}-seed{seed}"
             if name == "ours":
-                command = our_command(rest, seed, data, output)
-                return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
+                return {"top1": final_top1(our_command(rest, seed, data, output), output, "metrics.csv", "val_top1")}
             command = timm_command(flags.timm_train, rest, seed, data, output, flags.own_weights)
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
-        figures = take_turns(("ours", "timm"), flags.seeds, train, flags.json)
-    print_result(
-        SCRIPT, argv, config.data.batch_size, [seed_table(figures, baseline="timm"), NOISE], flags.json, figures=figures
-    )
+        def texts(figures: Figures) -> list[str]:
+            return [seed_table(figures, baseline="timm"), NOISE]
+
+        compare(SCRIPT, argv, config.data.batch_size, ("ours", "timm"), flags.seeds, train, texts, flags.json)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Training programs in processes of their own: starts and ends them, and reads their speed from their logs."""
+"""The programs that benchmarks compare, each in processes of its own, and their speed, read from their logs."""
 
 import argparse
 import os
@@ -8,18 +8,35 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, NamedTuple
 
 from configs.reading.command_line import parse_command_line
-from scripts.benchmarks.common import ENTRY, failure_reason
+from configs.schema import Config
+from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, timm_flags
 from scripts.flags import add_flag, positive
 from utils.device import visible_gpus
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
+from utils.tables import read_rows
 
+ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
+PROGRAMS = {
+    "jpeg": "main_single_gpu.py on JPEGs",
+    "ready": "main_single_gpu.py on random images in memory, without crops",
+    "ranks": "main_multi_gpu.py on the same, with one process per visible GPU",
+    "bare": "a bare loop on ready tensors",
+    "timm": "timm's train.py on the JPEGs",
+    "timm_explicit": "the same with explicit attention, its best setting on a CPU",
+}
+MODES = {"fp32": ("AMP.ENABLED=false", "AMP.TF32=false"), "tf32": ("AMP.ENABLED=false", "AMP.TF32=true")}
+MODES |= {
+    f"{level}-{name}": ("AMP.ENABLED=true", f"AMP.DTYPE={dtype}", f"AMP.LEVEL={level}", "AMP.TF32=true")
+    for level in ("O1", "O2", "O3")
+    for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"))
+}
 # Log lines with the step of the epoch, and with the figures that the program logs
 OURS = re.compile(
     r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
@@ -31,30 +48,41 @@ READY_OPTIONS = ("DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1
 
 
 class Program(NamedTuple):
-    """A program to measure.
-
-    log: the pattern of its log lines.
-    prefetches: its child processes load batches, more of them than the program has used.
-    """
+    """A program to measure."""
 
     command: list[str]
-    log: re.Pattern[str]
-    prefetches: bool = False
+    log: re.Pattern[str]  # its log lines
+    prefetches: bool = False  # its child processes load batches, more of them than the program has used
 
 
-def entry_program(argv: list[str], interval: int, output: Path, data: list[str] | None, entry: Path = ENTRY) -> Program:
-    """An entry script without evaluations and checkpoints, on images from the loader or on ready data.
+def build_program(
+    name: str, argv: list[str], interval: int, folder: Path, timm_train: Path | None = None, val_split: str = ""
+) -> Program:
+    """A program of PROGRAMS with the flags `argv` of main_single_gpu.py, without evaluations and checkpoints.
+
+    `recipe` is main_single_gpu.py on the images that `argv` names.
 
     Args:
         interval: steps between log lines.
-        output: gets the folder of the run.
-        data: flags of the images, besides those in `argv`; None for random images in memory, without crops.
+        folder: has the JPEGs in `data`; gets the folders of the runs.
+        timm_train: timm's train.py. val_split: the split that it opens.
     """
+    if name == "bare":
+        script = Path(__file__).with_name("benchmark_train.py")
+        return Program([sys.executable, str(script), "-worker", f"-interval={interval}", *argv], BARE)
+    if name.startswith("timm"):
+        config = parse_command_line(argv).config
+        words = timm_flags(config, folder / "data", folder / "timm", interval, val_split)
+        explicit = EXPLICIT_ATTENTION if name == "timm_explicit" else []
+        return Program([*explicit, sys.executable, str(timm_train), *words], TIMM, config.data.num_workers > 0)
+    data = {"jpeg": ["-dataset=folder", f"-data_path={folder / 'data'}"], "recipe": []}.get(name)
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
     options += READY_OPTIONS if data is None else []
-    flags = ready_flags() if data is None else data
-    command = [sys.executable, str(entry), *argv, *flags, f"-output={output}", "-opts", *options]
-    return Program(command, OURS, prefetches=parse_command_line(command[2:]).config.data.num_workers != 0)
+    words = [*argv, *(ready_flags() if data is None else data), f"-output={folder / name}", "-opts", *options]
+    entry = ENTRY.with_name("main_multi_gpu.py") if name == "ranks" else ENTRY
+    # The child processes of the script with several ranks are the ranks.
+    prefetches = name != "ranks" and parse_command_line(words).config.data.num_workers != 0
+    return Program([sys.executable, str(entry), *words], OURS, prefetches)
 
 
 def ready_flags() -> list[str]:
@@ -72,6 +100,52 @@ def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, st
     add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
 
 
+def mode_config(argv: list[str], mode: str) -> Config:
+    """The configuration of the command line, with the precision of the mode."""
+    return parse_command_line([*argv, "-opts", *MODES[mode]]).config
+
+
+def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
+    """The names of `-flag A,B`. Raises UserError for an unknown name."""
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UserError(f"-{flag}: unknown {name}{did_you_mean(name, known)} (known: {', '.join(known)})")
+    return names
+
+
+def failure_reason(status: int, lines: Sequence[str]) -> str:
+    """The reason of a failed process: its signal, or the last line of its output that names an error."""
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    ours = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    others = [line for line in lines if re.search(r"error|exception|failed|killed", line, re.IGNORECASE)]
+    return "".join((ours or others or lines)[-1:]).strip() or f"ended with status {status}"
+
+
+def run_program(command: Sequence[str]) -> None:
+    """Runs a training. Raises UserError with the reason if it failed."""
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode:
+        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
+
+
+def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
+    """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file of its run.
+
+    output: the program creates the folder of its run there, with the file `table`.
+
+    Raises:
+        UserError: the program failed, or the file has no such value.
+    """
+    run_program(command)
+    paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)
+    rows = read_rows(paths[-1]) if paths else []
+    if not rows or not rows[-1].get(column):
+        raise UserError(f"{paths[-1] if paths else output / '*' / table}: has no {column} of the last epoch")
+    return float(rows[-1][column])
+
+
 def run_turn(
     program: Program, warmup: int, steps: int, limit_seconds: float, images_per_step: int = 1
 ) -> dict[str, float]:
@@ -86,7 +160,22 @@ def run_turn(
         UserError: the program ended, or took longer than `limit_seconds`.
     """
     with _running(program, limit_seconds) as run:
-        return run.time_steps(warmup, steps, program.prefetches, images_per_step)
+        before = arrived = time.perf_counter()
+        first = Reading(0)
+        while first.steps < warmup:
+            before, (arrived, first) = arrived, run.next_reading()
+        if program.prefetches:
+            run.use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
+            arrived, first = run.next_reading()
+        last, last_arrived, waited, cpu_before = first, arrived, 0.0, group_cpu_seconds(run.process.pid)
+        while last.steps < first.steps + steps:
+            before, (last_arrived, last) = last_arrived, run.next_reading()
+            waited += last.data_wait_share * (last_arrived - before)
+        seconds, logged = last_arrived - arrived, program.log.groupindex
+        figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
+        figures["cpu_seconds_per_second"] = (group_cpu_seconds(run.process.pid) - cpu_before) / seconds
+        figures |= {"peak_memory_bytes": last.memory_bytes} if "gigabytes" in logged else {}
+        return figures | ({"data_wait_share": waited / seconds} if "wait" in logged else {})
 
 
 def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
@@ -99,7 +188,12 @@ def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
 
 def group_cpu_seconds(group: int) -> float:
     """CPU seconds, so far, of the running processes of a process group, and of their children that have ended."""
-    return sum(map(_cpu_seconds, _pids(group)))
+    ticks = 0
+    for pid in _pids(group):
+        with suppress(OSError):  # it has ended
+            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, after_name[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _pids(group: int) -> list[int]:
@@ -109,14 +203,6 @@ def _pids(group: int) -> list[int]:
             if os.getpgid(pid) == group:
                 found.append(pid)
     return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Of a process and its ended children; 0 if it has ended."""
-    with suppress(OSError):
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(map(int, after_name[11:15])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 @contextmanager
@@ -159,14 +245,8 @@ class _Run:
         self.lines: list[str] = []
         self._log, self._deadline = program.log, deadline
         self._arrivals: Queue[tuple[float, str] | None] = Queue()
-        self.process = subprocess.Popen(
-            program.command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            process_group=0,
-        )
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        self.process = subprocess.Popen(program.command, process_group=0, **output)
         threading.Thread(target=self._receive, args=(self.process.stdout,), daemon=True).start()
 
     def _receive(self, output: IO[str]) -> None:
@@ -179,27 +259,6 @@ class _Run:
         """Sends a signal to all processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-
-    def time_steps(self, warmup: int, steps: int, prefetches: bool, images_per_step: int) -> dict[str, float]:
-        before = arrived = time.perf_counter()
-        first = Reading(0)
-        while first.steps < warmup:
-            before, (arrived, first) = arrived, self.next_reading()
-        if prefetches:
-            self._use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
-            arrived, first = self.next_reading()
-        last, last_arrived, waited, cpu_before = first, arrived, 0.0, group_cpu_seconds(self.process.pid)
-        while last.steps < first.steps + steps:
-            before, (last_arrived, last) = last_arrived, self.next_reading()
-            waited += last.data_wait_share * (last_arrived - before)
-        seconds = last_arrived - arrived
-        figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
-        figures["cpu_seconds_per_second"] = (group_cpu_seconds(self.process.pid) - cpu_before) / seconds
-        if "gigabytes" in self._log.groupindex:
-            figures["peak_memory_bytes"] = last.memory_bytes
-        if "wait" in self._log.groupindex:
-            figures["data_wait_share"] = waited / seconds
-        return figures
 
     def next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:
         """The next one, and our clock at its arrival.
@@ -214,7 +273,7 @@ class _Run:
                 return arrival[0], reading
         raise EOFError
 
-    def _use_up_prefetched(self, quiet_seconds: float) -> None:
+    def use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
         children = [pid for pid in _pids(self.process.pid) if pid != self.process.pid]
         for pid in children:

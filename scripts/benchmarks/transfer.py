@@ -18,6 +18,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,10 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from models.weights.find import find_weights
-from scripts.benchmarks.common import ENTRY, print_result
 from scripts.benchmarks.parity import write_image_folder
-from scripts.benchmarks.seeds import run_program
-from scripts.benchmarks.turns import figures_table, take_turns
+from scripts.benchmarks.programs import ENTRY, run_program
+from scripts.benchmarks.turns import Columns, compare
 from scripts.flags import add_flag, flag_parser, positive
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
@@ -51,7 +51,7 @@ METHODS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     "last:2": ("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=1e-2"), "top1"),
     "full": ("finetune", ("TRAIN.BASE_LR=3e-3",), "top1"),
 }
-COLUMNS: dict[str, Any] = {
+COLUMNS: Columns = {
     "trained parameters": lambda one: f"{one['trained'][0]:,}",
     "seconds": lambda one: f"{statistics.median(one['seconds']):.1f}",
     "memory, GB": lambda one: f"{max(one['memory']) / 1e9:.2f}",
@@ -73,15 +73,13 @@ def main(argv: list[str]) -> int:
         first, others = ({name: classes[name] for name in part} for part in (names[:half], names[half:]))
         weights = flags.pretrained or train_backbone(flags.cfg, first, folder)
         runs: dict[Any, Future[dict[str, Any]]] = {}
-        for seed in range(flags.seeds):
-            for count in EPOCHS:
-                images = folder / f"{count}-seed{seed}"
-                link(others, count, seed, images)
-                for recipe, options, _ in METHODS.values():
-                    if (key := (recipe, options, count, seed)) not in runs:  # k-NN is in the result of the probe
-                        words = command(recipe, flags.cfg, weights, count, seed)
-                        words = [f"-data_path={images}", *words, *options]
-                        runs[key] = pool.submit(train, words, folder / f"run{len(runs)}")
+        for seed, count in product(range(flags.seeds), EPOCHS):
+            images = folder / f"{count}-seed{seed}"
+            link(others, count, seed, images)
+            for recipe, options, _ in METHODS.values():
+                if (key := (recipe, options, count, seed)) not in runs:  # k-NN is in the result of the probe
+                    words = [f"-data_path={images}", *command(recipe, flags.cfg, weights, count, seed), *options]
+                    runs[key] = pool.submit(train, words, folder / f"run{len(runs)}")
 
         def measure(name: str, seed: int) -> dict[str, float]:
             recipe, options, top1 = METHODS[name]
@@ -92,10 +90,9 @@ def main(argv: list[str]) -> int:
             return cost | {f"top1 at {count}": result[top1] for count, result in results.items()}
 
         try:
-            figures = take_turns(list(METHODS), flags.seeds, measure, flags.json)
+            compare(SCRIPT, argv, BATCH_SIZE, METHODS, flags.seeds, measure, COLUMNS, flags.json)
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupted script starts no more runs
-    print_result(SCRIPT, argv, BATCH_SIZE, [figures_table(figures, COLUMNS)], flags.json, figures=figures)
     return 0
 
 

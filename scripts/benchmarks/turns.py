@@ -1,9 +1,13 @@
-"""Measurements in turns, their ratios and their tables: the part that all benchmarks share.
+"""Measurements in turns, their ratios, and the tables and files of results: the part that all benchmarks share.
 
 The contenders (programs, precisions, loaders) take turns, so that slow changes of a machine's speed affect all of them.
 A ratio compares two turns of the same round.
 """
 
+import json
+import math
+import os
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,53 +15,100 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.common import write_json
+import torch
+
+from utils.atomic_file import atomic_write
+from utils.device import device_name, visible_gpus
 from utils.errors import UserError
 from utils.tables import markdown_table
 
+_LOAD = os.getloadavg()[0]  # before the measurements, which add to it
 Figures = dict[str, dict[str, Any]]  # contender -> figure -> its value in each round; or the reason under "failed"
 Measure = Callable[[str, int], dict[str, float]]
+Columns = dict[str, Callable[[dict[str, Any]], str]]  # header -> the cell for the figures of a contender
+Pairs = Iterable[tuple[str, str]]
 SPEED = "images_per_second"
 PER_CPU = "images_per_cpu_second"  # other programs of a busy machine hardly change it
+NOISE = "A difference of less than two standard errors is within the noise of seeds."
 
 
-def take_turns(
-    names: Sequence[str], rounds: int, measure: Measure, file: Path | None = None, figures: Figures | None = None
-) -> Figures:
+def compare(
+    script: str,
+    argv: list[str],
+    batch_size: int,
+    names: Iterable[str],
+    rounds: int,
+    measure: Measure,
+    texts: Columns | Callable[[Figures], list[str]],
+    file: Path | None,
+    pairs: Pairs = (),
+) -> None:
+    """Takes turns, prints the environment and the tables, and writes the JSON file; after a signal, too.
+
+    Initializes CUDA at its end only. Raises UserError as `take_turns`.
+
+    texts: the columns of a table, or the tables for the figures. The ratios of `pairs` are printed below the first one.
+    """
+    figures: Figures = {name: {} for name in names}
+    try:
+        take_turns(figures, rounds, measure, file)
+    finally:
+        if not all("failed" in one for one in figures.values() if one):
+            figures |= {name: {"failed": "not measured"} for name, one in figures.items() if not one}
+            environment = _environment(f"python scripts/{script} {shlex.join(argv)}", batch_size)
+            line = (
+                "{device}, {threads} threads, load before {load}, torch {torch}, batch size {batch_size}: `{command}`"
+            )
+            table, *below = texts(figures) if callable(texts) else [figures_table(figures, texts)]
+            below = [ratio_table(figures, pairs), *below] if pairs else below
+            print(line.format(**environment), table, *below, sep="\n\n")
+            ratios = speed_ratios(figures, pairs)
+            write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
+
+
+def _environment(command: str, batch_size: int) -> dict[str, Any]:
+    return {
+        "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "load": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
+        "batch_size": batch_size,
+        "command": command,
+    }
+
+
+def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:
     """Measures each contender once per round, in reverse order in every second round.
 
     A contender that failed gets no more turns. The figures are written to `file` after every turn.
 
     Args:
+        figures: contender -> {}; receives the figures.
         measure: called with the contender and the number of the round; raises UserError if the measurement failed.
-        figures: receives the figures, for a caller that needs them during the measurements, or after a signal.
 
     Raises:
         UserError: all contenders failed.
     """
-    figures = {} if figures is None else figures
-    figures |= {name: {} for name in names}
     for number in range(rounds):
-        for name in reversed(names) if number % 2 else names:
-            if "failed" in figures[name]:
+        for name, one in reversed(figures.items()) if number % 2 else figures.items():
+            if "failed" in one:
                 continue
             try:
                 measured = measure(name, number)
-            except UserError as error:
-                measured = {}
-                figures[name]["failed"] = outcome = str(error)
-            else:
                 outcome = ", ".join(f"{key} {value:.4g}" for key, value in measured.items())
+            except UserError as error:
+                measured, outcome = {}, str(error)
+                one["failed"] = outcome
             for key, value in measured.items():
-                figures[name].setdefault(key, []).append(value)
+                one.setdefault(key, []).append(value)
             print(f"round {number + 1} of {rounds}, {name}: {outcome}", file=sys.stderr, flush=True)
             write_json(file, {"figures": figures})
     if all("failed" in one for one in figures.values()):
-        raise UserError(f"all measurements failed; {names[0]}: {figures[names[0]]['failed']}")
-    return figures
+        name, one = next(iter(figures.items()))
+        raise UserError(f"all measurements failed; {name}: {one['failed']}")
 
 
-def speed_ratios(figures: Figures, pairs: Iterable[tuple[str, str]], figure: str = SPEED) -> dict[str, list[float]]:
+def speed_ratios(figures: Figures, pairs: Pairs, figure: str = SPEED) -> dict[str, list[float]]:
     """'one / other' -> the ratio of a figure in each round that both completed, for the pairs that were measured."""
     speeds = {name: one[figure] for name, one in figures.items() if figure in one}
     return {
@@ -67,14 +118,10 @@ def speed_ratios(figures: Figures, pairs: Iterable[tuple[str, str]], figure: str
     }
 
 
-def figures_table(
-    figures: Figures, columns: dict[str, Callable[[dict[str, Any]], str]], published: Sequence[str] = ()
-) -> str:
+def figures_table(figures: Figures, columns: Columns, published: Sequence[str] = ()) -> str:
     """A row per contender, with the reason if it failed.
 
-    Args:
-        columns: header -> the cell for the figures of a contender.
-        published: the cells of a row below each contender's, separated by '|'.
+    published: the cells of a row below each contender's, separated by '|'.
     """
     rows = []
     for (name, one), line in zip_longest(figures.items(), published, fillvalue=""):
@@ -85,8 +132,29 @@ def figures_table(
     return markdown_table(["", *columns], rows)
 
 
-def ratio_table(ratios: dict[str, list[float]], of: str = "of images/s") -> str:
+def ratio_table(figures: Figures, pairs: Pairs, figure: str = SPEED, of: str = "of images/s") -> str:
+    ratios = speed_ratios(figures, pairs, figure)
     return markdown_table(["ratio", of], [[name, median_and_range(ratios[name], ".3f")] for name in ratios])
+
+
+def seed_table(figures: Figures, baseline: str) -> str:
+    """Mean and spread of the final top-1, and its difference from the baseline with the standard error."""
+    others = figures[baseline].get("top1", []) if "failed" not in figures[baseline] else []
+
+    def spread(one: dict[str, Any]) -> str:
+        return f"{statistics.stdev(one['top1']):.2f}" if len(one["top1"]) > 1 else ""
+
+    def difference(one: dict[str, Any]) -> str:
+        if one["top1"] is others or min(len(one["top1"]), len(others)) < 2:
+            return ""
+        mean = statistics.mean(one["top1"]) - statistics.mean(others)
+        error = math.sqrt(sum(statistics.variance(ones) / len(ones) for ones in (one["top1"], others)))
+        return f"{mean:+.2f} +- {error:.2f}"
+
+    columns: Columns = {"seeds": lambda one: str(len(one["top1"])), "mean top-1": mean_of("top1", ".2f")}
+    columns |= {"standard deviation": spread, "min": lambda one: f"{min(one['top1']):.2f}"}
+    columns |= {f"difference from {baseline} +- standard error": difference}
+    return figures_table(figures, columns)
 
 
 def speed(one: dict[str, Any], figure: str = SPEED) -> str:
@@ -99,12 +167,18 @@ def memory(one: dict[str, Any]) -> str:
     return f"{max(one['peak_memory_bytes']) / 1e9:.2f}" if "peak_memory_bytes" in one else ""
 
 
-def data_wait(one: dict[str, Any]) -> str:
-    """A cell with the share of the time in which the loop waited for data; empty for a program without a loader."""
-    return f"{statistics.mean(one['data_wait_share']):.0%}" if "data_wait_share" in one else ""
+def mean_of(figure: str, number_format: str, unit: str = "", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
+    """A cell with the mean of a figure; empty for a contender without it."""
+    return lambda one: f"{statistics.mean(one[figure]) / scale:{number_format}}{unit}" if figure in one else ""
 
 
 def median_and_range(values: Sequence[float], number_format: str) -> str:
     """'median (minimum to maximum)'"""
     middle, low, high = (f"{value:{number_format}}" for value in (statistics.median(values), min(values), max(values)))
     return f"{middle} ({low} to {high})"
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Does nothing without a path."""
+    if path:
+        atomic_write(path, json.dumps(result, indent=2) + "\n")

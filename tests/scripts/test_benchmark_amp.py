@@ -14,10 +14,9 @@ from torch import nn
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from engine.training.optimization.optimizer import build_optimizer
-from scripts.benchmarks import benchmark_amp, documents, paddle_net
+from scripts.benchmarks import benchmark_amp, documents, turns
 from scripts.benchmarks.benchmark_amp import largest_batch, parse_flags, rows_of
-from scripts.benchmarks.common import MODES, mode_config
-from scripts.benchmarks.programs import Program
+from scripts.benchmarks.programs import MODES, Program, mode_config
 from utils.errors import UserError
 from utils.signals import Interrupted
 
@@ -60,7 +59,7 @@ def test_a_mode_overrides_the_options_of_the_user():
     ],
 )
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
-    monkeypatch.setattr(benchmark_amp, "take_turns", lambda *_: pytest.fail("a measurement started"))
+    monkeypatch.setattr(benchmark_amp, "compare", lambda *_: pytest.fail("a measurement started"))
     with pytest.raises(UserError) as error:
         benchmark_amp.main(argv)
     assert all(word in str(error.value) for word in said)
@@ -107,7 +106,7 @@ def test_an_accuracy_table_has_a_row_per_mode_and_number_of_epochs():
 def test_the_speedup_is_the_ratio_of_the_averages(monkeypatch, capsys):
     """Published: 78.29 s / 41.14 s = 1.903."""
     measured = {"AMP off": {"seconds": [4.0, 2.0]}, "AMP on": {"seconds": [1.0, 3.0]}}
-    monkeypatch.setattr(benchmark_amp, "take_turns", lambda *given: given[-1].update(measured))
+    monkeypatch.setattr(turns, "take_turns", lambda figures, *_: figures.update(measured))
     benchmark_amp.main(["-table=paddlevit"])
     header, _, *rows = capsys.readouterr().out.splitlines()[2:]
     assert header == "|  | 1st | 2nd | 3rd | 4th | 5th | 6th | 7th | Average | Speedup |"
@@ -184,8 +183,8 @@ def test_a_mode_that_needs_more_memory_is_shown_as_such(monkeypatch, capsys):
 def test_paddles_table_takes_the_sizes_of_the_user(monkeypatch, capsys):
     given = []
     monkeypatch.setattr(
-        paddle_net,
-        "train",
+        documents,
+        "train_linears",
         lambda config, *rest: given.append((config.data.batch_size, *rest[1:])) or {"loss": 1.0, "seconds": 2.0},
     )
     benchmark_amp.main(["-table=paddle", "-batch_size=8", "-steps=1", "-epochs=2", "-width=16"])
@@ -200,7 +199,7 @@ def paddle_config(row: str) -> Config:
 @pytest.mark.parametrize(("mode", "accumulated"), [("default", 1), ("AMP, accumulation", 10)])
 def test_paddles_network_equals_a_plain_loop(mode, accumulated):
     """Width 32, batch size 8, 10 batches; Paddle's initial values give a loss near 1.25."""
-    found = paddle_net.train(paddle_config(mode), torch.device("cpu"), 10, epochs=5, width=32)
+    found = documents.train_linears(paddle_config(mode), torch.device("cpu"), 10, epochs=5, width=32)
     generator = torch.Generator().manual_seed(0)
     bound = (6 / (32 + 32)) ** 0.5  # Xavier
     weights = [nn.Parameter(torch.empty(32, 32).uniform_(-bound, bound, generator=generator)) for _ in range(3)]
@@ -227,9 +226,9 @@ def test_paddles_network_equals_a_plain_loop(mode, accumulated):
 def test_each_mode_is_trained_with_each_seed(tmp_path, capsys, monkeypatch):
     """One of the four runs is real."""
     argv = [*TINY, "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=1e-3"]
-    train = benchmark_amp.train
+    train = benchmark_amp.final_top1
     monkeypatch.setattr(
-        benchmark_amp, "train", lambda *given: train(*given) if given[2].name == "O1-bf16-seed1" else {"top1": 12.5}
+        benchmark_amp, "final_top1", lambda *given: train(*given) if given[1].name == "O1-bf16-seed1" else 12.5
     )
     file, output = tmp_path / "a.json", tmp_path / "runs"
     flags = ["-accuracy", "-modes=fp32,O1-bf16", "-seeds=2", f"-json={file}", f"-output={output}"]

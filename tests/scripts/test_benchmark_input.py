@@ -1,9 +1,10 @@
 """benchmark_input.py: images, equal transforms, and small runs. No test here asserts a time."""
 
-import argparse
 import json
+import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from datasets.loading.batches import build_train_batches
 from datasets.loading.loader import BatchReader
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
-from scripts.benchmarks import benchmark_input
+from scripts import make_shards
+from scripts.benchmarks import benchmark_input, streams
 from scripts.benchmarks.images import IMAGENET, Size, link_images, make_images
-from scripts.benchmarks.input import first_step, streams
+from tests.datasets.shards.fault_server import fault_server
 from utils.errors import UserError
 
 SMALL = ["-rounds=2", "-batch_size=4", "-num_workers=1", "-image_size=32"]
@@ -30,7 +32,7 @@ def small(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(benchmark_input, "IMAGENET", SMALL_SIZE)
-    monkeypatch.setattr(benchmark_input, "EPOCH", 48)
+    monkeypatch.setattr(streams, "EPOCH", 48)
 
 
 def test_images_have_the_given_size_and_are_reproducible_without_photographs(tmp_path, monkeypatch):
@@ -48,10 +50,10 @@ def test_images_have_the_given_size_and_are_reproducible_without_photographs(tmp
 
 def test_links_make_a_long_epoch_of_few_images(tmp_path):
     make_images(tmp_path / "images", SMALL_SIZE)
-    images = link_images(tmp_path / "images", tmp_path / "data", entries=35)
+    link_images(tmp_path / "images", tmp_path / "data", entries=35)
     entries = list((tmp_path / "data" / "train").rglob("*.jpg"))
-    assert (len(images), len(entries)) == (16, 35)
-    assert {entry.resolve() for entry in entries} == {image.resolve() for image in images}
+    assert len(entries) == 35
+    assert {entry.resolve() for entry in entries} == {path.resolve() for path in (tmp_path / "images").rglob("*.jpg")}
     assert all(entry.resolve().parent.name == entry.parent.name for entry in entries)
     assert len(list((tmp_path / "data" / "val").rglob("*.jpg"))) == 8
 
@@ -85,7 +87,7 @@ def test_a_turn_has_a_new_stream_and_ends_with_a_whole_batch(monkeypatch, cpu):
     ],
 )
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
-    monkeypatch.setattr(benchmark_input, "take_turns", lambda *_: pytest.fail("a measurement started"))
+    monkeypatch.setattr(benchmark_input, "compare", lambda *_: pytest.fail("a measurement started"))
     with pytest.raises(UserError, match=said):
         benchmark_input.main(argv)
 
@@ -136,34 +138,44 @@ def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sources_are_compared(tmp_path, monkeypatch):
-    sources = pytest.importorskip("scripts.benchmarks.input.sources")
-    monkeypatch.setattr(sources, "ENTRIES", 64)
-    monkeypatch.setattr(sources, "SHARD_MB", 0.02)
+@pytest.mark.parametrize("is_served", [False, True])
+def test_sources_are_compared(is_served, tmp_path, monkeypatch):
+    pytest.importorskip("webdataset")
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(streams, "ENTRIES", 64)
+    monkeypatch.setattr(streams, "SHARD_MB", 0.02)
     argv = ["-sources", *SMALL, "-seconds=0.02", f"-json={tmp_path / 'a.json'}"]
-    assert benchmark_input.main(argv) == 0
+    if is_served:
+        make_images(tmp_path / "images", SMALL_SIZE)
+        link_images(tmp_path / "images", tmp_path / "data", 64, copies=True)
+        make_shards.main(["-dataset=folder", f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'shards'}"])
+    with fault_server(tmp_path / "shards") if is_served else nullcontext() as server:
+        assert benchmark_input.main([*argv, *([f"-data_path={server.url}"] if server else [])]) == 0
     result = json.loads((tmp_path / "a.json").read_text())
-    assert len(result["figures"]) == 8
-    assert set(result["ratios"]) == {f"{one} / {other}" for one, other in sources.RATIOS}
+    over_http = {streams.COLD, streams.WARM, streams.UNCACHED}
+    assert over_http & result["figures"].keys() == (over_http if is_served else set())
+    assert (len(result["figures"]), len(result["ratios"])) == ((8, 6) if is_served else (5, 3))
     assert all(len(one["images_per_second"]) == 2 for one in result["figures"].values())
 
 
-def test_first_steps_beside_timms(tmp_path, monkeypatch):
-    make_images(tmp_path / "images", SMALL_SIZE)
+def test_first_steps_beside_timms(tmp_path, monkeypatch, capsys):
     programs, data = [], set()
 
     def measure(program, limit_seconds):
-        programs.append(program)
-        data.update(path.read_bytes() for path in (tmp_path / "start" / "train").rglob("*.jpg"))
-        seconds = 6.0 if "main_single_gpu.py" in " ".join(program.command) else 4.0
+        programs.append(line := " ".join(program.command))
+        folder = Path(re.search(r"(?:-data_path=|--data-dir )(\S+)", line)[1])
+        data.update(path.read_bytes() for path in (folder / "train").rglob("*.jpg"))
+        seconds = 6.0 if "main_single_gpu.py" in line else 4.0
         return {"wall_seconds": seconds, "cpu_seconds": 2 * seconds}
 
-    monkeypatch.setattr(first_step, "first_step", measure)
-    monkeypatch.setattr(first_step, "_ENTRIES", 40)
-    flags = argparse.Namespace(timm_train=Path("train.py"), rounds=2)
-    figures, texts = first_step.first_steps(tmp_path / "images", tmp_path, ["-batch_size=4", "-num_workers=1"], flags)
+    monkeypatch.setattr(benchmark_input, "first_step", measure)
+    monkeypatch.setattr(benchmark_input, "_ENTRIES", 40)
+    speeds = {"images_per_second": 5.0, "images_per_cpu_second": 5.0}
+    monkeypatch.setattr(benchmark_input, "measure_turn", lambda *_: speeds)
+    flags = [f"-timm_train={__file__}", "-rounds=2", f"-json={tmp_path / 'a.json'}"]
+    assert benchmark_input.main([*flags, "-batch_size=4", "-num_workers=1"]) == 0
     assert len(programs) == 4 and len(data) == 40  # no two files are equal
-    assert all("-num_workers=1" in one.command or "--workers 1" in " ".join(one.command) for one in programs)
-    assert figures["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.500 (1.500" in texts[-1]
-    flags.timm_train = None
-    assert first_step.first_steps(tmp_path / "images", tmp_path, [], flags) == ({}, [])
+    assert all("-num_workers=1" in line or "--workers 1" in line for line in programs)
+    result, printed = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
+    assert result["figures"]["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.500 (1.500" in printed
+    assert len(result["figures"]) == 8 and "| timm create_loader | 5.0 (5.0 to 5.0) | 5.0 (5.0" in printed

@@ -14,9 +14,9 @@ from conftest import TINY_VIT
 from configs.reading.command_line import parse_command_line
 from engine.run.step_report import StepReport, log_lines
 from scripts.benchmarks import benchmark_train
-from scripts.benchmarks.benchmark_train import DEFAULTS, build_program
+from scripts.benchmarks.benchmark_train import DEFAULTS
 from scripts.benchmarks.images import Size, make_images
-from scripts.benchmarks.programs import BARE, OURS, Program, Reading, first_step, read_line, run_turn
+from scripts.benchmarks.programs import BARE, OURS, Program, Reading, build_program, first_step, read_line, run_turn
 from scripts.flags import split_flags
 from utils.errors import UserError
 from utils.metrics import Metrics
@@ -58,7 +58,7 @@ def python(code: str, prefetches: bool = False) -> Program:
 
 def parsed(*argv: str):
     flags, rest = split_flags(benchmark_train._parser(), list(argv))
-    return flags, rest, parse_command_line([*DEFAULTS, *rest]).config
+    return flags, [*DEFAULTS, *rest], parse_command_line([*DEFAULTS, *rest]).config
 
 
 # Logs
@@ -162,9 +162,9 @@ def test_a_program_that_fails_gives_its_reason(code, limit_seconds, said):
 
 
 def test_the_entry_script_gets_the_options_of_the_user():
-    flags, rest, config = parsed("-warmup=4", "-steps=8", "-interval=4", "-compile", "-opts", "SEED=7")
+    flags, rest, _ = parsed("-warmup=4", "-steps=8", "-interval=4", "-compile", "-opts", "SEED=7")
     for name in ("jpeg", "ready", "ranks"):
-        ours = parse_command_line(build_program(name, rest, config, flags, Path("/f")).command[2:]).config
+        ours = parse_command_line(build_program(name, rest, flags.interval, Path("/f")).command[2:]).config
         assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
         assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
         assert ours.train.compile == "default"
@@ -174,8 +174,8 @@ def test_the_entry_script_gets_the_options_of_the_user():
 
 
 def test_timm_trains_in_the_same_way(train_py):
-    flags, rest, config = parsed(f"-timm_train={train_py}", "-compile", "-opts", "MODEL.DROPOUT=0.1")
-    explicit, timm = (build_program(name, rest, config, flags, Path("/f")) for name in ("timm_explicit", "timm"))
+    _, rest, _ = parsed(f"-timm_train={train_py}", "-compile", "-opts", "MODEL.DROPOUT=0.1")
+    explicit, timm = (build_program(name, rest, 4, Path("/f"), train_py) for name in ("timm_explicit", "timm"))
     assert explicit.command == ["env", "TIMM_FUSED_ATTN=0", *timm.command]
     line = f"{' '.join(timm.command)} "
     for words in ("--data-dir /f/data", "--torchcompile", "--log-interval 4", "pos_drop_rate=0.1", "--workers 2"):
@@ -196,7 +196,7 @@ def test_timm_trains_in_the_same_way(train_py):
     ],
 )
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
-    monkeypatch.setattr(benchmark_train, "take_turns", lambda *_: pytest.fail("a measurement started"))
+    monkeypatch.setattr(benchmark_train, "compare", lambda *_: pytest.fail("a measurement started"))
     monkeypatch.setattr(benchmark_train, "make_images", lambda *_: pytest.fail("images were made"))
     with pytest.raises(UserError, match=said):
         benchmark_train.main(argv)

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from scripts.benchmarks.common import failure_reason
-from scripts.benchmarks.seeds import final_top1, seed_table
-from scripts.benchmarks.turns import figures_table, memory, ratio_table, speed, speed_ratios, take_turns
+from scripts.benchmarks.programs import failure_reason, final_top1
+from scripts.benchmarks.turns import figures_table, memory, ratio_table, seed_table, speed, speed_ratios, take_turns
 from utils.errors import UserError
 
 
@@ -22,22 +21,23 @@ def test_contenders_take_turns_and_one_that_failed_gets_no_more(tmp_path):
             raise UserError("no memory")
         return {"images_per_second": len(turns)}
 
-    figures = take_turns(["a", "b", "c"], 3, measure, file)
+    figures = {name: {} for name in "abc"}
+    take_turns(figures, 3, measure, file)
     assert [name for name, _ in turns] == [*"abc", *"cba", *"ac"]
     assert figures["a"] == {"images_per_second": [1, 6, 7]}
     assert figures["b"] == {"images_per_second": [2], "failed": "no memory"}
     assert json.loads(file.read_text())["figures"] == figures
     assert written[0] == {"a": {"images_per_second": [1]}, "b": {}, "c": {}} and len(written) == 7
     with pytest.raises(UserError, match="b: no memory"):
-        take_turns(["b"], 2, lambda name, _: measure(name, 1))
+        take_turns({"b": {}}, 2, lambda name, _: measure(name, 1), None)
 
 
 def test_a_ratio_compares_turns_of_one_round():
     speeds = {"jpeg": [30.0, 90.0, 40.0], "timm": [20.0, 30.0], "ready": [30.0, 90.0, 50.0]}
     figures = {name: {"images_per_second": values} for name, values in speeds.items()} | {"bare": {"failed": "why"}}
-    ratios = speed_ratios(figures, [("jpeg", "timm"), ("jpeg", "ready"), ("jpeg", "bare")])
-    assert ratios == {"jpeg / timm": [1.5, 3.0], "jpeg / ready": [1.0, 1.0, 0.8]}
-    assert "| jpeg / ready | 1.000 (0.800 to 1.000) |" in ratio_table(ratios)
+    pairs = [("jpeg", "timm"), ("jpeg", "ready"), ("jpeg", "bare")]
+    assert speed_ratios(figures, pairs) == {"jpeg / timm": [1.5, 3.0], "jpeg / ready": [1.0, 1.0, 0.8]}
+    assert "| jpeg / ready | 1.000 (0.800 to 1.000) |" in ratio_table(figures, pairs)
 
 
 def test_the_table_has_the_reason_of_a_failure():

@@ -212,6 +212,6 @@ def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_mistakes_are_reported_before_the_runs(argv, monkeypatch):
-    monkeypatch.setattr(parity, "take_turns", lambda *_: pytest.fail("a run started"))
+    monkeypatch.setattr(parity, "compare", lambda *_: pytest.fail("a run started"))
     with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
         parity.main(argv)

@@ -1,7 +1,6 @@
 """plan.py: published rates, memory against closed forms, the largest batch, and wrong input."""
 
 from bisect import bisect_left
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ from configs.schema import Config, Data, Parallel
 from engine.precision.policy import Precision
 from engine.training.optimization.optimizer import moments_per_parameter
 from scripts import plan
-from scripts.planning.activations import measure_passes
-from scripts.planning.devices import Cluster, parse_cluster
-from scripts.planning.estimate import Strategy, estimate, strategies
-from scripts.planning.workload import Workload, measure_workload
+from scripts.planning.estimate import Cluster, estimate, parse_cluster, strategies
+from scripts.planning.workload import Workload, measure_passes, measure_workload
 from utils.errors import UserError
 
 TINY = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", *TINY_VIT]
@@ -38,10 +35,6 @@ def tiny() -> Workload:
     return measure_workload(config_of(*TINY))
 
 
-def layout_of(workload: Workload, cluster: Cluster, strategy: str) -> Strategy:
-    return strategies(workload, Parallel(), cluster)[strategy]
-
-
 # Published rates
 
 NODES = (1, 2, 4, 8, 16)
@@ -56,10 +49,10 @@ PUBLISHED = {"H100": (1428, 2846, 5737, 11222, 21561), "A100": (693, 1347, 2642,
 def test_the_published_rates_follow_from_that_of_eight_devices(vit_g, device, global_batch, strategy):
     def setting(nodes: int):
         cluster = parse_cluster(f"8x{device}", nodes)
-        kind = "fsdp" if strategy == "hsdp" and nodes == 1 else strategy
+        shards = {"ddp": 1, "fsdp": cluster.size, "hsdp": 8}[strategy]
         batch = min(64, (global_batch or 10**6) // cluster.size)
         accumulation = global_batch // cluster.size // batch if global_batch else 1
-        return vit_g, layout_of(vit_g, cluster, kind), batch, accumulation
+        return vit_g, cluster, shards, batch, accumulation
 
     def predicted(nodes: int, mfu: float) -> float:
         return estimate(*setting(nodes), mfu, False).images_per_second
@@ -104,8 +97,7 @@ def test_frozen_blocks_have_no_gradients_moments_activations_or_weight_gradients
         measure_workload(config_of("-model=vit_tiny_patch16_224", "-opts", f"MODEL.TUNE={tune}", "MODEL.DROPOUT=0.0"))
         for tune in ("full", "last:3")
     )
-    one = layout_of(last, parse_cluster("H100", 1), "ddp")
-    assert state_of(last, one) == 4 * last.parameters + 12 * last.trained and last.trained < 0.3 * full.trained
+    assert state_of(last) == 4 * last.parameters + 12 * last.trained and last.trained < 0.3 * full.trained
     assert last.passes[False].per_image < 0.35 * full.passes[False].per_image  # of 3 of 12 blocks, and one forward pass
     # All blocks forward; of a quarter of them the backward pass, with twice the FLOPs.
     assert last.flops_per_image == pytest.approx((1 / 3 + 2 / 3 / 4) * full.flops_per_image, rel=0.03)
@@ -126,40 +118,40 @@ def test_other_families_are_measured_too(model):
 
 def at_level(workload: Workload, level: str) -> Workload:
     amp = config_of("-amp", "-amp_dtype=bfloat16", "-opts", f"AMP.LEVEL={level}").amp
-    return replace(workload, precision=Precision(amp, torch.device("meta")))
+    return workload._replace(precision=Precision(amp, torch.device("meta")))
 
 
-def state_of(workload: Workload, strategy: Strategy) -> float:
-    return sum(estimate(workload, strategy, 1, 1, 0.4, False).state_bytes.values())
+def state_of(workload: Workload, shards: int = 1) -> float:
+    return sum(estimate(workload, parse_cluster("8xH100", 4), shards, 1, 1, 0.4, False).state_bytes.values())
 
 
 def test_the_state_is_16_bytes_per_parameter_and_20_with_an_average(tiny):
-    one = layout_of(tiny, parse_cluster("H100", 1), "ddp")
-    assert state_of(tiny, one) == 16 * tiny.parameters
-    assert state_of(replace(tiny, has_average=True), one) == 20 * tiny.parameters
-    assert state_of(at_level(tiny, "O2"), one) == (4 + 2 + 2 + 8) * tiny.parameters
-    assert state_of(at_level(tiny, "O3"), one) == (2 + 2 + 8) * tiny.parameters
+    assert state_of(tiny) == 16 * tiny.parameters
+    assert state_of(tiny._replace(has_average=True)) == 20 * tiny.parameters
+    assert state_of(at_level(tiny, "O2")) == (4 + 2 + 2 + 8) * tiny.parameters
+    assert state_of(at_level(tiny, "O2"), shards=8) == 2 * tiny.parameters
+    assert state_of(at_level(tiny, "O3")) == (2 + 2 + 8) * tiny.parameters
 
 
 def test_shards_divide_the_state_and_add_gathered_blocks(tiny):
     cluster = parse_cluster("8xH100", 4)
-    for strategy, shards in (("fsdp", 32), ("hsdp", 8)):
-        layout = layout_of(tiny, cluster, strategy)
-        assert state_of(tiny, layout) == pytest.approx(16 * tiny.parameters / shards)
-        assert estimate(tiny, layout, 1, 1, 0.4, False).gathered_bytes == 4 * (tiny.rest + 3 * tiny.block)
+    found = strategies(tiny, Parallel(), cluster)
+    assert found == {"ddp": 1, "fsdp": 32, "hsdp in groups of 8": 8}
+    for shards in (32, 8):
+        assert state_of(tiny, shards) == pytest.approx(16 * tiny.parameters / shards)
+        assert estimate(tiny, cluster, shards, 1, 1, 0.4, False).gathered_bytes == 4 * (tiny.rest + 3 * tiny.block)
 
 
 def test_the_largest_batch_is_the_last_that_fits(vit_g):
     largest = {}
     for device in ("H100", "A100-40GB", "A10"):
         cluster = parse_cluster(f"8x{device}", 1)
-        for name, layout in strategies(vit_g, Parallel(), cluster).items():
-            fits = largest[device, name] = estimate(vit_g, layout, 1, 1, 0.4, True).largest_batch
-            assert estimate(vit_g, layout, fits + 1, 1, 0.4, True).total_bytes > cluster.memory_bytes
-            assert not fits or estimate(vit_g, layout, fits, 1, 0.4, True).total_bytes <= cluster.memory_bytes
+        for name, shards in strategies(vit_g, Parallel(), cluster).items():
+            fits = largest[device, name] = estimate(vit_g, cluster, shards, 1, 1, 0.4, True).largest_batch
+            assert estimate(vit_g, cluster, shards, fits + 1, 1, 0.4, True).total_bytes > cluster.memory_bytes
+            assert not fits or estimate(vit_g, cluster, shards, fits, 1, 0.4, True).total_bytes <= cluster.memory_bytes
     assert largest["A10", "fsdp"] > 0
-    small = parse_cluster("8xRTX3060", 1)
-    assert estimate(vit_g, layout_of(vit_g, small, "ddp"), 1, 1, 0.4, True).largest_batch == 0
+    assert estimate(vit_g, parse_cluster("8xRTX3060", 1), 1, 1, 1, 0.4, True).largest_batch == 0
 
 
 @pytest.mark.parametrize(("name", "moments"), [("AdamW", 2), ("SGD", 1), ("Lion", 1), ("LAMB", 2)])
@@ -172,8 +164,8 @@ def test_moments_are_counted(name, moments):
 
 
 def test_a_slow_network_is_exposed(tiny):
-    def seconds(cluster: Cluster, strategy: str = "ddp", accumulation: int = 1, checkpointing: bool = False) -> float:
-        return estimate(tiny, layout_of(tiny, cluster, strategy), 4, accumulation, 0.4, checkpointing).step_seconds
+    def seconds(cluster: Cluster, shards: int = 1, accumulation: int = 1, checkpointing: bool = False) -> float:
+        return estimate(tiny, cluster, shards, 4, accumulation, 0.4, checkpointing).step_seconds
 
     compute = 4 * tiny.flops_per_image / (0.4 * 66.9e12)
     one, slow = parse_cluster("H100", 1), parse_cluster("8xH100", 2, network_gbit=1.0)
@@ -184,12 +176,12 @@ def test_a_slow_network_is_exposed(tiny):
     assert seconds(slow) == pytest.approx(1.015 * (compute + exposed + optimizer))
     assert seconds(slow, accumulation=4) == pytest.approx(1.015 * (4 * compute + exposed + optimizer))
     assert seconds(one, checkpointing=True) == pytest.approx(4 / 3 * compute + optimizer)
-    assert seconds(slow, "hsdp") < seconds(slow, "fsdp")  # with FSDP whole parameters cross the network
+    assert seconds(slow, shards=8) < seconds(slow, shards=16)  # with FSDP whole parameters cross the network
 
 
 def test_what_the_trainer_refuses_is_not_planned(tiny):
     cluster = parse_cluster("8xH100", 1)
-    refused = replace(tiny, sharding_problem="batch norms")
+    refused = tiny._replace(sharding_problem="batch norms")
     assert list(strategies(refused, Parallel(), cluster)) == ["ddp"]
     lora = measure_workload(config_of("-model=vit_tiny_patch16_224", "-opts", "MODEL.TUNE=lora", "MODEL.DEPTH=2"))
     assert list(strategies(lora, Parallel(), cluster)) == ["ddp"]
@@ -223,7 +215,7 @@ def test_devices_are_found_by_their_names(text, device, per_node, memory):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "give the GPUs of a host with -devices"),
+        ([], "-devices"),
         (["-devices=8xH1000"], r"no figures for H1000; did you mean H100\? \(known: T4, "),
         (["-devices=8x"], "such as 8xH100"),
         (["-devices=1x4090"], "such as 8xH100"),

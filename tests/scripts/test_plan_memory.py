@@ -17,8 +17,7 @@ from configs.schema import Config, Parallel
 from engine.parallel.fsdp import FSDP
 from engine.precision.policy import Precision
 from models.build import build_model
-from scripts.planning.devices import parse_cluster
-from scripts.planning.estimate import estimate, strategies
+from scripts.planning.estimate import estimate, parse_cluster
 from scripts.planning.workload import measure_workload
 from utils.distributed import ProcessContext
 
@@ -34,8 +33,7 @@ def planned_and_tracked(model_name: str, batch_size: int, *changes: str) -> tupl
     config = parse_command_line([f"-model={model_name}", "-opts", *NO_DROPOUT, *changes]).config
     options = Parallel(STRATEGY="fsdp")
     workload = measure_workload(config)
-    strategy = strategies(workload, options, parse_cluster("8xH100", 1))["fsdp"]
-    planned = estimate(workload, strategy, batch_size, 1, 0.4, config.model.grad_checkpointing)
+    planned = estimate(workload, parse_cluster("8xH100", 1), RANKS, batch_size, 1, 0.4, config.model.grad_checkpointing)
     return planned.total_bytes - planned.state_bytes["moments"], tracked_bytes(config, options, batch_size)
 
 

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from engine.precision.policy import Precision
 from engine.run.mfu.flops import training_flops
 from models.build import build_model
-from scripts.benchmarks.common import mode_config, write_json
+from scripts.benchmarks.programs import mode_config
+from scripts.benchmarks.turns import write_json
 from scripts.flags import flag_parser, split_flags
 from utils.device import device_name, timed
 from utils.distributed import single_process

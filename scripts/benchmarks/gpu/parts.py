@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.benchmarks.common import failure_reason
+from scripts.benchmarks.programs import failure_reason
 
 TERMINATION_SECONDS = 10.0  # between the stop signal and SIGKILL
 

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT
-from scripts.benchmarks.common import ENTRY, MODES
 from scripts.benchmarks.gpu.parts import Part
-from scripts.benchmarks.programs import READY_OPTIONS, ready_flags
+from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, ready_flags
 from utils.cpu_cores import own_share
 from utils.device import visible_gpus
 

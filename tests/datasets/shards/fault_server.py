@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from scripts.benchmarks.range_server import RangeHandler, RangeServer, etag
+from tests.datasets.shards.range_server import RangeHandler, RangeServer, etag
 
 Fault = Callable[["FaultHandler"], None]
 SECRET = "hunter2"

@@ -9,8 +9,8 @@ import pytest
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from datasets.shards.store_errors import RangesNotSupported, StoreError
-from scripts.benchmarks.range_server import etag
 from tests.datasets.shards.fault_server import SECRET, body, fault_server, no_answer, status
+from tests.datasets.shards.range_server import etag
 from utils import waits
 
 DATA = bytes(range(256)) * 4000

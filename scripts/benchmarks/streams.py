@@ -1,11 +1,13 @@
-"""Endless streams of images for benchmark_input.py, and their speed: our loader, its limit, timm's, WebDataset."""
+"""Endless streams of images for benchmark_input.py, and their speed: loaders, their limit, and sources of images."""
 
+import contextlib
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
-from itertools import chain, cycle, repeat
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 
 import timm.data
@@ -22,17 +24,80 @@ from datasets.registry import read_samples
 from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
 from datasets.transforms.host import build_host_transform
+from scripts import make_shards
+from scripts.benchmarks.images import link_images
 from scripts.benchmarks.programs import group_cpu_seconds
 from scripts.benchmarks.turns import PER_CPU, SPEED
-from utils.device import timed
+from utils.device import synchronize
 from utils.distributed import ProcessContext
 
 ENDLESS_EPOCHS = 10**6
+EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
+ENTRIES = 8192  # files of the sources, 0.9 GB: more than a cold turn reads
+SHARD_MB = 4  # two windows of 16 shards, which may be there when a cold turn begins, have 1,200 images
+CACHE_GB = 4.0
 NUM_CLASSES = 1000
 _LIMIT_CROPS = 4096
 _SHUFFLE = 1000  # WebDataset's buffer, samples
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
+OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
+ALONE = ", one process"
+FOLDER, LOCAL, WEBDATASET = "folder", "tar, local", "WebDataset, local"
+FOLDER_UINT8, SMALL = "folder, uint8", "tar, local, -size 256, uint8"
+COLD, WARM, UNCACHED = (f"tar over HTTP, {cache}" for cache in ("cold cache", "warm cache", "no cache"))
+RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
+RATIOS += [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (LOCAL, WEBDATASET), (SMALL, FOLDER_UINT8)]
+
+
+def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
+    """Our loader, its limit, and timm's, on links to the images, class folders of JPEGs, in the temporary `folder`."""
+    link_images(images, folder / "linked", EPOCH)
+    config = config.with_data(dataset="folder", data_path=str(folder / "linked"))
+    alone = config.with_data(num_workers=0)
+    return {
+        TIMM: lambda: timm_batches(config.data, context.device),
+        OURS: lambda: our_batches(config, context),
+        UINT8: lambda: our_batches(config, context, normalizes=False),
+        LIMIT: lambda: limit_batches(config, context),
+        UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
+        LIMIT + ALONE: lambda: limit_batches(alone, context),
+    }
+
+
+def source_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
+    """A folder and tar shards with copies of the images, and, if DATA_PATH is a URL, the shards of a web server.
+
+    Each turn starts a fresh loader, a cold turn with an empty cache. All files of this machine are in the memory of the
+    operating system. See docs/benchmarks.md, Data sources.
+    """
+    link_images(images, folder / "files", ENTRIES, copies=True)
+    data, url = ["-dataset=folder", f"-data_path={folder / 'files'}"], config.data.data_path
+    with contextlib.redirect_stdout(sys.stderr):
+        make_shards.main([*data, f"-output={folder / 'shards'}", f"-shard_mb={SHARD_MB}"])
+        make_shards.main([*data, f"-output={folder / 'small'}", f"-shard_mb={SHARD_MB}", "-size=256"])
+
+    def ours(dataset: str, path: Path | str, cache: str = "", normalizes: bool = True) -> Iterator[int]:
+        cache_dir, cache_gb = str(folder / (cache or "no-cache")), CACHE_GB if cache else 0.0
+        source = config.with_data(dataset=dataset, data_path=str(path), cache_dir=cache_dir, cache_gb=cache_gb)
+        return our_batches(source, context, normalizes)
+
+    def cold() -> Iterator[int]:
+        shutil.rmtree(folder / "cold", ignore_errors=True)
+        return ours("tar", url, "cold")
+
+    streams: Streams = {
+        FOLDER: lambda: ours("folder", folder / "files"),
+        LOCAL: lambda: ours("tar", folder / "shards"),
+        FOLDER_UINT8: lambda: ours("folder", folder / "files", normalizes=False),
+        SMALL: lambda: ours("tar", folder / "small", normalizes=False),
+        WEBDATASET: lambda: webdataset_batches(folder / "shards", config.data, context.device),
+    }
+    if "://" in url:
+        streams |= {COLD: cold, WARM: lambda: ours("tar", url, "warm"), UNCACHED: lambda: ours("tar", url)}
+        with contextlib.closing(streams[WARM]()) as stream:  # downloads the shards of an epoch
+            sum(islice(stream, ENTRIES // config.data.batch_size))
+    return streams
 
 
 def measure_turn(
@@ -42,20 +107,13 @@ def measure_turn(
 
     The turn ends with a whole batch. The first batch and the `prefetched` next ones are not timed.
     """
-    with closing(start()) as stream:
-        for _ in range(1 + prefetched):
-            next(stream)
-        images = 0
-
-        def read() -> None:
-            nonlocal images
-            ends = time.perf_counter() + seconds
-            while time.perf_counter() < ends:
-                images += next(stream)
-
-        cpu_before = group_cpu_seconds(os.getpgrp())
-        elapsed = timed(read, device)
-        cpu_seconds = group_cpu_seconds(os.getpgrp()) - cpu_before
+    with contextlib.closing(start()) as stream:
+        sum(islice(stream, 1 + prefetched))
+        cpu_before, started, images = group_cpu_seconds(os.getpgrp()), time.perf_counter(), 0
+        while time.perf_counter() < started + seconds:
+            images += next(stream)
+        synchronize(device)
+        elapsed, cpu_seconds = time.perf_counter() - started, group_cpu_seconds(os.getpgrp()) - cpu_before
         return {SPEED: images / elapsed, PER_CPU: images / max(cpu_seconds, 0.01)}
 
 
@@ -74,13 +132,12 @@ def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
     data, files, crops = config.data, dict[str, bytes](), []
     (samples,) = read_samples(data, config.model.num_classes, context, "train")
     transform = build_host_transform(data, config.train, config.seed)
-    for epoch, index, copy in chain.from_iterable(TrainSampler(len(samples), data.batch_size, 1, config.seed)):
+    batches = TrainSampler(len(samples), data.batch_size, 1, config.seed)
+    for epoch, index, copy in islice(chain.from_iterable(batches), _LIMIT_CROPS):
         encoded = files.setdefault(os.path.realpath(samples.name(index)), samples.read_bytes(index))
         size = open_image(encoded, data.image_channels, lambda: "").size
         rng = transform.generator(epoch, index, copy)
         crops.append((encoded, random_crop_box(*size, data.random_crop_scale, data.random_crop_ratio, rng)))
-        if len(crops) == _LIMIT_CROPS:
-            break
     order, decode = cycle(range(len(crops))), partial(_decode, data)
     yield from DataLoader(crops, data.batch_size, sampler=order, num_workers=data.num_workers, collate_fn=decode)
 
@@ -115,13 +172,13 @@ def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
         yield len(images)
 
 
-def webdataset_batches(shards: list[Path], data: Data, device: torch.device) -> Iterator[int]:
+def webdataset_batches(folder: Path, data: Data, device: torch.device) -> Iterator[int]:
     """WebDataset, as its documentation recommends: batches are made by the workers, which share out the shards."""
     import webdataset
 
-    on_gpu = device.type == "cuda"
+    on_gpu, shards = device.type == "cuda", sorted(map(str, folder.glob("train-*.tar")))
     samples = (
-        webdataset.WebDataset(list(map(str, shards)), shardshuffle=len(shards), nodesplitter=webdataset.split_by_node)
+        webdataset.WebDataset(shards, shardshuffle=len(shards), nodesplitter=webdataset.split_by_node)
         .repeat()
         .shuffle(_SHUFFLE)
         .decode("pil")

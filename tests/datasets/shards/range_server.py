@@ -1,15 +1,12 @@
 """A web server on this machine for a folder: ranges, ETags, HEAD, and a delay before each answer.
 
-`serving` starts it in a process of its own, as a benchmark needs.
+python tests/datasets/shards/range_server.py FOLDER MILLISECONDS
 """
 
 import hashlib
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
@@ -81,19 +78,6 @@ class RangeServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-@contextmanager
-def serving(folder: Path, latency_ms: float) -> Iterator[str]:
-    """The URL of a server in another process, which does not share Python's lock with the reader."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(folder), str(latency_ms)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
 
 
 if __name__ == "__main__":
