@@ -15,8 +15,7 @@ from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from utils.errors import UserError
-from utils.file_formats.hf_folder import weight_file
-from utils.file_formats.safetensors_metadata import read_metadata
+from utils.file_formats.hf_folder import read_metadata, weight_file
 
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA

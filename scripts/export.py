@@ -19,8 +19,8 @@ from configs.reading.command_line import parse_command_line
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError
-from utils.packages import require
 from utils.processes.entry import run_and_report_errors
+from utils.system import require
 
 SCRIPT = "scripts/export.py"
 

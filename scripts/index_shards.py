@@ -19,8 +19,8 @@ from configs.reading.command_line import parse_command_line
 from datasets.shards.index import INDEX_NAME, Index, write_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
 from utils.errors import UserError, error_from
-from utils.packages import require
 from utils.processes.entry import run_and_report_errors
+from utils.system import require
 
 
 def main(argv: list[str]) -> int:

@@ -31,8 +31,8 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.device import use_deterministic_algorithms
 from utils.distributed import ProcessContext
-from utils.packages import is_installed
 from utils.signals import TERMINATION_SIGNALS
+from utils.system import is_installed
 
 ROOT = Path(__file__).parents[1]
 # The modules of the packages that `requirements*.txt` call optional.

@@ -14,7 +14,7 @@ from rank_pool import RankPool
 from datasets.sources.source import source_class
 from engine.run.loggers import check_loggers
 from utils.errors import UserError
-from utils.packages import is_installed, missing_features, require
+from utils.system import is_installed, missing_features, require
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,11 @@ from typing import Any
 
 from configs.data_sets import DATA_SETS, has_files
 from configs.parts import add_plugins, open_plugin
-from configs.reading.amp_preset import apply_preset
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
-from configs.reading.old_keys import REMOVED, replace_old_keys
+from configs.reading.old_keys import REMOVED, apply_preset, replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.probe_options import for_probe

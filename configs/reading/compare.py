@@ -13,8 +13,8 @@ from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import model_type
 from configs.schema.model import without_fixed_keys
-from utils.columns import wrap_parts
 from utils.errors import UserError
+from utils.tables import wrap_parts
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
 _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")

@@ -1,4 +1,4 @@
-"""Keys of PaddleViT's earlier YAML files, and of earlier versions.
+"""Keys of PaddleViT's earlier YAML files, of earlier versions, and presets in the words of other programs.
 
 Renamed ones get their present name, those without an effect are removed.
 """
@@ -6,7 +6,9 @@ Renamed ones get their present name, those without an effect are removed.
 from collections.abc import Sequence
 from typing import Any
 
-from configs.reading.option_layers import OptionLayers, paths
+from configs.reading.option_layers import OptionLayers, flatten, paths
+from configs.reading.yaml_io import format_value
+from configs.schema.amp import PRESETS
 from configs.schema.keys import known_keys
 
 _RENAMED = {
@@ -87,3 +89,17 @@ def _remove(values: dict[str, Any], path: tuple[str, ...]) -> None:
     del above[path[-1]]
     if not above and len(path) > 1:
         _remove(values, path[:-1])
+
+
+def apply_preset(layers: OptionLayers) -> list[str]:
+    """Adds the values of AMP.PRESET. A key wins if the layer of PRESET, or a higher one, gives it.
+
+    Returns:
+        a line for the log with the added values, or nothing.
+    """
+    name, level = str(dict(flatten(layers.values)).get("AMP.PRESET")), layers.level("AMP.PRESET")
+    values = {key: value for key, value in PRESETS.get(name, {}).items() if layers.level(f"AMP.{key}") < level}
+    if not values:  # or an unknown name, which the check of the options reports
+        return []
+    layers.add({"AMP": values}, f"AMP.PRESET {name}")
+    return [f"AMP.PRESET {name}: {', '.join(f'{key} {format_value(value)}' for key, value in values.items())}"]

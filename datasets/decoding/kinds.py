@@ -6,7 +6,7 @@ import re
 from PIL import features
 
 from utils.files import open_regular_file
-from utils.packages import is_installed
+from utils.system import is_installed
 
 HEAD_BYTES = 32
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it

@@ -6,8 +6,7 @@ from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.loader import BatchReader, Loader, num_workers
-from datasets.loading.sampler import EvalSampler, TrainSampler
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
 from datasets.loading.slots import PREFETCH_FACTOR
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform, build_host_transform

@@ -1,8 +1,14 @@
 """The order of samples: a pure function of (seed, epoch), divided among the ranks, that can start at any batch.
 
-A key is (epoch, sample index, repeat). Epochs and repeats count from 0.
+A key is (epoch, sample index, repeat). Epochs and repeats count from 0. Of tar shards, the shards come in random order,
+and random samples within a window of them, which fit into a cache. Balanced sampling gives each class the same number
+of places, and each class cycles through permutations of its images: a weighted draw with replacement would show some
+images of a large class twice before others once.
+
+Legend: N training images, K classes with images, R crops of an image (DATA.REPEATED_AUGMENTATION).
 """
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -10,9 +16,91 @@ import numpy as np
 import torch
 
 from datasets.batch import PADDING
-from datasets.loading.balanced import balanced_order
-from datasets.loading.shard_order import ShardWindows
 from utils.seeding import seeded_generator
+
+
+def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) -> torch.Tensor:
+    """The sample index int64 (num_places,) of each place of an epoch.
+
+    The places form blocks of K, in which each class occurs once, in random order (the last block is incomplete). A
+    class with n images repeats none of them before all n were drawn, across epochs too, unless n is less than the
+    number of blocks.
+
+    Args:
+        targets: the labels of the samples, int64 (N,).
+        num_places: N, or N / R.
+    """
+    by_class = torch.from_numpy(np.argsort(targets, kind="stable"))
+    labels, counts = np.unique(targets, return_counts=True)
+    blocks = -(-num_places // len(labels))
+    draws = np.stack(  # (K, blocks)
+        [
+            start + _class_draws(count, blocks, seed, epoch, label)
+            for label, count, start in zip(labels.tolist(), counts.tolist(), counts.cumsum() - counts, strict=True)
+        ]
+    )
+    classes = _permutations(blocks, len(labels), seed, "classes", epoch)  # (blocks, K)
+    return by_class[torch.from_numpy(draws.T).gather(1, classes).flatten()[:num_places]]
+
+
+def _class_draws(count: int, blocks: int, seed: int, epoch: int, label: int) -> np.ndarray:
+    """Draws one of the `count` images of a class for each block of an epoch, int64 (blocks,).
+
+    All epochs are one sequence of rounds. A round draws each image equally often, and is at least one epoch long. It
+    may span two epochs.
+    """
+    cycles = -(-blocks // count)
+    length = cycles * count
+    first = epoch * blocks
+    rounds = range(first // length, (first + blocks - 1) // length + 1)
+    draws = torch.cat([_permutations(cycles, count, seed, "class", label, number).flatten() for number in rounds])
+    return draws[first % length :][:blocks].numpy()
+
+
+def _permutations(number: int, size: int, *seed: int | str) -> torch.Tensor:
+    """Random permutations, int64 (number, size)."""
+    return torch.rand((number, size), generator=seeded_generator(*seed), dtype=torch.float64).argsort(1)
+
+
+@dataclass(frozen=True)
+class ShardWindows:
+    """S shards with N samples, of which `size` shards are mixed at a time.
+
+    ends: int64 (S,), ascending: the samples of the shards up to each one, including it; the last is N.
+    size: with S or more, the order is a random permutation of all samples.
+    """
+
+    ends: np.ndarray
+    size: int
+
+    @property
+    def crc(self) -> int:
+        """CRC-32 of `ends`: equal for shards in one order, with equal numbers of samples."""
+        return zlib.crc32(np.ascontiguousarray(self.ends, "<i8").data)
+
+    def order(self, seed: int, epoch: int) -> torch.Tensor:
+        """The sample in each place of an epoch, a permutation, int64 (N,)."""
+        starts = np.concatenate([[0], self.ends[:-1]])
+        parts = []
+        for number, in_window in enumerate(self.shards(seed, epoch).split(self.size)):
+            samples = torch.cat([torch.arange(starts[shard], self.ends[shard]) for shard in in_window.tolist()])
+            generator = seeded_generator(seed, "window", epoch, number)
+            parts.append(samples[torch.randperm(len(samples), generator=generator)])
+        return torch.cat(parts)
+
+    def shards(self, seed: int, epoch: int) -> torch.Tensor:
+        """The order of the shards in an epoch, int64 (S,)."""
+        return torch.randperm(len(self.ends), generator=seeded_generator(seed, "shards", epoch))
+
+    def shards_from(self, seed: int, epoch: int, shard: int, num_epochs: int) -> list[int]:
+        """Lists the shards of the window with this shard, and of the next window before epoch `num_epochs`."""
+        order, count = self.shards(seed, epoch).tolist(), 2 * self.size
+        first = order.index(shard) // self.size * self.size
+        in_use = order[first : first + count]
+        if len(in_use) < count and epoch + 1 < num_epochs:
+            in_use += self.shards(seed, epoch + 1)[: count - len(in_use)].tolist()
+        return list(dict.fromkeys(in_use))
+
 
 Key = tuple[int, int, int]
 

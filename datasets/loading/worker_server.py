@@ -6,7 +6,7 @@ import tempfile
 from multiprocessing import forkserver, resource_tracker
 
 from utils.errors import error_from
-from utils.processes.import_path import inherited_import_path
+from utils.processes.launch import inherited_import_path
 from utils.signals import TERMINATION_SIGNALS
 
 _PRELOADED = ["datasets.loading.loader"]

@@ -1,4 +1,4 @@
-"""Loading workers: how many, how they end, and errors about workers that fail."""
+"""Loading workers: their number and end, and errors about workers that fail."""
 
 import atexit
 import ctypes

@@ -20,8 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from datasets.batch import PADDING
-from datasets.loading.sampler import EvalSampler, Key, TrainSampler
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from utils.errors import Unavailable, UserError, to_single_line

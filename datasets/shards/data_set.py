@@ -19,8 +19,7 @@ from datasets.shards.samples import ShardReader, TarSamples
 from datasets.shards.store import ShardStore
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_nfc
 from datasets.sources.source import Source
-from datasets.sources.split import Splitter
-from datasets.sources.split_names import SPLIT_NAMES, split_of
+from datasets.sources.split import SPLIT_NAMES, Splitter, split_of
 from utils.errors import UserError
 
 _MAX_INFO_BYTES = 64 << 20

@@ -13,8 +13,7 @@ import numpy as np
 
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
-from datasets.loading.sampler import EvalSampler, Key, TrainSampler
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.shards.cache import ReadAhead, ShardCache
 from datasets.shards.index import INDEX_NAME, Shard
 from datasets.shards.store import ShardStore

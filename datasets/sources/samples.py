@@ -9,8 +9,7 @@ import numpy as np
 
 from datasets.decoding.bad_images import BadImage, UnreadableImage
 from datasets.decoding.decode import GreyRange, LazyImage, open_image
-from datasets.loading.sampler import EvalSampler, Key, TrainSampler
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.arrays.mapped_arrays import share_arrays
 from utils.errors import Finding, Unavailable, UserError
 

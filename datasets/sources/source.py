@@ -10,7 +10,7 @@ from configs.schema import Data
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
 from utils.errors import UserError, did_you_mean
-from utils.packages import require
+from utils.system import require
 
 
 class Source:

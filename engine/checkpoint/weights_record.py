@@ -26,8 +26,7 @@ from models.weights.read import checked_archive_bytes
 from models.weights.shards import read_content, read_stored
 from utils.atomic_file import atomic_write
 from utils.file_formats.checkpoint_folder import SHARDS
-from utils.file_formats.hf_folder import read_config
-from utils.file_formats.safetensors_metadata import read_metadata
+from utils.file_formats.hf_folder import read_config, read_metadata
 
 CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")

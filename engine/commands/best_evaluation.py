@@ -7,7 +7,7 @@ from configs.schema import Config
 from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, saved_path
-from engine.evaluation.file_names import TEST_EVALUATION
+from engine.run.result import TEST_EVALUATION
 from engine.run.step_report import log_validation
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_report import Evaluated, evaluated_epoch

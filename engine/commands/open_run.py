@@ -20,8 +20,8 @@ from engine.run.log import RunLogger
 from utils.atomic_file import atomic_write
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
-from utils.packages import missing_features
 from utils.status import RunStatus
+from utils.system import missing_features
 
 
 def start_log(command: Command, context: ProcessContext) -> RunLogger:

@@ -22,10 +22,10 @@ from engine.training.run import build_run
 from engine.training.run_data import read_run_data
 from engine.training.snapshot import disk_note
 from engine.training.trainer import Trainer
-from utils.columns import format_duration
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.signals import Interrupted
+from utils.tables import format_duration
 
 
 def train(command: Command, context: ProcessContext) -> int:

@@ -16,19 +16,18 @@ from torch import nn
 from datasets.batch import PADDING, Batch
 from datasets.loading.loader import Loader, Loaders, unreadable
 from datasets.loading.sampler import EvalSampler, Key
-from engine.evaluation.multi_label import score_classes
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, score_classes
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.run.log import progress_bar
 from engine.run.step_report import format_speed
-from utils.columns import format_duration
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError
 from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import Metrics
 from utils.status import RUN_LOG
+from utils.tables import format_duration
 
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 TOP_K = 5

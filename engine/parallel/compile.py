@@ -15,7 +15,7 @@ from configs.schema import Train
 from models.blocks import blocks_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError, error_from
-from utils.processes.import_path import inherited_import_path
+from utils.processes.launch import inherited_import_path
 from utils.torch_compat import (
     allow_recompilations,
     compile_cache_folders,

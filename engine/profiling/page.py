@@ -3,8 +3,7 @@
 from engine.parallel.strategy import Communication
 from engine.profiling.advice import Profile, bottlenecks
 from engine.run.timing.step_timer import BACKWARD, COMMUNICATION, FORWARD, PHASES
-from utils.columns import three_digits
-from utils.tables import markdown_table
+from utils.tables import markdown_table, three_digits
 
 _TOP_OPS = 10
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from configs.reading.yaml_io import shorten
-from engine.evaluation.file_names import CONFUSION, EVALUATION, PER_IMAGE
 from engine.report.contents import RunContents, read_matrix
 from engine.report.tables import compared_options, evaluated_images
 from engine.run.facts import FACTS, TrainingData
+from engine.run.result import CONFUSION, EVALUATION, PER_IMAGE
 from utils.errors import UserError, error_from
 from utils.tables import read_rows, safe_cell
 

@@ -14,7 +14,8 @@ from configs.parts import PLUGINS_FOLDER
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
-from engine.evaluation.file_names import (
+from engine.run.facts import FACTS, Facts, PixelBaseline, read_facts
+from engine.run.result import (
     CALIBRATION,
     CONFUSION,
     COVERAGE,
@@ -22,11 +23,13 @@ from engine.evaluation.file_names import (
     MISTAKES,
     PAIRS,
     PER_CLASS,
+    RESULT,
     SUMMARY,
     TEST_EVALUATION,
+    Rows,
+    best_epoch,
+    points,
 )
-from engine.run.facts import FACTS, Facts, PixelBaseline, read_facts
-from engine.run.result import RESULT, Rows, best_epoch, points
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import read_json
 from utils.metric_table import METRICS, Metric, best_metric

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from configs.reading.yaml_io import format_value
-from utils.columns import format_duration
+from utils.tables import format_duration
 
 MAX_NAME_CHARS = 60
 

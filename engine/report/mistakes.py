@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.evaluation.file_names import PICTURES
 from engine.report.contents import SEVERAL, Evaluation
 from engine.report.formats import percent
+from engine.run.result import PICTURES
 from utils.tables import to_float
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}

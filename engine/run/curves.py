@@ -9,7 +9,7 @@ from typing import Any
 from engine.run.result import Rows, best_epoch, points
 from utils.atomic_file import atomic_write
 from utils.metric_table import Metric
-from utils.packages import is_installed
+from utils.system import is_installed
 from utils.tables import read_rows
 
 PICTURE = "curves.png"

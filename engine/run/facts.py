@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from utils.columns import three_digits
+from utils.tables import three_digits
 
 FACTS = "facts.jsonl"
 MAX_CHARS = 1000  # of a warning

@@ -18,7 +18,7 @@ from engine.run.facts import read_environment
 from engine.run.log import RunLogger
 from utils.atomic_file import atomic_write
 from utils.errors import UserError, error_from, hide_passwords, to_single_line
-from utils.packages import is_installed, require
+from utils.system import is_installed, require
 from utils.threads import DaemonPool
 
 # Unless the user sets them: no capture of the console, no lines of its own, and an end if the network is down.

@@ -20,12 +20,12 @@ from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, cell, metric_figures, step_row, training_scalars
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from engine.run.timing.time_left import TimeLeft
-from utils.columns import format_duration
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metric_table import METRICS, Metric
 from utils.metrics import Metrics, to_metrics
+from utils.tables import format_duration
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The results of a run: result.json, and the best epoch in its tables. Without torch and numpy."""
+"""The results of a run: result.json, the best epoch in its tables, and the names of its files. Without torch."""
 
 import json
 import math
@@ -9,6 +9,14 @@ from typing import Any
 from utils.atomic_file import atomic_write
 from utils.metric_table import METRICS, Metric
 from utils.tables import to_float
+
+EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # in the folder of a run
+SUMMARY, PER_CLASS, PER_IMAGE, CONFUSION, PAIRS, CALIBRATION, COVERAGE, MISTAKES, LOGITS = (
+    "summary.json", "per_class.csv", "per_image.csv", "confusion.csv", "confused_pairs.csv", "calibration.csv",
+    "coverage.csv", "mistakes.csv", "logits.npz",
+)  # fmt: skip
+PICTURES = "pictures"  # a folder in the evaluation's
+
 
 RESULT = "result.json"
 _OF_SPLIT = (*METRICS, "samples")

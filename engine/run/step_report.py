@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from engine.run.log import RunLogger
-from utils.columns import format_duration, three_digits, wrap_parts
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
+from utils.tables import format_duration, three_digits, wrap_parts
 
 _MIN_DATA_WAIT_SHARE = 0.05
 _MIN_LAUNCH_BOUND_SHARE = 0.5

@@ -11,11 +11,11 @@ from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import Samples
 from datasets.transforms.device import build_eval_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.file_names import EVALUATION
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.precision.policy import Precision
 from engine.run.facts import Attention, Fact
+from engine.run.result import EVALUATION
 from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
 from models.build import build_model
 from models.convolutions import prepare_convolutions

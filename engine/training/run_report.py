@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
-from engine.evaluation.file_names import EVALUATION, SUMMARY
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
+from engine.run.result import EVALUATION, SUMMARY
 from engine.training.run import Run
 from utils.files import read_json
 from utils.metrics import Metrics

@@ -33,8 +33,8 @@ from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory
 from utils.distributed import single_process
 from utils.errors import UserError
-from utils.packages import require
 from utils.processes.entry import run_and_report_errors
+from utils.system import require
 
 SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]

@@ -16,9 +16,8 @@ from configs.schema import Config, Parallel
 from engine.precision.policy import Precision, precision_name
 from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
 from scripts.planning.workload import Workload, measure_workload
-from utils.columns import format_duration
 from utils.errors import UserError, did_you_mean
-from utils.tables import aligned_table
+from utils.tables import aligned_table, format_duration
 
 GATHERED_BLOCKS = 3  # one computes, one is prefetched, the gradient of one is summed
 NETWORK_EFFICIENCY, MEMORY_EFFICIENCY = 0.75, 0.7  # of the bandwidth of the datasheet

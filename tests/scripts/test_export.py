@@ -34,7 +34,7 @@ from scripts.exporting.run import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.file_formats.safetensors_metadata import read_metadata
+from utils.file_formats.hf_folder import read_metadata
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))

@@ -17,7 +17,7 @@ from datasets.sources.arrays.cifar import read_batch
 from datasets.sources.files.lists import read_list, read_table
 from datasets.sources.files.unlabelled import unlabelled
 from datasets.transforms.crops import center_crop
-from datasets.transforms.timm_policy import TimmPolicy
+from datasets.transforms.policies import TimmPolicy
 from utils.errors import UserError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils.columns import format_duration, wrap_parts
+from utils.tables import format_duration, wrap_parts
 
 
 def test_lines_are_wrapped_between_parts():

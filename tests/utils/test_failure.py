@@ -11,8 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from utils.processes import failure
-from utils.processes.diagnosis import describe_silent_store, diagnose
-from utils.processes.failure import Membership, State, leaving_state
+from utils.processes.failure import Membership, State, describe_silent_store, diagnose, leaving_state
 from utils.processes.ranks import Message, RankProcess, RunStore
 from utils.signals import Interrupted
 

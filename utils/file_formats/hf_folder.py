@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from utils.errors import Unavailable, UserError
 from utils.files import read_json
 from utils.threads import DaemonPool
@@ -94,3 +96,12 @@ def explained(url: str, fix: str) -> Iterator[None]:
     except Exception as error:  # of many types: of the libraries for HTTP, too
         reason = f"no answer in {ANSWER_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error).split("\n")[0]
         raise Unavailable(f"{url}: cannot be downloaded ({reason}); {fix}") from error
+
+
+def read_metadata(path: Path | str) -> dict[str, str]:
+    """The metadata, without reading a tensor; empty if the file has none, or is damaged or of another format."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return file.metadata() or {}
+    except Exception:  # the library raises almost any type for a damaged file
+        return {}

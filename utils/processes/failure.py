@@ -10,17 +10,17 @@ import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 
 import torch.distributed as dist
 
 from utils.errors import UserError
-from utils.processes.diagnosis import STORE_ENDED, describe_silent_store, diagnose
 from utils.processes.launch import claim_error_line
 from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
 from utils.signals import Interrupted, exit_now, received_signal, record_signals
@@ -28,6 +28,57 @@ from utils.status import RANK_LOG, record_run_end
 from utils.threads import DaemonPool
 from utils.torch_compat import collective_numbers
 from utils.waits import wait_for
+
+OUT_OF_MEMORY = "possible cause: out of host memory"
+STORE_ENDED = f"rank 0 or the launcher ended without an error message; {OUT_OF_MEMORY}"
+
+
+def diagnose(ranks: Sequence[RankProcess], messages: Messages) -> tuple[str | None, list[RankProcess]]:
+    """A line, and the ranks to kill, because they do not end by themselves; None if another rank reports a cause."""
+    silent = [one for one in ranks if one.rank not in messages]
+    if silent:
+        return _describe_silent(silent, ranks), silent
+    remaining = [one for one in ranks if not messages[one.rank] & LEAVING]
+    if remaining:
+        busy = [one for one in remaining if Message.WAITS not in messages[one.rank]] or remaining
+        return f"{_names(busy)} does not respond; check its file system", busy
+    if any(Message.FAILS in of_rank for of_rank in messages.values()):
+        return None, []
+    hosts = " and ".join(dict.fromkeys(one.host for one in ranks))
+    return f"all ranks wait for each other; the network of {hosts} may be cut or block a port", []
+
+
+def _describe_silent(silent: Sequence[RankProcess], ranks: Sequence[RankProcess]) -> str:
+    own, hosts = socket.gethostname(), sorted({one.host for one in silent})
+    if all(one.has_ended() for one in silent):
+        return f"{_names(silent)} ended without an error message; {OUT_OF_MEMORY}"
+    if all(one.is_stopped() for one in silent):
+        return f"{_names(silent)} is stopped (SIGSTOP)"
+    ended = f"{_names(silent)} ended without an error message or is stopped; {OUT_OF_MEMORY}"
+    if own in hosts or any(one not in silent for one in ranks if one.host in hosts):
+        return ended
+    return f"{own} has no answer from {' and '.join(hosts)}: the network may be cut, or the host is down, or {ended}"
+
+
+def describe_silent_store(ranks: Sequence[RankProcess]) -> tuple[str, list[RankProcess]]:
+    """A line on a store that does not answer, and the lost ranks. Rank 0 or its launcher, on the same host, owns it.
+
+    ranks: empty if they did not announce themselves yet.
+    """
+    if not ranks:
+        return f"{socket.gethostname()}: the host of rank 0 does not answer; the network to it may be cut", []
+    owner = ranks[0]
+    if owner.host != socket.gethostname():
+        lost = [one for one in ranks if one.host == owner.host]
+        return _describe_silent(lost, ranks), lost
+    if owner.is_stopped():
+        return _describe_silent([owner], ranks), [owner]
+    return f"{owner} or its launcher does not respond; it may be stopped", []
+
+
+def _names(ranks: Sequence[RankProcess]) -> str:
+    return " and ".join(map(str, ranks))
+
 
 POLL_SECONDS = 0.5
 RESPONSE_SECONDS = 2.0  # a live rank answers within this time

@@ -15,8 +15,7 @@ from datasets.sources.files.class_folders import class_folders_in, has_images, r
 from datasets.sources.files.image_files import ImageFiles, Listing
 from datasets.sources.samples import Samples
 from datasets.sources.source import Source
-from datasets.sources.split import split_listing
-from datasets.sources.split_names import find_split_names
+from datasets.sources.split import find_split_names, split_listing
 from utils.errors import UserError
 
 _SPLIT_IN_NAME = re.compile("(?<![a-z])(train|val|test)")  # trainset, val2017; not contest

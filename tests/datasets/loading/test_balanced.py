@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.reading.command_line import parse_command_line
-from datasets.loading.balanced import balanced_order
+from datasets.loading.sampler import balanced_order
 from utils.errors import UserError
 
 COUNTS = {0: 2, 1: 9, 3: 70, 7: 419}  # label -> images; 500 images of 4 classes

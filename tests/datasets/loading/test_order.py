@@ -12,8 +12,7 @@ from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.loading.batches import build_train_batches
-from datasets.loading.sampler import EvalSampler, TrainSampler
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 

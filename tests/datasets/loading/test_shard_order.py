@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from configs.batch_plan import BatchPlan
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import ShardWindows
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 

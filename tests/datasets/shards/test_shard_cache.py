@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.loading.sampler import EvalSampler, TrainSampler
-from datasets.loading.shard_order import ShardWindows
+from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
 from datasets.shards import cache as cache_module
 from datasets.shards.cache import ReadAhead, ShardCache, cache_folder
 from datasets.shards.index import Shard

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from source_helpers import options, write_classes
 
-from datasets.sources.files import equal_files, image_checks
+from datasets.sources.files import image_checks
 from datasets.sources.files.image_checks import check_images, find_bad_images
 from datasets.sources.files.lists import Lists
 from datasets.sources.files.split_folders import ClassFolders
@@ -116,9 +116,9 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
     assert all(name in labels for name in ("train/a/0.bmp", "train/b/1.bmp"))
     assert splits.startswith("Warning: 3 files with equal bytes are in two splits, such as ")
     assert "train/b/0.bmp" in splits and "val/b/1.bmp" in splits
-    monkeypatch.setattr(equal_files, "_MAX_FILES", 2)
+    monkeypatch.setattr(image_checks, "_MAX_COMPARED", 2)
     assert warnings()[-1].startswith("compared the bytes of 2 of 7 files")
-    monkeypatch.setattr(equal_files, "_MAX_SECONDS", -1)
+    monkeypatch.setattr(image_checks, "_MAX_COMPARE_SECONDS", -1)
     assert warnings() == ["compared the bytes of 0 of 7 files with the size and the end of another"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from datasets.transforms.pillow_ops import ARGUMENTS, INCREASING_ARGUMENTS, OPERATIONS
+from datasets.transforms.policies import ARGUMENTS, INCREASING_ARGUMENTS, OPERATIONS
 
 PHOTO = Image.fromarray(load_sample_images().images[0]).crop((150, 100, 350, 299)).resize((96, 80))
 

@@ -14,17 +14,18 @@ from torchvision.transforms.v2 import functional as TF
 from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import build_host_transform
-from datasets.transforms.pillow_ops import INCREASING_ARGUMENTS, OPERATIONS
 from datasets.transforms.policies import (
+    INCREASING_ARGUMENTS,
+    OPERATIONS,
     AutoAugment,
     ColorJitter,
     PillowPolicies,
     RandAugment,
+    TimmPolicy,
     build_policies,
     from_pillow,
     to_pillow,
 )
-from datasets.transforms.timm_policy import TimmPolicy
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)).permute(2, 0, 1)
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}

@@ -12,8 +12,7 @@ from test_evaluation_files import files_for
 from torch import nn
 
 from datasets.batch import PADDING
-from engine.evaluation.multi_label import average_precisions, mean_average_precision, score_classes
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import SampleResults, average_precisions, mean_average_precision, score_classes
 
 N, C = 200, 6
 

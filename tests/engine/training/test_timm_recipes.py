@@ -33,7 +33,7 @@ from configs.schema import Config
 from datasets.batch import Batch
 from datasets.transforms.device import build_train_transform
 from datasets.transforms.host import build_host_transform
-from datasets.transforms.timm_policy import _build as build_policy
+from datasets.transforms.policies import _build as build_policy
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state

@@ -8,7 +8,7 @@ from itertools import product
 from faults.runner import Fault, Provoke
 from faults.scene import RunsCode, Scene, Skipped, image_bytes
 
-from utils.packages import is_installed
+from utils.system import is_installed
 
 
 def with_file(name: str, content: str | bytes, *options: str, dataset: str = "imagenet2012") -> Provoke:

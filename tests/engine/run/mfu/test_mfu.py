@@ -7,8 +7,8 @@ from configs.schema import Data
 from engine.run.facts import Model
 from engine.run.mfu.device_peaks import PEAKS, peak_flops_per_second
 from engine.run.mfu.flops import describe_model
-from utils.columns import three_digits
 from utils.distributed import ProcessContext
+from utils.tables import three_digits
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
