@@ -14,7 +14,7 @@ from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
-from utils.errors import Finding, UserError, combine_findings, error_from
+from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
 
 _MAX_DEPTH = 100  # nested folders
 
@@ -173,4 +173,6 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
 
 def _cannot_list(error: OSError) -> UserError:
     fix = "for a table: -dataset=csv" if str(error.filename).endswith(".csv") else "check -data_path (DATA.DATA_PATH)"
-    return error_from(error, f"{error.filename}: cannot be listed ({error.strerror}); {fix}")
+    path = Path(error.filename)
+    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
+    return error_from(error, f"{path}: cannot be listed ({error.strerror}); {fix}{did_you_mean(path.name, beside)}")

@@ -11,6 +11,7 @@ from source_helpers import assert_refused, names_of, options, write_classes, wri
 from configs.data_sets import DATA_SETS
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.sources.files.lists import Lists, Tables
+from datasets.sources.files.split_folders import ClassFolders
 from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.source import source_class
 from utils.errors import UserError
@@ -208,6 +209,11 @@ def test_an_archive_is_refused(tmp_path, name, cpu):
 @pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake"}))
 def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
+
+
+def test_a_misspelt_folder_gets_a_hint(tmp_path):
+    (tmp_path / "photos").mkdir()
+    assert_refused(lambda: ClassFolders(options(tmp_path / "photo")).read("train"), "did you mean photos?")
 
 
 @pytest.mark.parametrize(
