@@ -98,8 +98,9 @@ def test_pixels_equal_pillows(kind):
         decode_image(data, 3, "x")
 
 
-@pytest.mark.parametrize("orientation", range(10))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(
+    ("kind", "orientation"), [*(("JPEG", number) for number in range(10)), ("PNG", 6), ("WEBP", 8), ("TIFF", 3)]
+)
 def test_exif_orientation(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation

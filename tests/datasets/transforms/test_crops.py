@@ -24,8 +24,9 @@ def resize_crop(image: torch.Tensor, box: Box, size: int, interpolation: str = "
 
 
 @pytest.mark.parametrize("box", BOXES)
-@pytest.mark.parametrize(("mode", "interpolation"), [("RGB", "bicubic"), ("L", "bicubic"), ("RGB", "bilinear")])
-@pytest.mark.parametrize("size", [32, 224])
+@pytest.mark.parametrize(
+    ("mode", "interpolation", "size"), [("RGB", "bicubic", 32), ("L", "bicubic", 224), ("RGB", "bilinear", 224)]
+)
 def test_resize_crop_is_pillows_antialiased_filter(box, mode, interpolation, size):
     photo = PHOTO.resize((320, 280)).convert(mode)
     top, left, height, width = box
@@ -44,9 +45,13 @@ def test_resize_crop_of_its_own_size_touches_no_pixel():
     assert torch.equal(resize_crop(image, (40, 7, 96, 96), 96), image[:, 40:136, 7:103])
 
 
-@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (500, 375), (333, 500), (224, 224), (90, 64)])
-@pytest.mark.parametrize(("size", "crop_pct"), [(224, 0.875), (224, 1.0), (96, 0.9), (64, 0.56), (33, 0.8)])
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize(
+    ("width", "height", "size", "crop_pct", "interpolation"),
+    [
+        (261, 199, 224, 0.875, "bicubic"), (199, 261, 224, 1.0, "bilinear"), (500, 375, 96, 0.9, "bicubic"),
+        (333, 500, 64, 0.56, "bilinear"), (224, 224, 224, 0.875, "bicubic"), (90, 64, 33, 0.8, "bicubic"),
+    ],
+)  # fmt: skip
 def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolation):
     photo = PHOTO.resize((width, height))
     image = as_tensor(photo)
@@ -57,8 +62,9 @@ def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolatio
     assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
 
 
-@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (224, 224), (300, 3), (90, 61)])
-@pytest.mark.parametrize("size", [64, 225])
+@pytest.mark.parametrize(
+    ("width", "height", "size"), [(261, 199, 64), (199, 261, 225), (224, 224, 64), (300, 3, 225), (90, 61, 64)]
+)
 def test_padding_is_timms_border(width, height, size):
     photo, mean, std = PHOTO.resize((width, height)), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     as_timm = create_transform(
@@ -69,8 +75,9 @@ def test_padding_is_timms_border(width, height, size):
     assert (padded.int() - theirs.int()).abs().float().mean() < 0.1
 
 
-@pytest.mark.parametrize(("width", "height"), [(261, 199), (199, 261), (224, 224), (300, 100)])
-@pytest.mark.parametrize(("size", "crop_pct"), [(224, 1.15), (223, 1.15), (96, 1.3)])
+@pytest.mark.parametrize(
+    ("width", "height", "size", "crop_pct"), [(261, 199, 224, 1.15), (199, 261, 223, 1.15), (300, 100, 96, 1.3)]
+)
 def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct):
     image = as_tensor(PHOTO.resize((width, height)))
     crop = center_crop(image, size, crop_pct)

@@ -81,7 +81,10 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]
     return [{key: value for key, value in group.items() if key not in others} for group in optimizer.param_groups]
 
 
-@pytest.mark.parametrize("name", timm.optim.list_optimizers())
+@pytest.mark.parametrize(
+    "name",
+    ["adabelief", "adafactor", "adamw", "adopt", "kron", "lamb", "lion", "adahessian", "muon", "sgd", "sgdp"],
+)
 @pytest.mark.filterwarnings("ignore:.*opt_einsum")
 def test_each_optimizer_is_that_of_timm(name):
     """The hyperparameters, and the weights after two steps; one that timm cannot build or step here is refused."""
