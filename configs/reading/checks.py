@@ -11,7 +11,7 @@ from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.model import FIXED_KEYS, Model
-from utils.errors import combine_findings, did_you_mean
+from utils.errors import UserError, combine_findings, did_you_mean
 
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
 _GRAY_AND_BLUR = "TRAIN.AUGMENT_POLICY=3a, which has gray values and blur, or a plugin"
@@ -57,9 +57,32 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as invalid:
-        errors = {_path(error): error for error in reversed(invalid.errors(include_url=False))}  # the first of a key
-        lines = [_error_line(path, error, layers) for path, error in reversed(errors.items())]
-        raise combine_findings(f"{len(lines)} options are wrong:", lines) from None
+        raise _combined(invalid.errors(include_url=False), layers) from None
+
+
+def check_types(layers: OptionLayers) -> None:
+    """Checks each given key by the type of its field, before the rules run; contradictions are checked after them.
+
+    Raises:
+        UserError: as `check_options`.
+    """
+    try:
+        Config.model_validate(layers.values)
+    except ValidationError as invalid:
+        errors = invalid.errors(include_url=False)
+        if wrong := [error for error in errors if not _is_contradiction(error)]:
+            raise _combined(wrong, layers) from None
+
+
+def _is_contradiction(error: ErrorDetails) -> bool:
+    """Returns whether the validator of a section, not of a field, found the error."""
+    return error["type"] == "value_error" and isinstance(error["input"], dict)
+
+
+def _combined(errors: list[ErrorDetails], layers: OptionLayers) -> UserError:
+    by_path = {_path(error): error for error in reversed(errors)}  # the first of a key
+    lines = [_error_line(path, error, layers) for path, error in reversed(by_path.items())]
+    return combine_findings(f"{len(lines)} options are wrong:", lines)
 
 
 def _path(error: ErrorDetails) -> KeyPath:
@@ -84,8 +107,7 @@ def _error_line(path: KeyPath, error: ErrorDetails, layers: OptionLayers) -> str
         message = "must be true, false or a section of keys" if is_switch else "must be a section of keys"
         name = f"{'.'.join(path)}.NAME"
         message += f", such as {name}" if name in known_keys(model_type(layers.values)) else ""
-    if isinstance(error["input"], dict) and error["type"] == "value_error":
-        # From the validator of a section: the message begins with the key.
+    if _is_contradiction(error):  # the message begins with the key
         key = message.split()[0].rstrip(":")
         path = (*path, *key.split("."))
         return f"{layers.origin(path)}{'.'.join(path)}{message.removeprefix(key)}"

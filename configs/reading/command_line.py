@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.data_sets import DATA_SETS, has_files
 from configs.parts import add_plugins, open_plugin
-from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, key_of_flag, nearest_key
+from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, check_types, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
@@ -18,7 +18,7 @@ from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_op
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.probe_options import for_probe
 from configs.reading.yaml_io import parse_value, write_yaml
-from configs.resolve import complete
+from configs.rules import complete
 from configs.schema import Config
 from configs.schema.data import Data
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -121,6 +121,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     plugin_notes = add_plugins(layers, arguments.plugin)
     dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
     old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
+    check_types(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
     config, probe_notes = for_probe(check_options(values, layers), layers.values)
     if arguments.profile:

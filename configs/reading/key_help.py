@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from configs.parts import TABLES
+from configs.rules import describe_rules
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import fields, is_section
@@ -51,12 +52,15 @@ class Key:
 
 
 def print_help(topic: str) -> None:
-    """Prints the key `topic`, or all keys of the section `topic`.
+    """Prints the key `topic`, all keys of the section `topic`, or the rules of the options (RULES).
 
     Raises:
         UserError: there is no such key or section.
     """
     topic, keys = topic.upper().rstrip("."), all_keys()
+    if topic == "RULES":
+        print(describe_rules())
+        return
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:
         near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})

@@ -14,7 +14,7 @@ from torch import nn
 from configs.reading.checks import check_options
 from configs.reading.model_options import architecture, model_sections, read_family
 from configs.reading.option_layers import OptionLayers
-from configs.resolve import complete
+from configs.rules import complete
 from configs.schema import Config, Data, Distillation, Model
 from configs.weights import NORMALIZATION, WeightsRecord
 from engine.checkpoint.weights_record import read_record

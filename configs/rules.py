@@ -1,0 +1,153 @@
+"""The rules by which options follow from others, in their order, before the options are checked. Without torch.
+
+A rule changes `Draft.values`, and returns lines for the log. Its docstring states the rule; `-h RULES` prints it. A
+value that is given wins, unless the rule says otherwise. All values have the type of their field.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.reading.option_layers import OptionLayers, flatten
+from configs.schema import Train
+from configs.schema.families.family import Family
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from configs.weights import NORMALIZATION
+
+WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
+_WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
+
+
+@dataclass
+class Draft:
+    """The options of a command while the rules complete them.
+
+    values: by dotted key; keys that are absent have the default of their field. given: the layers that were written.
+    model_only: data and training do not follow the family: -model replaces the model of a recipe.
+    """
+
+    values: dict[str, Any]
+    given: OptionLayers
+    family_name: str
+    model_only: bool = False
+
+    @property
+    def family(self) -> Family | None:
+        return FAMILIES.get(self.family_name)
+
+
+def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """Applies all rules to the given options; returns the sections, not yet checked, and lines for the log."""
+    draft = Draft(dict(flatten(given.values)), given, family_name, model_only)
+    notes = [note for rule in RULES for note in rule(draft)]
+    return _nested(draft.values), notes
+
+
+def defaults_follow_family(draft: Draft) -> list[str]:
+    """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's."""
+    if not draft.family:
+        return []
+    used = []
+    for key, value in flatten(dict(draft.family.defaults)):
+        other_scaling = key == "TRAIN.LINEAR_SCALED_LR" and "TRAIN.SQRT_SCALED_LR" in draft.values
+        name = str(draft.values.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower()
+        other_optimizer = key.startswith("TRAIN.OPTIMIZER.") and name not in ("adamw", "adamwdl")
+        if key.startswith("MODEL.") or not (draft.model_only or other_scaling or other_optimizer):
+            if key not in draft.values:
+                used.append(key)
+            draft.values.setdefault(key, copy.deepcopy(value))
+    title = draft.family.title
+    notes = [f"Defaults of MODEL.TYPE {draft.family_name}: {', '.join(used)}"] if used else []
+    notes += [f"{title}, unlike PaddleViT's: {correction}" for correction in draft.family.corrections]
+    return notes + ([f"{title}, unlike timm's: {draft.family.differs}"] if draft.family.differs else [])
+
+
+def normalization_follows_weights_of_family(draft: Draft) -> list[str]:
+    """With -model and weights of a family of PaddleViT's, mean and standard deviation are the family's."""
+    if draft.family and draft.model_only and draft.values.get("MODEL.PRETRAINED"):
+        for key in NORMALIZATION:
+            draft.values.setdefault(f"DATA.{key}", draft.family.defaults["DATA"][key])
+    return []
+
+
+def loss_follows_labels(draft: Draft) -> list[str]:
+    """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
+    if draft.values.get("DATA.MULTI_LABEL") is True:
+        draft.values.setdefault("LOSS.NAME", "bce")
+    return []
+
+
+def batch_of_rate_follows_rate(draft: Draft) -> list[str]:
+    """A BASE_LR of a higher layer than BASE_LR_BATCH_SIZE removes the latter, which belongs to another rate."""
+    if draft.given.level("TRAIN.BASE_LR") > draft.given.level("TRAIN.BASE_LR_BATCH_SIZE"):
+        draft.values.pop("TRAIN.BASE_LR_BATCH_SIZE", None)
+    return []
+
+
+def distillation_follows_teacher(draft: Draft) -> list[str]:
+    """TRAIN.DISTILLATION_TYPE is hard if a family that distils, such as DeiT, has TEACHER_WEIGHTS."""
+    family, values = draft.family, draft.values
+    if not (family and family.teacher_distils and values.get("TRAIN.TEACHER_WEIGHTS")):
+        return []
+    if "TRAIN.DISTILLATION_TYPE" in dict(flatten(draft.given.values)):
+        return []
+    values["TRAIN.DISTILLATION_TYPE"] = "hard"
+    return [f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher"]
+
+
+def token_follows_distillation(draft: Draft) -> list[str]:
+    """MODEL.DISTILLED is true with a TRAIN.DISTILLATION_TYPE, in families that have the key."""
+    if "distilled" in MODEL_SECTIONS[draft.family_name].model_fields:
+        distils = draft.values.get("TRAIN.DISTILLATION_TYPE") not in (None, "none")
+        draft.values.setdefault("MODEL.DISTILLED", distils)
+    return []
+
+
+def warmup_follows_epochs(draft: Draft) -> list[str]:
+    """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
+    given, values = draft.given, draft.values
+    epochs, warmup = (values.get(key, Train.model_fields[key[6:].lower()].default) for key in (EPOCHS, WARMUP))
+    if warmup < epochs or given.level(WARMUP) >= given.level(EPOCHS):
+        return []
+    values[WARMUP] = epochs / 10
+    source = given.origin(tuple(WARMUP.split("."))).removesuffix(": ") if given.level(WARMUP) else "default"
+    return [f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"]
+
+
+def amp_keys_need_amp(draft: Draft) -> list[str]:
+    """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
+    if draft.values.get("AMP.ENABLED") is True:
+        return []
+    keys = [key for key in draft.values if key.startswith("AMP.") and key not in _WITHOUT_AMP]
+    unused = [key for key in keys if draft.given.origin(tuple(key.split("."))) == "-opts: "]
+    return [f"{', '.join(unused)}: no effect without -amp"] if unused else []
+
+
+RULES: tuple[Callable[[Draft], list[str]], ...] = (
+    defaults_follow_family,
+    amp_keys_need_amp,
+    normalization_follows_weights_of_family,
+    loss_follows_labels,
+    batch_of_rate_follows_rate,
+    distillation_follows_teacher,
+    token_follows_distillation,
+    warmup_follows_epochs,
+)
+
+
+def describe_rules() -> str:
+    """The text of `-h RULES`."""
+    return "\n".join(f"{number}. {(rule.__doc__ or '').strip()}" for number, rule in enumerate(RULES, 1))
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys -> sections."""
+    sections: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section = sections
+        *names, key = dotted.split(".")
+        for name in names:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return sections
