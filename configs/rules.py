@@ -1,7 +1,8 @@
-"""The rules by which options follow from others, in their order, before the options are checked. Without torch.
+"""The rules by which options follow from others, or from facts, in their order; `-h RULES` prints them. Without torch.
 
-A rule changes `Draft.values`, and returns lines for the log. Its docstring states the rule; `-h RULES` prints it. A
-value that is given wins, unless the rule says otherwise. All values have the type of their field.
+Rules of words change `Draft.values`, whose values have the types of their fields, before contradictions are checked,
+and return lines for the log. Rules of facts change the checked options, as soon as the facts are known. The docstring
+of a rule states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy
@@ -9,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from configs.batch_plan import plan_batches
 from configs.reading.option_layers import OptionLayers, flatten
-from configs.schema import Train
+from configs.schema import Config, Train
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.weights import NORMALIZATION
+from utils.errors import UserError
+from utils.metric_table import metrics_of
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
 _WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
@@ -136,9 +140,74 @@ RULES: tuple[Callable[[Draft], list[str]], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class DataFacts:
+    """The facts of the data that options depend on.
+
+    classes: number of classes. named: whether the data names its classes; labels that are numbers may leave some out.
+    """
+
+    classes: int
+    named: bool = False
+
+
+def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+    """Applies the rules of facts. A resolved run stays as it is: a resumed run is resolved again from `config.yaml`.
+
+    facts: None before the data is read.
+
+    Raises:
+        UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
+            apply to the data.
+    """
+    for rule in FACT_RULES:
+        options = rule(options, facts, num_ranks)
+    _check_best_metric(options, options.model.num_classes)
+    return options
+
+
+def accumulation_follows_global_batch(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+    """TRAIN.ACCUM_ITER of a training is DATA.GLOBAL_BATCH_SIZE / (BATCH_SIZE x number of ranks), if that is given."""
+    if options.eval.enabled:
+        return options
+    train = options.train.model_copy(update={"accum_iter": plan_batches(options, num_ranks).accumulation})
+    return options.model_copy(update={"train": train})
+
+
+def classes_follow_data(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+    """MODEL.NUM_CLASSES: null is the number of classes of the data."""
+    return options.with_model(num_classes=facts.classes) if facts and options.model.num_classes is None else options
+
+
+FACT_RULES: tuple[Callable[[Config, DataFacts | None, int], Config], ...] = (
+    accumulation_follows_global_batch,
+    classes_follow_data,
+)
+
+
+def _check_best_metric(options: Config, num_classes: int | None) -> None:
+    """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
+    metric, kind = options.best_metric, metrics_of(options.data.multi_label)
+    possible = [one.name for one in kind if num_classes is None or num_classes >= one.min_classes]
+    if metric.name not in possible:
+        labels = "several labels per image" if options.data.multi_label else "one label per image"
+        data = f"{num_classes} classes" if metric in kind else labels
+        raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
+
+
+def warnings(config: Config, facts: DataFacts) -> list[str]:
+    """A line for each value of a resolved run that fits its data badly."""
+    if not facts.named or config.model.num_logits <= facts.classes:
+        return []
+    return [
+        f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the key to "
+        f"train {facts.classes}"
+    ]
+
+
 def describe_rules() -> str:
     """The text of `-h RULES`."""
-    return "\n".join(f"{number}. {(rule.__doc__ or '').strip()}" for number, rule in enumerate(RULES, 1))
+    return "\n".join(f"{number}. {rule.__doc__}" for number, rule in enumerate((*RULES, *FACT_RULES), 1))
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
 from configs.parts import check_plugins
 from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction, Split
-from configs.resolve import resolve
+from configs.rules import resolve
 from configs.schema import Config, Data, Model
 from configs.weights import WeightsRecord, follow
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset

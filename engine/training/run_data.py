@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.batch_plan import plan_batches
 from configs.reading.yaml_io import parse_value
-from configs.resolve import DataFacts, resolve, warnings
+from configs.rules import DataFacts, resolve, warnings
 from configs.schema import Config, Data
 from configs.weights import NORMALIZATION, Followed, follow
 from datasets.loading.batches import BatchSource, build_train_batches, shard_windows

@@ -3,7 +3,7 @@
 import torch
 
 from configs.batch_plan import plan_batches
-from configs.resolve import resolve
+from configs.rules import resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from configs.resolve import resolve
+from configs.rules import resolve
 from configs.schema import Config, Parallel
 from engine.precision.policy import Precision, precision_name
 from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second

@@ -5,6 +5,7 @@ from conftest import ROOT
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.key_help import all_keys, options_page
+from configs.rules import FACT_RULES, RULES
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys
 from configs.schema.model import FIXED_KEYS
@@ -38,6 +39,11 @@ def test_help_on_a_key_has_type_range_default_and_meaning(capsys):
     assert "swin" in printed_help("MODEL.WINDOW_SIZE", capsys)
     section = printed_help("TRAIN", capsys)
     assert "TRAIN.BASE_LR" in section and "TRAIN.OPTIMIZER.BETAS: [float, ...] | null; default null" in section
+
+
+def test_help_on_rules_has_each_rule(capsys):
+    printed = printed_help("RULES", capsys)
+    assert all(rule.__doc__ in printed for rule in (*RULES, *FACT_RULES))
 
 
 def test_an_unknown_key_is_one_line_with_the_nearest():

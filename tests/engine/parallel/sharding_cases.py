@@ -12,7 +12,7 @@ from torch import nn
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from configs.resolve import resolve
+from configs.rules import resolve
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress

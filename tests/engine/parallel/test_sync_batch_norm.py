@@ -8,7 +8,7 @@ from sharding_cases import batches, difference, train, weights
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from configs.resolve import resolve
+from configs.rules import resolve
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.build import build_train_state, synchronize_batch_norms

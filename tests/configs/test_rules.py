@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.resolve import DataFacts, resolve, warnings
+from configs.rules import DataFacts, resolve, warnings
 from configs.schema import Config
 from utils.errors import UserError
 
