@@ -11,6 +11,7 @@ class DataSet:
 
     source: 'module:class', a subclass of `datasets.sources.source.Source`.
     packages: imported by its module, or when it is read.
+    may_be_folder: without its files, class folders in DATA_PATH are read as the data set `folder`.
     has_files: DATA_PATH names its files. in_memory: its images are in memory, so that it needs no workers.
     may_lack_splits: may come without splits; the split 'all' is then all images. has_test: may have a split 'test'.
     multi_label: its images may have several labels (DATA.MULTI_LABEL).
@@ -20,6 +21,7 @@ class DataSet:
 
     source: str
     packages: tuple[str, ...] = ()
+    may_be_folder: bool = False
     has_files: bool = True
     in_memory: bool = False
     may_lack_splits: bool = False
@@ -34,7 +36,9 @@ def _imagenet(source: str = "ImageNetFolders", synsets: str = "imagenet") -> Dat
 
 
 DATA_SETS: dict[str, DataSet] = {
-    "imagenet2012": DataSet("datasets.sources.files.lists:Lists", has_test=True, num_classes=IMAGENET_CLASSES),
+    "imagenet2012": DataSet(
+        "datasets.sources.files.lists:Lists", may_be_folder=True, has_test=True, num_classes=IMAGENET_CLASSES
+    ),
     "folder": DataSet("datasets.sources.files.split_folders:ClassFolders", may_lack_splits=True, has_test=True),
     "csv": DataSet("datasets.sources.files.lists:Tables", may_lack_splits=True, has_test=True, multi_label=True),
     "caltech101": DataSet("datasets.sources.files.class_folders:Caltech101"),
@@ -53,6 +57,6 @@ DATA_SETS: dict[str, DataSet] = {
 }
 
 
-def has_files(name: str) -> bool:
-    """Returns whether a data set, perhaps of an old run, has files in DATA_PATH."""
-    return name not in DATA_SETS or DATA_SETS[name].has_files
+def properties_of(name: str) -> DataSet:
+    """Returns the properties of a data set; of an unknown one, perhaps of an old run, the defaults."""
+    return DATA_SETS.get(name, DataSet(""))

@@ -94,7 +94,7 @@ def distillation_follows_teacher(draft: Draft) -> list[str]:
     family, values = draft.family, draft.values
     if not (family and family.teacher_distils and values.get("TRAIN.TEACHER_WEIGHTS")):
         return []
-    if "TRAIN.DISTILLATION_TYPE" in dict(flatten(draft.given.values)):
+    if draft.given.level("TRAIN.DISTILLATION_TYPE"):
         return []
     values["TRAIN.DISTILLATION_TYPE"] = "hard"
     return [f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.data_sets import DATA_SETS
+from configs.data_sets import properties_of
 from configs.reading.model_options import architecture
 from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
@@ -109,7 +109,7 @@ def _with_split(record: WeightsRecord, data: Data, given: Collection[str]) -> Da
         keys = {"SPLIT_SEED"}.difference(given)
         keys |= set() if {"VAL_FRACTION", "FOLDS"} & set(given) else {"VAL_FRACTION", "FOLDS", "FOLD"}
         changes = {key.lower(): record.data[key] for key in keys if key in record.data}
-    if DATA_SETS[data.dataset].multi_label and "MULTI_LABEL" not in given:
+    if properties_of(data.dataset).multi_label and "MULTI_LABEL" not in given:
         changes["multi_label"] = record.data.get("MULTI_LABEL") is True
     return data.model_copy(update=changes)
 

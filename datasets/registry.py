@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from configs.data_sets import DATA_SETS
+from configs.data_sets import properties_of
 from configs.schema import Data
 from datasets.decoding.bad_images import MissingImage
 from datasets.sources.arrays.strings import to_nfc
@@ -85,10 +85,9 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     """Replaces the default data set by `folder` if its lists are missing and class folders are there.
 
     Every rank must call it.
-
-    Raises:
-        UserError: an unknown data set.
     """
+    if not properties_of(data.dataset).may_be_folder:
+        return data  # its packages may be missing where it is not read
     kind = source_class(data.dataset)
     recognized = broadcast_object(kind.recognize(data) if context.is_main else None, context)
     return data.model_copy(update={"dataset": recognized})
@@ -110,7 +109,7 @@ def _read(
     predicts: bool,
     splitter: Splitter,
 ) -> list[Samples]:
-    kind, properties = source_class(data.dataset), DATA_SETS[data.dataset]
+    kind, properties = source_class(data.dataset), properties_of(data.dataset)
     if not kind.reads_archive:
         refuse_archive(data.data_path)
     samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from configs.data_sets import DATA_SETS, has_files
+from configs.data_sets import properties_of
 from configs.parts import add_plugins, open_plugin
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, check_types, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
@@ -84,7 +84,7 @@ class Command:
     def loads_in_workers(self) -> bool:
         """Returns whether this run probably starts loading workers."""
         data = self.config.data
-        in_memory = data.dataset in DATA_SETS and DATA_SETS[data.dataset].in_memory
+        in_memory = properties_of(data.dataset).in_memory
         return self.name not in ("dry_run", "predict") and not in_memory and data.num_workers != 0
 
     def require_selection(self, is_main: bool = True) -> None:
@@ -216,7 +216,7 @@ def _follow_data_path(layers: OptionLayers) -> list[str]:
         UserError: the command line gives both, so that one of them would be ignored.
     """
     data = layers.values.get("DATA")
-    if not isinstance(data, dict) or has_files(str(data.get("DATASET"))):
+    if not isinstance(data, dict) or properties_of(str(data.get("DATASET"))).has_files:
         return []
     name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
     if name.startswith("-") and path.startswith("-"):

@@ -73,7 +73,7 @@ def _comparable(key: str, value: Any) -> Any:
 
 
 def shared_options(config: Config) -> dict[str, Any]:
-    """Returns all options except those of a host (paths, workers), by dotted key."""
+    """Returns all options but paths and workers, which belong to a host, by dotted key."""
     return {key: value for key, value in _values(config).items() if key not in _OF_HOST}
 
 
@@ -92,8 +92,8 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
     """The options of a run that resumes: it keeps the batch size that 'auto' found, and the warm-up of the average.
 
-    given: the options of the user, by section; they may give the warm-up. then: those of the checkpoint, a text of
-    `to_yaml`. Raises UserError if the command line does not name a plugin of the checkpoint.
+    given: the options of the user, by section; they may give the warm-up. then: the options of the checkpoint, as
+    `to_yaml` writes them. Raises UserError if the command line does not name a plugin of the checkpoint.
     """
     before = with_defaults(parse_value(then))
     check_plugins(before["PLUGINS"], config.plugins, "the checkpoint: ")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
-from configs.data_sets import DATA_SETS
+from configs.data_sets import properties_of
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section
@@ -152,7 +152,7 @@ class Data(Section):
             raise ValueError(f"DATA_PATH: {problem}")
         if not self.batch_size and not self.global_batch_size:
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
-        if self.multi_label and not (self.dataset in DATA_SETS and DATA_SETS[self.dataset].multi_label):
+        if self.multi_label and not properties_of(self.dataset).multi_label:
             raise ValueError(
                 f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from configs.data_sets import DATA_SETS
+from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from datasets.sources.samples import Samples
 
@@ -92,4 +92,4 @@ def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:
     Labels of ImageNet's lists are numbers, and a list of a part of ImageNet does not contain all of them: as in
     PaddleViT, the number is 1000.
     """
-    return DATA_SETS[dataset].num_classes or max((len(samples.class_names) for samples in splits), default=0)
+    return properties_of(dataset).num_classes or max((len(samples.class_names) for samples in splits), default=0)

@@ -23,8 +23,8 @@ class Samples:
 
     `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
     of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
-    only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk. `windows` are
-    those of samples in shards, see `ShardWindows`.
+    only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk. `windows`: of
+    samples in shards, see `ShardWindows`.
     `findings` are messages about errors, which prevent the use of the samples; `notes` are for the log: one line of
     text each.
     """

@@ -102,8 +102,3 @@ def source_class(dataset: str) -> type[Source]:
         raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{known}")
     require(f"DATA.DATASET {dataset}", *DATA_SETS[dataset].packages)
     return cast(type[Source], resolve_name(DATA_SETS[dataset].source))
-
-
-def open_source(data: Data, splitter: Splitter | None = None) -> Source:
-    """Opens DATA.DATASET; raises UserError as `Source`."""
-    return source_class(data.dataset)(data, splitter)

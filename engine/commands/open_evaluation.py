@@ -10,7 +10,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_pretrained_cfg
 from torch import nn
 
-from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
+from configs.data_sets import IMAGENET_CLASSES, properties_of
 from configs.parts import check_plugins
 from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction, Split
@@ -82,7 +82,7 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     record_environment(context, logger)
     # At O2 and O3 the fp32 weights of `built` are not needed.
     title, meta_model, evaluator = _TITLES.get(command.split, "Validation"), copy_to_meta(built.fp32), built.evaluator
-    if DATA_SETS[config.data.dataset].synsets and not (command.prediction and command.prediction.path):
+    if properties_of(config.data.dataset).synsets and not (command.prediction and command.prediction.path):
         mask = class_mask(config.data.dataset, samples.class_names)
         logger.note(f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked")
         evaluator = replace(evaluator, class_mask=torch.from_numpy(mask).to(context.device))
@@ -114,7 +114,7 @@ def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Con
     if not prediction:
         check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
-    is_split = command.split or DATA_SETS[config.data.dataset].may_lack_splits
+    is_split = command.split or properties_of(config.data.dataset).may_lack_splits
     notes.append(_describe(samples, config, prediction, split if is_split else None))
     notes.append(name_classes(samples, record, config.model))
     if split == "all" and not prediction and source_class(config.data.dataset).has_splits(config.data):
@@ -158,7 +158,7 @@ def _read(
         return read_unlabelled(prediction.path, options.data, context)
     names = record.class_names if record else None
     classes, predicts = options.model.num_classes, prediction is not None
-    if DATA_SETS[options.data.dataset].synsets:
+    if properties_of(options.data.dataset).synsets:
         names = names or wordnet_ids(classes or IMAGENET_CLASSES)
         class_mask(options.data.dataset, names)
     known = record.split if record else None
@@ -169,7 +169,7 @@ def _read(
     (samples,) = read(options.data, classes, context, split)
     if not names and samples.has_class_names and {*samples.class_names} <= {*(ids := wordnet_ids(classes))}:
         number_by(ids, samples, options.data.data_path, needs_all=False)
-        samples.notes.append("the labels are those of ImageNet's classes, by WordNet id")
+        samples.notes.append("the labels are ImageNet's, by WordNet id")
     return samples
 
 

@@ -4,7 +4,7 @@ import math
 import shlex
 from typing import Any
 
-from configs.data_sets import has_files
+from configs.data_sets import properties_of
 from engine.report.contents import RunContents
 from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.report.verdict import verdict_of
@@ -108,7 +108,7 @@ def details_of(run: RunContents) -> dict[str, str]:
             options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
         ),
         "Evaluated weights": "exponential moving average (EMA)" if evaluates_average(run) else "",
-        "Data": f"{dataset}, {options['DATA.DATA_PATH']}" if has_files(dataset) else dataset,
+        "Data": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
         "Images": data.images if data else "",
         "Preprocessing": _preprocessing(run),
         "Devices": devices.hardware if devices else "",

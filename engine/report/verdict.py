@@ -2,7 +2,7 @@
 
 import shlex
 
-from configs.data_sets import has_files
+from configs.data_sets import properties_of
 from engine.report.contents import RunContents
 from engine.report.formats import percent
 from engine.run.result import BASELINES, points
@@ -28,7 +28,7 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     baseline, name = max((run.measured(name) or 0.0, name.replace("_", " ")) for name in BASELINES)
     if top1 < baseline and run.metric.name in ("top1", "top5", "loss") and not any(options[key] for key in _WEIGHTED):
         text = f"The model is worse than the {name}: top-1 {percent(top1)} against {percent(baseline)}."
-        if not rises and has_files(options["DATA.DATASET"]):
+        if not rises and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."
         return text, f"python main_single_gpu.py {longer if rises else _pretrained(run)}"
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
@@ -46,5 +46,5 @@ def _rises(values: list[float]) -> bool:
 def _pretrained(run: RunContents) -> str:
     """The flags of a probe on the same data; after a probe, of a fine-tuning."""
     dataset, recipe = run.options["DATA.DATASET"], "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
-    path = f" -data_path={shlex.quote(run.options['DATA.DATA_PATH'])}" if has_files(dataset) else ""
+    path = f" -data_path={shlex.quote(run.options['DATA.DATA_PATH'])}" if properties_of(dataset).has_files else ""
     return f"-cfg=configs/{recipe}.yaml -dataset={dataset}{path}"

@@ -6,7 +6,7 @@
 
 A model is trained on the first half of the classes (by default the digits 0 to 4) with the recipe of -cfg. Each method
 then trains on N images of each class of the other half, with its recipe in configs/ and the preprocessing of -cfg; a
-fifth of the images of each class is for validation only. The top-1 is that of the last epoch: no epoch is selected.
+fifth of the images of each class is for validation only. No epoch is selected: the last one gives the top-1.
 With -pretrained the weights of a run with that recipe are the backbone, and the methods use all classes.
 """
 

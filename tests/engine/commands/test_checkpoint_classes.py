@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from shard_files import to_shards
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from configs.weights import WeightsRecord, follow
+from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
 from engine.checkpoint.weights_record import is_description, read_record, to_metadata
@@ -189,6 +191,16 @@ def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
     assert (completed.imagenet_mean, completed.crop_pct, followed.differing) == ((0.485, 0.456, 0.406), 0.9, {})
     record.data["IMAGENET_MEAN"] = [0.5, 0.5, 0.5]
     assert follow(config, {"DATA": given}, record).options.data.imagenet_mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize("dataset", ["packed", "tar"])
+def test_a_data_set_that_is_not_read_needs_no_package_and_may_be_gone(monkeypatch, cpu, dataset):
+    """To label a folder of images, or to export: the data of the training may not be here."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    config = parse_command_line(["-eval", f"-dataset={dataset}", "-pretrained=a.pth"]).config
+    record = WeightsRecord("the checkpoint", {"TYPE": "vit", "EMBED_DIM": 48}, {"DATASET": dataset, "SPLIT_SEED": 3})
+    data = follow(config, {}, record, evaluates=True).options.data
+    assert recognize_dataset(data, cpu) == data
 
 
 def test_resume_refuses_other_classes(images, tmp_path, cpu):
