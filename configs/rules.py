@@ -6,7 +6,7 @@ of a rule states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,45 +141,75 @@ RULES: tuple[Callable[[Draft], list[str]], ...] = (
 
 
 @dataclass(frozen=True)
-class DataFacts:
-    """The facts of the data that options depend on.
+class Facts:
+    """The facts about a run that options depend on; each has its default until it is known.
 
-    classes: number of classes. named: whether the data names its classes; labels that are numbers may leave some out.
+    ranks: number of processes. given: the dotted keys that the user wrote. resumed: the options of the checkpoint that
+    the run resumes, by dotted key. classes: of the data. named: whether the data names them; labels that are numbers
+    may leave some out. fitting_batch_size: the largest one that fits into the memory.
     """
 
-    classes: int
+    ranks: int = 1
+    given: Collection[str] = ()
+    resumed: Mapping[str, Any] | None = None
+    classes: int | None = None
     named: bool = False
+    fitting_batch_size: int | None = None
 
 
-def resolve(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+def resolve(options: Config, facts: Facts) -> Config:
     """Applies the rules of facts. A resolved run stays as it is: a resumed run is resolved again from `config.yaml`.
-
-    facts: None before the data is read.
 
     Raises:
         UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
             apply to the data.
     """
     for rule in FACT_RULES:
-        options = rule(options, facts, num_ranks)
+        options = rule(options, facts)
     _check_best_metric(options, options.model.num_classes)
     return options
 
 
-def accumulation_follows_global_batch(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+def batch_size_follows_checkpoint(options: Config, facts: Facts) -> Config:
+    """DATA.BATCH_SIZE auto of a resumed run is the size that the run has found."""
+    if options.data.batch_size or facts.resumed is None:
+        return options
+    return options.with_data(batch_size=facts.resumed["DATA.BATCH_SIZE"])
+
+
+def average_follows_checkpoint(options: Config, facts: Facts) -> Config:
+    """TRAIN.MODEL_EMA_WARMUP of a resumed run is the checkpoint's, unless it is given: its default has changed."""
+    key = "TRAIN.MODEL_EMA_WARMUP"
+    if facts.resumed is None or key in facts.given:
+        return options
+    return options.with_train(model_ema_warmup=facts.resumed[key])
+
+
+def batch_size_follows_memory(options: Config, facts: Facts) -> Config:
+    """DATA.BATCH_SIZE auto of a new run is the largest size that fits into the memory; two steps measure it."""
+    if options.data.batch_size or facts.fitting_batch_size is None:
+        return options
+    return options.with_data(batch_size=facts.fitting_batch_size)
+
+
+def accumulation_follows_global_batch(options: Config, facts: Facts) -> Config:
     """TRAIN.ACCUM_ITER of a training is DATA.GLOBAL_BATCH_SIZE / (BATCH_SIZE x number of ranks), if that is given."""
     if options.eval.enabled:
         return options
-    train = options.train.model_copy(update={"accum_iter": plan_batches(options, num_ranks).accumulation})
-    return options.model_copy(update={"train": train})
+    return options.with_train(accum_iter=plan_batches(options, facts.ranks).accumulation)
 
 
-def classes_follow_data(options: Config, facts: DataFacts | None, num_ranks: int) -> Config:
+def classes_follow_data(options: Config, facts: Facts) -> Config:
     """MODEL.NUM_CLASSES: null is the number of classes of the data."""
-    return options.with_model(num_classes=facts.classes) if facts and options.model.num_classes is None else options
+    if options.model.num_classes is not None or facts.classes is None:
+        return options
+    return options.with_model(num_classes=facts.classes)
 
 
-FACT_RULES: tuple[Callable[[Config, DataFacts | None, int], Config], ...] = (
+FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
+    batch_size_follows_checkpoint,
+    average_follows_checkpoint,
+    batch_size_follows_memory,
     accumulation_follows_global_batch,
     classes_follow_data,
 )
@@ -195,9 +225,9 @@ def _check_best_metric(options: Config, num_classes: int | None) -> None:
         raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
 
 
-def warnings(config: Config, facts: DataFacts) -> list[str]:
+def warnings(config: Config, facts: Facts) -> list[str]:
     """A line for each value of a resolved run that fits its data badly."""
-    if not facts.named or config.model.num_logits <= facts.classes:
+    if not facts.named or facts.classes is None or config.model.num_logits <= facts.classes:
         return []
     return [
         f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the key to "

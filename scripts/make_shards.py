@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     output, max_bytes = flags.output, int(flags.shard_mb * 1e6)
     try:
         with open_progress(output, plan) as progress:
-            bad_images = BadImageList(output, 0)
+            bad_images = BadImageList(0, output)
             shards = {
                 name: write_split(output, split, max_bytes, progress, bad_images) for name, split in planned.items()
             }

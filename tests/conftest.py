@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,6 +201,17 @@ def digits_flags(output: Path) -> list[str]:
 @pytest.fixture
 def digits_argv(tmp_path) -> list[str]:
     return digits_flags(tmp_path / "out")
+
+
+def session_for(argv: list[str], context: ProcessContext) -> Any:
+    """The session of a training with these words; nothing is written."""
+    from engine.plan.training import plan_training  # imported late: most tests need no training
+    from engine.run.log import RunLogger
+    from engine.training.batch_size import find_batch_size
+    from engine.training.session import build_session
+
+    logger = RunLogger(None, context)
+    return build_session(plan_training(parse_command_line(argv), context, logger, find_batch_size), context, logger)
 
 
 @pytest.fixture(scope="session")

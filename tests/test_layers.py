@@ -27,6 +27,7 @@ ENGINE_LAYERS = [
     {"profiling"},
     {"features"},
     {"training"},
+    {"plan"},
     {"report"},
     {"evaluation"},
     {"run"},

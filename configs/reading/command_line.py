@@ -14,7 +14,7 @@ from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
 from configs.reading.model_options import follow_source, read_family, set_model
 from configs.reading.old_keys import REMOVED, apply_preset, replace_old_keys
-from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, flatten
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.probe_options import for_probe
 from configs.reading.yaml_io import parse_value, write_yaml
@@ -69,6 +69,11 @@ class Command:
         if self.prediction:
             return "predict"
         return "eval" if self.config.eval.enabled else "train"
+
+    @property
+    def given_keys(self) -> frozenset[str]:
+        """The dotted keys of `given`."""
+        return frozenset(key for key, _ in flatten(self.given))
 
     @property
     def run_name(self) -> str:

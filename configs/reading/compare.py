@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.parts import check_plugins
 from configs.reading.old_keys import REMOVED
 from configs.reading.option_layers import expand_switches, flatten
 from configs.reading.probe_options import PLACEHOLDERS
@@ -87,22 +86,6 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     options = dict(flatten(values))
     is_adam = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() in _ADAMS
     return options | {key: None for key, value in _OF_ADAM.items() if is_adam and options.get(key) == value}
-
-
-def resumed_options(config: Config, given: dict[str, Any], then: str) -> Config:
-    """The options of a run that resumes: it keeps the batch size that 'auto' found, and the warm-up of the average.
-
-    given: the options of the user, by section; they may give the warm-up. then: the options of the checkpoint, as
-    `to_yaml` writes them. Raises UserError if the command line does not name a plugin of the checkpoint.
-    """
-    before = with_defaults(parse_value(then))
-    check_plugins(before["PLUGINS"], config.plugins, "the checkpoint: ")
-    if not config.data.batch_size:
-        config = config.with_data(batch_size=before["DATA.BATCH_SIZE"])
-    if "TRAIN.MODEL_EMA_WARMUP" in dict(flatten(given)):
-        return config
-    warmup = before["TRAIN.MODEL_EMA_WARMUP"]
-    return config.model_copy(update={"train": config.train.model_copy(update={"model_ema_warmup": warmup})})
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:

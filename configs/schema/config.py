@@ -82,6 +82,10 @@ class Config(Section):
         """A copy with other values of some DATA keys."""
         return self.model_copy(update={"data": self.data.model_copy(update=changes)})
 
+    def with_train(self, **changes: Any) -> "Config":
+        """A copy with other values of some TRAIN keys."""
+        return self.model_copy(update={"train": self.train.model_copy(update=changes)})
+
     def _check_multi_label(self) -> None:
         if self.loss.name == "cross_entropy" or (self.loss.name != "bce" and self.loss.class_weights):
             weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)

@@ -37,11 +37,17 @@ class MissingImage(UnreadableImage):
 class BadImageList:
     """One rank's `bad_images_{rank}.csv` in a run's folder: each image once, with the reason.
 
-    The file is created when the first bad image is added. A resumed run appends to the file of the original run.
+    The folder is opened before images are loaded. The file is created when the first bad image is added. A resumed run
+    appends to the file of the original run.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.file = folder / f"bad_images_{rank}.csv"
+    def __init__(self, rank: int, folder: Path | None = None) -> None:
+        self._name = f"bad_images_{rank}.csv"
+        if folder:
+            self.open(folder)
+
+    def open(self, folder: Path) -> None:
+        self.file = folder / self._name
         self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
 
     def add(self, images: Iterable[BadImage]) -> None:

@@ -6,18 +6,17 @@ import torch
 from torch import nn
 
 from configs.reading.command_line import Command
-from configs.reading.compare import resumed_options
 from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
 from engine.commands.ensemble import open_models
-from engine.commands.open_run import find_on_all_ranks, log_options
+from engine.plan.training import plan_training
+from engine.run.folder import log_options
 from engine.run.log import RunLogger
-from engine.run.loggers import check_loggers
 from engine.run.mfu.flops import count_parameters, forward_flops
+from engine.training.batch_size import find_batch_size
 from engine.training.losses.loss import build_loss
 from engine.training.pixel_baseline import measure_baseline
-from engine.training.run import build_run
-from engine.training.run_data import read_run_data
+from engine.training.session import build_session
 from utils.distributed import ProcessContext
 
 
@@ -44,23 +43,14 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 
 
 def _build_training(command: Command, context: ProcessContext, logger: RunLogger) -> tuple[Config, nn.Module]:
-    config = command.config
-    if context.is_main:
-        check_loggers(config.loggers)
-    found = find_on_all_ranks(config, context, logger)
-    folder = (found.run_folder if found else None) or Path(config.save)
-    check_writable(folder)
-    if found:
-        config = resumed_options(config, command.given, found.state["options"])
-    config, splits = read_run_data(config, context, found.state if found else None)
-    options = config.with_model(pretrained=None) if found else config
-    run, _ = build_run(options, splits, context, logger, lambda _: folder, found)
-    state = run.state
+    plan = plan_training(command, context, logger, find_batch_size)
+    check_writable((plan.found.run_folder if plan.found else None) or Path(plan.config.save))
+    config, state = plan.config, build_session(plan, context, logger).state
     logits = torch.zeros(2, config.model.num_logits, device=context.device)
     build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-    logger.info(f"global batch size: {state.layout.batch}")
+    logger.info(f"global batch size: {plan.batch}")
     logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
     logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
-    if context.is_main and (baseline := measure_baseline(config.data, splits.train, splits.val)):
+    if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
         logger.note(baseline)
     return config, state.meta_model

@@ -7,10 +7,10 @@ from configs.reading.command_line import Command
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
 from engine.commands.open_evaluation import open_evaluation
-from engine.commands.open_run import open_new_folder, start_log
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
+from engine.run.folder import open_new_folder, start_log
 from engine.run.result import write_result
 from engine.run.step_report import log_validation
 from engine.training.eval_model import build_eval_files
@@ -25,7 +25,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     opened = open_evaluation(command, context, logger)
     config, samples = opened.config, opened.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
-    bad_images = BadImageList(folder, context.rank)
+    bad_images = BadImageList(context.rank, folder)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     started = time.perf_counter()
     metrics, results = opened.evaluator.evaluate(opened.model, batches)

@@ -1,41 +1,24 @@
 """The parts that an evaluation, a prediction and their dry run share: weights, data and model, checked and logged."""
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from timm.data import ImageNetInfo, infer_imagenet_subset
-from timm.models import get_pretrained_cfg
 from torch import nn
 
-from configs.data_sets import IMAGENET_CLASSES, properties_of
-from configs.parts import check_plugins
+from configs.data_sets import properties_of
 from configs.reading.command_line import Command
-from configs.reading.prediction import Prediction, Split
-from configs.rules import resolve
-from configs.schema import Config, Data, Model
-from configs.weights import WeightsRecord, follow
-from datasets.registry import read_samples, read_unlabelled, recognize_dataset
-from datasets.sources.class_names import number_by
-from datasets.sources.digest import digest_of
-from datasets.sources.files.image_checks import check_images
-from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
+from configs.schema import Config
+from datasets.sources.files.imagenet_sets import class_mask
 from datasets.sources.samples import Samples
-from datasets.sources.source import source_class
-from datasets.sources.split import Splitter
-from engine.checkpoint.weights_record import weights_record
-from engine.commands.open_run import find_on_all_ranks
 from engine.evaluation.evaluate import Evaluator
-from engine.parallel.same_options import check_same_options
+from engine.plan.evaluation import plan_evaluation
+from engine.plan.find import find_on_all_ranks
 from engine.run.environment import record_environment
-from engine.run.facts import Devices, EvaluationData, Fact
+from engine.run.facts import Devices
 from engine.run.log import RunLogger
 from engine.run.mfu.flops import copy_to_meta
 from engine.training.eval_model import build_eval_model
-from engine.training.run_data import data_facts, describe_preprocessing
-from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -63,7 +46,7 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     """Reads the data, and the weights of -pretrained or of the checkpoint that -resume names.
 
     Raises:
-        UserError: as `read_evaluation_data`; no such checkpoint; the weights do not fit the model.
+        UserError: as `plan_evaluation`; no such checkpoint; the weights do not fit the model.
     """
     if command.config.model.resume:
         found = find_on_all_ranks(command.config, context, logger)
@@ -74,9 +57,10 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
             )
         command = command.with_weights(found.path)
         del found  # the content of the checkpoint
-    config, samples, split, data_notes = read_evaluation_data(command, context)
+    plan = plan_evaluation(command, context)
+    config, samples = plan.config, plan.samples
     built = build_eval_model(config, context, needs_head=not (command.prediction and command.prediction.embeds))
-    for note in (*built.notes, *data_notes):
+    for note in (*built.notes, *plan.notes):
         logger.note(note)
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     record_environment(context, logger)
@@ -86,147 +70,12 @@ def open_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         mask = class_mask(config.data.dataset, samples.class_names)
         logger.note(f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked")
         evaluator = replace(evaluator, class_mask=torch.from_numpy(mask).to(context.device))
-    return OpenedEvaluation(config, samples, built.compute, evaluator, split, title, meta_model)
-
-
-def read_evaluation_data(command: Command, context: ProcessContext) -> tuple[Config, Samples, str, list[str | Fact]]:
-    """Reads the samples to evaluate the weights `MODEL.PRETRAINED` on, or the images of a prediction.
-
-    Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
-    number of classes and, if the user named no model, its architecture. `Samples.class_names` are then the names of the
-    model. Every rank must call it.
-
-    Returns:
-        the resolved options, the samples, their split, and lines for the log.
-    Raises:
-        UserError: as `read_samples` and `check_images`; no such weights; a preprocessing that contradicts the options.
-            In a prediction, missing and unreadable images are no errors.
-    """
-    prediction, data = command.prediction, recognize_dataset(command.config.data, context)
-    given = command.config.model_copy(update={"data": data})
-    options, record, notes = options_of_weights(replace(command, config=given))
-    split = _split_of(options.data, record, command.split)
-    if prediction:
-        options = _for_prediction(options, record, prediction)
-    samples = _read(options, record, split, prediction, context)
-    config = resolve(options, data_facts(options.data, [samples]), context.world_size)
-    check_same_options(config, context)
-    if not prediction:
-        check_images([samples], config.data, context)
-    notes += [f"Data: {note}" for note in samples.notes]
-    is_split = command.split or properties_of(config.data.dataset).may_lack_splits
-    notes.append(_describe(samples, config, prediction, split if is_split else None))
-    notes.append(name_classes(samples, record, config.model))
-    if split == "all" and not prediction and source_class(config.data.dataset).has_splits(config.data):
-        split = "val"
-    return config, samples, split, notes
-
-
-def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[str | Fact]]:
-    """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; their record; log lines.
-
-    Raises:
-        UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
-    """
-    options, given = command.config, command.given
-    record, notes = weights_record(options.model), list[str | Fact]()
-    if record and record.model:
-        changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
-        notes += [warning for warning in changed if warning not in command.notes]
-    elif options.model.pretrained not in (None, "timm") and not (command.recipe or given.get("DATA")):
-        read_weights(options.model.pretrained)  # a damaged file is the error, not the default data
-    followed = follow(options, given, record, evaluates=True)
-    notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
-    return followed.options, record, notes
-
-
-def _for_prediction(options: Config, record: WeightsRecord | None, prediction: Prediction) -> Config:
-    """Skips unusable images, saves no logits. Images of a path get labels of the training's kind and number."""
-    changes: dict[str, Any] = {"on_bad_image": "skip"}
-    options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
-    if prediction.path:
-        options = options.with_model(num_classes=options.model.num_logits)
-        if record and record.data.get("MULTI_LABEL") is True:
-            changes |= {"dataset": record.data["DATASET"], "multi_label": True}
-    return options.with_data(**changes)
-
-
-def _read(
-    options: Config, record: WeightsRecord | None, split: Split, prediction: Prediction | None, context: ProcessContext
-) -> Samples:
-    if prediction and prediction.path:
-        return read_unlabelled(prediction.path, options.data, context)
-    names = record.class_names if record else None
-    classes, predicts = options.model.num_classes, prediction is not None
-    if properties_of(options.data.dataset).synsets:
-        names = names or wordnet_ids(classes or IMAGENET_CLASSES)
-        class_mask(options.data.dataset, names)
-    known = record.split if record else None
-    if record and known and not known.held_out and not record.is_of(options.data):
-        known = None
-    splitter = Splitter(options.data, known)
-    read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
-    (samples,) = read(options.data, classes, context, split)
-    if not names and samples.has_class_names and {*samples.class_names} <= {*(ids := wordnet_ids(classes))}:
-        number_by(ids, samples, options.data.data_path, needs_all=False)
-        samples.notes.append("the labels are ImageNet's, by WordNet id")
-    return samples
-
-
-def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:
-    if prediction and prediction.path:
-        return EvaluationData(len(samples), path=str(prediction.path))
-    num_classes = config.model.num_logits
-    present = int(np.count_nonzero(samples.class_counts(num_classes)))
-    digest = "" if prediction else digest_of(samples)
-    return EvaluationData(len(samples), present, num_classes, split, digest=digest)
-
-
-def _split_of(data: Data, record: WeightsRecord | None, asked: Split | None) -> Split:
-    """The split to read: 'all' unless the user asks for one, or the data is the training data.
-
-    Raises:
-        UserError: `-split all` of data that comes in splits.
-    """
-    if asked:
-        if asked == "all" and source_class(data.dataset).has_splits(data):
-            raise UserError(f"-split all: {data.dataset} comes in splits; give one of them, or a folder to -predict")
-        return asked
-    is_known = record is not None and record.is_of(data)
-    return "val" if is_known or _asks_for_split(data, record) else "all"
-
-
-def _asks_for_split(data: Data, record: WeightsRecord | None) -> bool:
-    """Returns whether the user set a split for this evaluation; the config.yaml of the training does not count."""
-    trained = record.data if record else {}
-    asked = {"VAL_FRACTION": data.val_fraction, "FOLDS": data.folds}
-    return any(value not in (None, trained.get(key)) for key, value in asked.items())
-
-
-def name_classes(samples: Samples, record: WeightsRecord | None, model: Model) -> str:
-    """Gives the samples the class names of the model; returns a line for the log.
-
-    The checkpoint names the classes, else the data. Weights that timm publishes for ImageNet-1k have the
-    descriptions that timm ships. Other weights with 1000 classes may be of any data: their names are the labels.
-    """
-    if record and record.class_names:
-        names, source = record.class_names, "from the checkpoint"
-    elif samples.has_class_names:
-        names, source = samples.class_names, "from the data, in their order"
-    elif subset := _imagenet_subset(model):
-        info = ImageNetInfo(subset)
-        names, source = [info.index_to_description(label) for label in range(info.num_classes())], f"timm's of {subset}"
-    else:
-        return "Class names: the labels, since the weights have no names"
-    samples.class_names, samples.has_class_names = names, True
-    return f"Class names: {source}"
-
-
-def _imagenet_subset(model: Model) -> str | None:
-    """timm's name of the part of ImageNet on which a published model of timm's was trained; None for other models."""
-    if model.type != "timm" or model.pretrained != "timm":
-        return None
-    published = get_pretrained_cfg(model.name)
-    if published is None or published.num_classes != model.num_classes:
-        return None
-    return infer_imagenet_subset(published)
+    return OpenedEvaluation(
+        config=config,
+        samples=samples,
+        model=built.compute,
+        evaluator=evaluator,
+        split=plan.split,
+        title=title,
+        meta_model=meta_model,
+    )

@@ -14,16 +14,16 @@ from configs.reading.prediction import Prediction
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
+from engine.checkpoint.shared_folder import check_shared
 from engine.commands.ensemble import build_ensemble, build_loader, open_models
 from engine.commands.open_evaluation import OpenedEvaluation
-from engine.commands.open_run import open_new_folder, start_log
-from engine.commands.shared_folder import check_shared
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.explain import EXPLANATIONS, write_maps
 from engine.evaluation.part_file import BATCHES_PER_WRITE, PartFile, digest_inputs
 from engine.evaluation.predictions import CSV_FILE, Predictions
 from engine.evaluation.results import name_of_target
 from engine.features.store import extract
+from engine.run.folder import open_new_folder, start_log
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
 from models.features import FeatureModel

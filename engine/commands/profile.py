@@ -3,22 +3,22 @@
 from dataclasses import replace
 
 from configs.reading.command_line import Command
-from engine.commands.open_run import begin_status, open_new_folder, start_log
+from engine.plan.training import plan_training
 from engine.profiling.profiler import profile_run
-from engine.training.run import build_run
-from engine.training.run_data import read_run_data
+from engine.run.folder import start_log
+from engine.training.batch_size import find_batch_size
+from engine.training.record import open_profile
+from engine.training.session import build_session
 from utils.distributed import ProcessContext
 
 
 def profile(command: Command, context: ProcessContext) -> int:
     """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
     logger = start_log(command, context)
-    config, splits = read_run_data(command.config, context)
-    config = config.model_copy(update={"loggers": ()})  # a profile is no result
-    command = replace(command, config=config)
-    run, _ = build_run(config, splits, context, logger, lambda _: open_new_folder(command, context, logger, "profile-"))
-    status = begin_status(run.folder, context)
-    profile_run(run)
+    command = replace(command, config=command.config.model_copy(update={"loggers": ()}))  # a profile is no result
+    session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)
+    record = open_profile(command, session, logger)
+    profile_run(session, record)
     if context.is_main:
-        status.update(state="finished", exit_status=0)
+        record.status.update(state="finished", exit_status=0)
     return 0

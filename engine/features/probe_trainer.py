@@ -40,15 +40,15 @@ class ProbeTrainer(Trainer):
         return iter(())
 
     def _train_steps(self, batches: Iterator[Batch], stop_step: int) -> None:
-        run, weights = self.run, self.state.precision.weights
+        weights = self.state.precision.weights
         model = FeatureModel(self.state.eval_model, self.config.model.name)
         heads = classifiers(weights.saved)
         if len(heads) > 1 or not isinstance(heads[0], nn.Linear) or heads[0].bias is None:
             raise UserError(
                 f"MODEL.TUNE probe: the head of {self.config.model.name} is not one linear layer; set it to head"
             )
-        train = self._features(model, run.train, "train")
-        val = self._features(model, run.validation.files.samples, "val")
+        train = self._features(model, self.plan.train, "train")
+        val = self._features(model, self.plan.val, "val")
         fitted = call_on_main(lambda: self._fit(train, val), self.context)  # None on other ranks
         weight, bias, figures = broadcast_object(fitted[:3] if fitted else None, self.context)  # type: ignore[misc]
         with torch.no_grad():
@@ -64,10 +64,10 @@ class ProbeTrainer(Trainer):
 
     def _features(self, model: FeatureModel, samples: Samples, split: str) -> Features:
         """The features of a split on the main process, none on the others; a collective call."""
-        run, root = self.run, Path(self.config.save) / "features"
+        session, root = self.session, Path(self.config.save) / "features"
         place = lambda digest: root / f"{split}-{digest[:16]}" / "features.npy"  # noqa: E731
-        evaluator, device = run.validation.evaluator, self.context.device
-        file = extract(self.config, samples, evaluator, model, place, run.bad_images, self._after_eval_batch)
+        evaluator, device = session.evaluator, self.context.device
+        file = extract(self.config, samples, evaluator, model, place, session.bad_images, self._after_eval_batch)
         if file is None:
             return torch.empty(0), torch.empty(0)
         readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
@@ -80,15 +80,15 @@ class ProbeTrainer(Trainer):
     def _fit(self, train: Features, val: Features) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], BatchSums]:
         """Weight (C, F) and bias (C,) on the CPU, figures for result.json, and the sums of the training images."""
         config, matmul, classes = self.config, torch.backends.cuda.matmul, self.config.model.num_logits
-        class_weights = read_class_weights(config.loss, self.run.train.targets, classes, self.context.device)
+        class_weights = read_class_weights(config.loss, self.plan.train.targets, classes, self.context.device)
         loss = build_loss(config.loss, config.train.smoothing, class_weights)
         tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
         weight, bias, l2 = fit_probe(*train, classes, loss)
         figures = {"probe_l2": l2}
-        self.run.logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+        self.record.logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
         if not config.data.multi_label:
             figures["knn_top1"] = knn_top1(*train, *val, classes)
-            self.run.logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
+            self.record.logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
         sums = []
         for rows, labels in zip(*(tensor.split(ROWS) for tensor in train), strict=True):
             logits = F.linear(rows, weight, bias)

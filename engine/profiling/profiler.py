@@ -15,7 +15,10 @@ from engine.profiling.advice import Op, Profile, has_fast_half_precision
 from engine.profiling.page import profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.run.facts import Devices
-from engine.training.run import Run
+from engine.run.reporter import Reporter
+from engine.training.record import Record
+from engine.training.session import Session
+from engine.training.state import TrainState
 from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.system import describe_waiting
@@ -27,20 +30,20 @@ _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
 
 
-def profile_run(run: Run) -> None:
+def profile_run(session: Session, record: Record) -> None:
     """Trains some steps on every rank; only the main process is profiled; it writes and prints the page.
 
     A small data set is repeated. The speed is measured first, without the profiler, which slows the steps down.
     """
-    context = run.state.context
+    context = session.state.context
     if context.is_main:
         os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)
         with _profiler(context.device):  # the first start is slow: do it now, or workers would load ahead during it
             pass
-    batches = run.batches.iterate(0, 0, _ENDLESS, bad_images=run.bad_images)
-    training = _Training(run, batches)
+    batches = session.batches.iterate(0, 0, _ENDLESS, bad_images=session.bad_images)
+    training = _Training(session.state, record.reporter, batches)
     training.train(_WARMUP_STEPS)
-    for _ in range(run.batches.prefetched_batches):
+    for _ in range(session.batches.prefetched_batches):
         next(batches)  # loaded ahead: otherwise slow loading would not show in so few steps
     images_before = training.images
     seconds = timed(lambda: training.train(_TIMED_STEPS), context.device)
@@ -50,40 +53,39 @@ def profile_run(run: Run) -> None:
         with _profiler(context.device) as profiler, record_function(WINDOW):
             training.train(_PROFILED_STEPS)
             synchronize(context.device)
-        _write(run, profiler, images_per_second, memory)
+        _write(session, record, profiler, images_per_second, memory)
     else:
         training.train(_PROFILED_STEPS)
-    run.reporter.close()
+    record.reporter.close()
 
 
 class _Training:
     """Trains from the start of a run, through as many epochs as the steps take, without evaluations and checkpoints."""
 
-    def __init__(self, run: Run, batches: Iterator[Batch]) -> None:
-        self.run, self.batches = run, batches
-        self.progress = run.state.new_progress(epoch=0)
+    def __init__(self, state: TrainState, reporter: Reporter, batches: Iterator[Batch]) -> None:
+        self.state, self.reporter, self.batches = state, reporter, batches
+        self.progress = state.new_progress(epoch=0)
         steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
-        run.reporter.num_epochs = math.ceil(steps / run.state.layout.steps_per_epoch)
-        run.reporter.start(epochs_done=0, steps_done=0)
+        reporter.num_epochs = math.ceil(steps / state.layout.steps_per_epoch)
+        reporter.start(epochs_done=0, steps_done=0)
 
     @property
     def images(self) -> int:
         """Trained on so far, over all ranks."""
-        progress, layout = self.progress, self.run.state.layout
+        progress, layout = self.progress, self.state.layout
         batches = progress.epoch * progress.batches + progress.done_batches
         return batches * layout.batch.micro_step_size
 
     def train(self, steps: int) -> None:
-        run = self.run
         while steps:
             if self.progress.done_steps == self.progress.steps:
-                self.progress = run.state.new_progress(self.progress.epoch + 1)
+                self.progress = self.state.new_progress(self.progress.epoch + 1)
             progress = self.progress
             if progress.done_steps == 0:
-                run.reporter.start_epoch(progress)
+                self.reporter.start_epoch(progress)
             stop_step = min(progress.steps, progress.done_steps + steps)
             steps -= stop_step - progress.done_steps
-            train_steps(run.state, self.batches, progress, stop_step, run.reporter.after_step)
+            train_steps(self.state, self.batches, progress, stop_step, self.reporter.after_step)
 
 
 def _profiler(device: torch.device) -> profile:
@@ -91,12 +93,14 @@ def _profiler(device: torch.device) -> profile:
     return profile(activities=[ProfilerActivity.CPU, *on_gpu])
 
 
-def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_bytes: int) -> None:
-    trace = run.folder / TRACE
+def _write(
+    session: Session, record: Record, profiler: profile, images_per_second: float, peak_memory_bytes: int
+) -> None:
+    trace = record.folder / TRACE
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
-    state, context = run.state, run.state.context
+    state, context = session.state, session.state.context
     on_gpu = context.device.type == "cuda"
     devices = Devices(context.world_size, device_name(context.device), state.precision.describe())
     waiting = "" if on_gpu else f"; {describe_waiting()}"
@@ -113,14 +117,14 @@ def _write(run: Run, profiler: profile, images_per_second: float, peak_memory_by
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
-            model=run.reporter.model,
+            model=record.reporter.model,
             peak_memory_bytes=peak_memory_bytes,
             communication=state.strategy.communication(state.wrapped),
-            data_in_memory=run.batches.in_memory,
+            data_in_memory=session.batches.in_memory,
         )
     )
-    (run.folder / PAGE).write_text(f"{page}\n")
-    run.logger.info(f"{page}\n----- Profile: {run.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
+    (record.folder / PAGE).write_text(f"{page}\n")
+    record.logger.info(f"{page}\n----- Profile: {record.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
 
 
 def _ops(profiler: profile, on_gpu: bool) -> list[Op]:

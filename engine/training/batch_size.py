@@ -30,8 +30,8 @@ _MIN_GROWTH = 0.02  # of the mean peak memory per image: the peak of a process o
 _MAX_JUMP = 4  # from one size to the next: the growth from the first sizes is inaccurate
 
 
-def find_batch_size(config: Config, context: ProcessContext) -> tuple[Config, str]:
-    """The options with the largest batch size that fits on all ranks, and a line for the log. A collective call.
+def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, str]:
+    """The largest batch size that fits on all ranks, and a line for the log. A collective call.
 
     Raises:
         UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
@@ -50,9 +50,9 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[Config, st
 
     def peak_bytes(size: int) -> float:
         # With two passes per step, as with several ranks, the gradients stay in memory during the second one.
-        train = config.train.model_copy(update={"accum_iter": 1 if size == share * context.world_size else 2})
-        trial = config.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
-        peaks[size] = before + _measure_in_child(trial.model_copy(update={"train": train}), device)
+        trial = config.with_train(accum_iter=1 if size == share * context.world_size else 2)
+        trial = trial.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
+        peaks[size] = before + _measure_in_child(trial, device)
         logging.getLogger(RUN_LOG).info(f"----- -batch_size=auto: {size} needs {peaks[size] / 1e9:.2f} GB")
         return peaks[size]
 
@@ -65,7 +65,7 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[Config, st
             "-memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model"
         )
     note = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
-    return config.with_data(batch_size=largest), note
+    return largest, note
 
 
 def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit_bytes: float) -> int:

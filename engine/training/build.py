@@ -1,7 +1,5 @@
 """Builds the state of a training: model, precision, strategy, optimizer, and the parts of a step."""
 
-from collections.abc import Sequence
-
 import torch
 from timm.layers import convert_sync_batchnorm
 from torch import nn
@@ -11,9 +9,9 @@ from configs.schema.model import Model
 from datasets.sources.class_names import list_names, map_labels
 from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.weights_record import weights_record
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
+from engine.plan.training import Plan
 from engine.precision.policy import Precision
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
@@ -24,7 +22,7 @@ from engine.training.eval_model import (
     dummy_images,
 )
 from engine.training.losses.distillation import build_step_loss
-from engine.training.losses.loss import Loss, build_loss
+from engine.training.losses.loss import Loss, build_loss, read_class_weights
 from engine.training.optimization.optimizer import (
     build_optimizer,
     check_sharded_optimizer,
@@ -47,19 +45,17 @@ def build_train_state(
     config: Config,
     context: ProcessContext,
     layout: EpochLayout,
-    class_weights: torch.Tensor | None = None,
-    class_names: Sequence[str] | None = None,
+    plan: Plan | None = None,
 ) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
-    class_weights: of the loss, (classes,), on the device. class_names: of the data or None; a teacher has the same.
+    plan: of the run; without it, the run is a trial: it has no data.
     """
     train, data, device = config.train, config.data, context.device
     allow_kernels(config.model.attention, device)
     torch.manual_seed(derive_seed(config.seed, "initialization"))
-    head_rows, class_notes = _match_classes(config.model, class_names)
-    model, weight_notes = build_model(config.model, data, device, head_rows=head_rows)
-    notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes + class_notes]
+    model, weight_notes = _build_model(config, device, plan)
+    notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes]
     notes += describe_tuning(model, config.model.tuned, train)
     strategy = build_strategy(config.parallel, context)
     if config.parallel.sync_bn and context.world_size > 1:
@@ -69,8 +65,9 @@ def build_train_state(
     is_fixed = strategy.is_sharded or precision.level == "O3"
     notes += prepare_convolutions(model, config.model.channels_last, device, is_fixed)
     apply_op_lists(model, config.model.attention, precision)
-    base_loss, loss_notes = _build_base_loss(config, class_weights)
-    loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, class_names)
+    base_loss, loss_notes = _build_base_loss(config, device, plan)
+    names = plan.class_names if plan else None
+    loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, names)
     average, meta_model = build_average(model, train), copy_to_meta(model)
     notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
     compute_model = precision.attach(model)
@@ -111,19 +108,29 @@ def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module
     return converted
 
 
-def _build_base_loss(config: Config, class_weights: torch.Tensor | None) -> tuple[Loss, list[str]]:
+def _build_model(config: Config, device: torch.device, plan: Plan | None) -> tuple[nn.Module, list[str]]:
+    """The model, and lines for the log. A checkpoint has all weights; the pretrained ones may be missing by then."""
+    options = config.with_model(pretrained=None).model if plan and plan.found else config.model
+    rows, notes = _match_classes(options, plan)
+    model, weight_notes = build_model(options, config.data, device, head_rows=rows)
+    return model, weight_notes + notes
+
+
+def _build_base_loss(config: Config, device: torch.device, plan: Plan | None) -> tuple[Loss, list[str]]:
     """The loss without a teacher, and lines for the log."""
-    notes = []
+    class_weights, notes = None, list[str]()
+    if plan:
+        class_weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, device)
     if class_weights is not None:
         notes = [f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}"]
     return build_loss(config.loss, config.train.smoothing, class_weights), notes
 
 
-def _match_classes(options: Model, class_names: Sequence[str] | None) -> tuple[list[int] | None, list[str]]:
+def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None, list[str]]:
     """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
-    if not class_names or not options.pretrained:
+    if plan is None or not plan.class_names or not options.pretrained:
         return None, []
-    record = weights_record(options)
+    class_names, record = plan.class_names, plan.record
     if not record or not record.class_names:
         return [], []
     rows: list[int] = map_labels(class_names, record.class_names).tolist()

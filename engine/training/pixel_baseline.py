@@ -16,7 +16,8 @@ from datasets.decoding.decode import MODES, decode_small
 from datasets.sources.arrays.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
 from engine.run.facts import FACTS, PixelBaseline, read_facts
-from engine.training.run import Run
+from engine.training.record import Record
+from engine.training.session import Session
 from utils.errors import UserError
 from utils.threads import DaemonPool
 
@@ -31,19 +32,18 @@ _WAIT_SECONDS = 10.0  # at the end of a run
 class BaselineThread:
     """Computes the baseline of a run from its first step on; a resumed run has it in its facts."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, session: Session, record: Record) -> None:
+        self._plan, self._logger = session.plan, record.logger
         self.result: PixelBaseline | None = None
         self._future: Future[PixelBaseline | str | None] | None = None
         with suppress(OSError):
-            self.result = read_facts(run.folder / FACTS).get(PixelBaseline)
-        self._is_due = run.state.context.is_main and self.result is None
+            self.result = read_facts(record.folder / FACTS).get(PixelBaseline)
+        self._is_due = session.state.context.is_main and self.result is None
 
     def after_step(self) -> None:
         if self._is_due:
-            run, self._pool, self._is_due = self._run, DaemonPool(1), False
-            splits = run.train, run.validation.files.samples
-            self._future = self._pool.submit(measure_baseline, run.state.config.data, *splits)
+            plan, self._pool, self._is_due = self._plan, DaemonPool(1), False
+            self._future = self._pool.submit(measure_baseline, plan.config.data, plan.train, plan.val)
 
     def record(self, is_end: bool = False) -> None:
         """Records the result if it is there. A run ends before it only if the images take long to read."""
@@ -51,7 +51,7 @@ class BaselineThread:
             note, self._future = self._future.result(), None
             self.result = note if isinstance(note, PixelBaseline) else None
             if note:
-                self._run.logger.note(note)
+                self._logger.note(note)
 
 
 def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline | str | None:

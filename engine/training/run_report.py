@@ -11,7 +11,7 @@ from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.report import REPORT
 from engine.run.result import EVALUATION, SUMMARY
-from engine.training.run import Run
+from engine.training.record import Record
 from utils.files import read_json
 from utils.metrics import Metrics
 
@@ -63,8 +63,8 @@ class RunReport:
     cannot be written, for example on a full disk, gives a line in the log and never ends the run.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, record: Record) -> None:
+        self.record = record
         self._best: Evaluated | None = None
         self._is_end = False
         self._last_problem = ""
@@ -84,16 +84,16 @@ class RunReport:
             self._best = replace(self._best, model=None)
 
     def _write_evaluation(self) -> None:
-        best, run = self._best, self.run
+        best = self._best
         if best is None or best.results is None or not (best.model or self._is_end):
             return
         self._best = None
-        run.validation.files.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
+        self.record.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
 
     def _write_page(self) -> None:
         from engine.report.page import write_report  # imported late: it needs jinja2
 
-        write_report(self.run.folder)
+        write_report(self.record.folder)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -101,7 +101,7 @@ class RunReport:
         except Exception as error:  # a page is never worth a run
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_problem:  # a disk stays full for hours
-                self.run.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
+                self.record.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
             self._last_problem = problem
 
 

@@ -10,7 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 from engine.evaluation.pictures import save_picture, to_picture
 from engine.progress import EpochProgress
 from engine.report import TRAIN_BATCH
-from engine.training.run import Run
+from engine.training.record import Record
+from engine.training.session import Session
 from utils.errors import on_one_line, shortened
 
 _MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes of an image: the largest shares
@@ -20,10 +21,11 @@ _SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between image
 class TrainBatch:
     """Draws the next batch of the main process after its step, unless the run has the picture."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._path, self._kept = run, run.folder / TRAIN_BATCH, list[torch.Tensor]()
-        if run.state.context.is_main and not self._path.is_file():  # a hook: nothing is augmented or mixed twice
-            self._hook = run.state.transform.register_forward_hook(self._keep)
+    def __init__(self, session: Session, record: Record) -> None:
+        self._plan, self._logger = session.plan, record.logger
+        self._path, self._kept = record.folder / TRAIN_BATCH, list[torch.Tensor]()
+        if session.state.context.is_main and not self._path.is_file():  # a hook: nothing is augmented or mixed twice
+            self._hook = session.state.transform.register_forward_hook(self._keep)
 
     def _keep(self, transform: Any, inputs: Any, outputs: tuple[torch.Tensor, torch.Tensor]) -> None:
         self._hook.remove()
@@ -37,15 +39,15 @@ class TrainBatch:
         try:
             save_picture(self._draw(images, targets, progress), self._path)
         except OSError as error:
-            self._run.logger.warn(f"Warning: {self._path}: cannot be drawn ({error.strerror or error})")
+            self._logger.warn(f"Warning: {self._path}: cannot be drawn ({error.strerror or error})")
 
     def _draw(self, images: torch.Tensor, targets: torch.Tensor, progress: EpochProgress) -> Image.Image:
         """A grid of the samples: positions of the batch without one are left out."""
-        data, font = self._run.state.config.data, ImageFont.load_default(_FONT)
+        data, font = self._plan.config.data, ImageFont.load_default(_FONT)
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
         pixels = (255 * (images.float() * std + mean)).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
         is_sample = targets.reshape(len(targets), -1)[:, 0] >= 0
-        texts = [target_text(target, self._run.class_names) for target in targets[is_sample]]
+        texts = [target_text(target, self._plan.class_names) for target in targets[is_sample]]
         width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
         grid = Image.new("RGB", (_COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height), "white")
         ImageDraw.Draw(grid).text((0, 0), f"Epoch {progress.epoch + 1}, step {progress.done_steps}", "black", font)

@@ -11,6 +11,7 @@ from torch import nn
 from datasets.batch import Batch
 from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.checkpoint.save_trigger import SaveTrigger
+from engine.checkpoint.split_entry import split_to_entry
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress
@@ -18,9 +19,10 @@ from engine.run.result import RESULT
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.pixel_baseline import BaselineThread
-from engine.training.run import Run
+from engine.training.record import Record
 from engine.training.run_report import Evaluated, RunReport
-from engine.training.snapshot import RunPosition, best_entry, take_snapshot
+from engine.training.session import Session
+from engine.training.snapshot import best_entry, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
@@ -30,7 +32,6 @@ from utils.distributed import broadcast_object
 from utils.files import read_json
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
-from utils.status import RunStatus
 from utils.threads import DaemonPool
 
 if TYPE_CHECKING:
@@ -40,22 +41,24 @@ if TYPE_CHECKING:
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end."""
 
-    def __init__(self, run: Run, status: RunStatus, position: RunPosition) -> None:
-        """`position`: as `build_run` returns it."""
-        self.run, self.state, self.status, self.position = run, run.state, status, position
-        self.config, self.context = self.state.config, self.state.context
+    def __init__(self, session: Session, record: Record) -> None:
+        self.session, self.record, self.plan, self.state = session, record, session.plan, session.state
+        self.config, self.context, self.position = self.plan.config, self.state.context, session.position
+        self.split_entry = split_to_entry(self.plan.split)
         saves = self.config.save_freq_steps, self.config.save_freq_minutes
         self.trigger = SaveTrigger(self.context, self.config.timeout_seconds, *saves)
-        self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, status)
+        self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, record.status)
         self.interrupted: Interrupted | None = None
-        before = read_json(run.folder / RESULT) if self._has_ended() else {}  # nothing is left to evaluate
+        before = read_json(record.folder / RESULT) if self._has_ended() else {}  # nothing is left to evaluate
         self._evaluated = {key: before.get(key) for key in ("samples", "average_score", "raw_score")}
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
-        self.report = RunReport(run) if self.context.is_main else None
-        self.picture, self.baseline = TrainBatch(run), BaselineThread(run)
+        self.report = RunReport(record) if self.context.is_main else None
+        self.picture, self.baseline = TrainBatch(session, record), BaselineThread(session, record)
+        if report := self.report:
+            record.status.on_end = lambda: report.update(now=True)
         if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
-            update, thread = partial(status.update, state="stopping"), DaemonPool(1)
+            update, thread = partial(record.status.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
 
     @property
@@ -84,14 +87,14 @@ class Trainer:
 
     def start(self) -> None:
         """Opens the tables and starts the clock."""
-        self.run.reporter.start(self.progress.epoch, self.progress.step)
+        self.record.reporter.start(self.progress.epoch, self.progress.step)
         self._start_clock()
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from the current position to the end of the last epoch."""
         done = self.progress.done_batches
-        return self.run.batches.iterate(
-            self.progress.epoch, done, self.config.train.num_epochs, bad_images=self.run.bad_images
+        return self.session.batches.iterate(
+            self.progress.epoch, done, self.config.train.num_epochs, bad_images=self.session.bad_images
         )
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
@@ -117,7 +120,7 @@ class Trainer:
         stop_step = progress.steps
         if max_steps is not None:
             stop_step = min(stop_step, max_steps - progress.epoch * progress.steps)
-        self.run.reporter.start_epoch(progress)
+        self.record.reporter.start_epoch(progress)
         self._start_clock()
         try:
             self._train_steps(batches, stop_step)
@@ -137,7 +140,7 @@ class Trainer:
             self.baseline.record()
             if is_best:
                 self.position.best = best_entry(validation, epochs_done)
-        self.run.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
+        self.record.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
         ends = max_steps is not None and epochs_done * progress.steps >= max_steps
         ends = ends or self._stops_early(epochs_done)
@@ -155,8 +158,8 @@ class Trainer:
         seconds = self.position.clock.lap(self._images_done())
         if self._will_compile:
             self._will_compile = False
-            self.run.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
-        self.run.reporter.after_step(progress)
+            self.record.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
+        self.record.reporter.after_step(progress)
         self.picture.after_step(progress)
         self.baseline.after_step()
         if self.writer:
@@ -165,7 +168,7 @@ class Trainer:
             self._save()
         if self.trigger.rank_seconds is not None:
             for note in self.slow_ranks.add_step(self.trigger.rank_seconds):
-                self.run.logger.note(note)
+                self.record.logger.note(note)
 
     def _start_clock(self) -> None:
         self.position.clock.start(self._images_done())
@@ -196,10 +199,10 @@ class Trainer:
         return evaluated, raw, is_best
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
-        started, validation = time.perf_counter(), self.run.validation
-        metrics, results = validation.evaluator.evaluate(model, validation.batches, self._after_eval_batch)
+        started, session = time.perf_counter(), self.session
+        metrics, results = session.evaluator.evaluate(model, session.val_batches, self._after_eval_batch)
         seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
-        log_validation(self.run.logger, title, metrics, num_classes, validation.num_samples, seconds)
+        log_validation(self.record.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         return metrics, results
 
     def _after_eval_batch(self) -> None:
@@ -208,18 +211,19 @@ class Trainer:
             self._save()
 
     def _abort(self, error: NonFiniteGradients) -> None:
-        self.run.reporter.stop(self.progress)
+        self.record.reporter.stop(self.progress)
         self.state.precision.scaler.restart()
         self._save()
         self.wait_until_saved()
         broadcast_object(None, self.context)  # the first rank that raises ends the others: wait for the file
-        raise NonFiniteGradients(f"{error} The last good weights are in {saved_path(self.run.folder / LAST)}") from None
+        last = saved_path(self.record.folder / LAST)
+        raise NonFiniteGradients(f"{error} The last good weights are in {last}") from None
 
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
         self.trigger.saved()
-        content = take_snapshot(self.state, self.position, self.run.class_names, self.run.split)
-        self.run.reporter.sync()
+        content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
+        self.record.reporter.sync()
         if self.writer:
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 and self._is_due(epoch, self.config.save_freq)
@@ -227,7 +231,7 @@ class Trainer:
 
     def _build_writer(self) -> "CheckpointWriter | ShardWriter | None":
         """Builds the writer; None on a rank that writes no checkpoints."""
-        folder, keep = self.run.folder, self.config.keep_checkpoints
+        folder, keep = self.record.folder, self.config.keep_checkpoints
         if self.state.strategy.is_sharded:
             from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
 
@@ -240,20 +244,20 @@ class Trainer:
 
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
-        self.run.logger.info(f"----- Save model: {path}")
+        self.record.logger.info(f"----- Save model: {path}")
         if self.config.model.tuned == "lora" and (path.stem == Path(BEST).stem or not content["best"]):
             try:
                 write_peft_folder(path, content, self.state.meta_model, self.config.model.lora)
             except OSError as error:  # the checkpoint has the adapters, too
-                self.run.logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
+                self.record.logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
-        self.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
+        self.record.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 
     def _result(self) -> dict[str, Any]:
-        best, clock, model = self.position.best, self.position.clock, self.run.reporter.model
+        best, clock, model = self.position.best, self.position.clock, self.record.reporter.model
         result = {
             **(best | {"split": "val"} if best else {}),
-            "checkpoint": str(saved_path(self.run.folder / (BEST if best else LAST)).absolute()),
+            "checkpoint": str(saved_path(self.record.folder / (BEST if best else LAST)).absolute()),
             "images_per_second": clock.images / clock.seconds if clock.images else None,
             "train_seconds": clock.seconds,
             "total_seconds": clock.total_seconds,

@@ -3,7 +3,7 @@
 import torch
 
 from configs.batch_plan import plan_batches
-from configs.rules import resolve
+from configs.rules import Facts, resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -16,7 +16,7 @@ _ENDLESS = 10**6  # samples: more than any trial trains
 
 def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
-    config = resolve(config, None, context.world_size)
+    config = resolve(config, Facts(context.world_size))
     layout = EpochLayout(_ENDLESS, plan_batches(config, context.world_size), config.seed)
     state, _ = build_train_state(config, context, layout)
     return state

@@ -13,6 +13,7 @@ import re
 import sys
 from collections import defaultdict
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
-from configs.schema import Amp, Config
-from engine.commands.open_run import find_on_all_ranks
+from configs.reading.command_line import Command, parse_command_line
+from configs.schema import Amp
+from engine.plan.training import plan_training
 from engine.precision.non_finite import block_of, first_non_finite
 from engine.precision.op_lists import OPS
 from engine.run.log import RunLogger
-from engine.training.run import build_run
-from engine.training.run_data import read_run_data
+from engine.training.batch_size import find_batch_size
+from engine.training.session import build_session
 from engine.training.step import forward_backward
 from models.tuning.frozen import set_training
 from scripts.amp_report.inspection import FP16_MAX, OpRecorder, gradient_underflow, listed_name
@@ -43,15 +44,15 @@ SCRIPT = "amp_report/report.py"
 def main(argv: list[str]) -> int:
     parser = flag_parser(SCRIPT, "Reports the effects of mixed precision on a model, from one training pass.")
     flags, rest = split_flags(parser, argv)
-    report = inspect(parse_command_line(rest, SCRIPT).config, single_process())
+    report = inspect(parse_command_line(rest, SCRIPT), single_process())
     print(*texts(report), sep="\n\n")
     write_json(flags.json, report)
     return 0
 
 
-def inspect(config: Config, context: ProcessContext) -> dict[str, Any]:
+def inspect(command: Command, context: ProcessContext) -> dict[str, Any]:
     """The content of the JSON file. The blocks are from the same pass in fp32, in which nothing overflows."""
-    run_pass = NextPass(config, context)
+    config, run_pass = command.config, NextPass(command, context)
     precision, model = run_pass.precision, run_pass.model
     with OpRecorder(model) as recorder:
         run_pass()
@@ -66,7 +67,7 @@ def inspect(config: Config, context: ProcessContext) -> dict[str, Any]:
     }
     del run_pass, model, recorder  # frees memory for the model of the fp32 pass
     with redirect_stdout(io.StringIO()):  # the first pass has printed these log lines
-        run_pass = NextPass(config.model_copy(update={"amp": Amp()}), context)
+        run_pass = NextPass(replace(command, config=config.model_copy(update={"amp": Amp()})), context)
     with OpRecorder(run_pass.model) as recorder:
         run_pass()
     return report | {"blocks": block_table(recorder, run_pass.model, scale)}
@@ -75,21 +76,17 @@ def inspect(config: Config, context: ProcessContext) -> dict[str, Any]:
 class NextPass:
     """The forward and backward pass on the next batch of a run; a call runs it, and can be repeated."""
 
-    def __init__(self, config: Config, context: ProcessContext) -> None:
+    def __init__(self, command: Command, context: ProcessContext) -> None:
         logger = RunLogger(None, context)
-        found = find_on_all_ranks(config, context, logger)
-        if found:
-            config = config.with_model(pretrained=None)
         # The recorder sees no op of a compiled model.
-        config = config.model_copy(update={"train": config.train.model_copy(update={"compile": "none"})})
-        config, splits = read_run_data(config, context, found.state if found else None)
-        run, position = build_run(config, splits, context, logger, lambda _: Path(config.save), found)
-        progress = position.progress
-        self.state, self.step, self.window = run.state, progress.step, progress.window
-        self.precision, self.model = run.state.precision, run.state.precision.weights.compute
+        command = replace(command, config=command.config.with_train(compile="none"))
+        session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)
+        progress, self.state = session.position.progress, session.state
+        self.step, self.window = progress.step, progress.window
+        self.precision, self.model = self.state.precision, self.state.precision.weights.compute
         done_batches = progress.done_batches
-        self.batch = next(run.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
-        set_training(self.model, config.model.tuned)
+        self.batch = next(session.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
+        set_training(self.model, session.plan.config.model.tuned)
 
     def __call__(self) -> None:
         self.model.zero_grad()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from configs.rules import resolve
+from configs.rules import Facts, resolve
 from configs.schema import Config, Parallel
 from engine.precision.policy import Precision, precision_name
 from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
@@ -202,7 +202,7 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
     """The plan of a run on the devices of `flags`, for each strategy with and without gradient checkpointing."""
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
     workload, batch_size, train = measure_workload(config), config.data.batch_size, config.train
-    accumulation, peak = resolve(config, None, cluster.size).train.accum_iter, cluster.peak(workload.precision)
+    accumulation, peak = resolve(config, Facts(cluster.size)).train.accum_iter, cluster.peak(workload.precision)
     rows = {
         (name, "on" if recomputes else "off"): estimate(
             workload, cluster, shards, batch_size, accumulation, ASSUMED_MFU, recomputes

@@ -15,7 +15,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.weights_record import describe_data, to_metadata, weights_record
-from engine.commands.open_evaluation import options_of_weights, read_evaluation_data
+from engine.plan.evaluation import options_of_weights, plan_evaluation
 from engine.run.facts import Fact
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -95,14 +95,15 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     """
     config = command.config.with_model(resume=None)
     try:
-        config, samples, _, notes = read_evaluation_data(replace(command, config=config), context)
+        plan = plan_evaluation(replace(command, config=config), context)
     except UserError as error:
         raise error_from(
             error,
             f"the validation images are needed to check the result: {error} (-data_path=FOLDER names their folder, "
             "-dataset=NAME their kind; export.py -no_check needs no images)",
         ) from None
-    trained = _trained_model(config, weights_record(config.model), notes)
+    samples, config = plan.samples, plan.config
+    trained = _trained_model(config, weights_record(config.model), plan.notes)
     if not trained.class_names and samples.has_class_names and len(samples.class_names) == config.model.num_classes:
         trained = replace(trained, class_names=samples.class_names)
     return trained, samples

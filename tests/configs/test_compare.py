@@ -3,7 +3,9 @@
 import pytest
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.compare import changed_options, experiment_mismatch, resumed_options
+from configs.reading.compare import changed_options, experiment_mismatch, with_defaults
+from configs.reading.yaml_io import parse_value
+from configs.rules import Facts, resolve
 
 MISMATCHES = {
     "SEED=1": "SEED 0, this run has 1",
@@ -52,6 +54,7 @@ def test_unreadable_options_do_not_match(tmp_path):
 def test_a_resumed_run_keeps_the_values_of_keys_whose_default_has_changed(tmp_path, of_run, recipe, expected):
     (tmp_path / "mine.yaml").write_text(recipe)
     command = parse_command_line([f"-cfg={tmp_path / 'mine.yaml'}"])
-    config = resumed_options(command.config, command.given, of_run)
+    facts = Facts(given=command.given_keys, resumed=with_defaults(parse_value(of_run)))
+    config = resolve(command.config, facts)
     assert config.train.model_ema_warmup is expected
     assert list(changed_options(of_run, to_yaml(config))) == ["TRAIN.MODEL_EMA_WARMUP"] * ("MODEL" in recipe)

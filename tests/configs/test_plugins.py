@@ -11,7 +11,7 @@ from conftest import GREY, ROOT, TINY_VIT
 from configs.parts import LOSSES, open_plugin
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.reading.yaml_io import parse_value
-from engine.commands.next_command import next_command
+from engine.run.folder import next_command
 from utils.errors import UserError
 
 TINY = ("-dataset=digits", "-opts", *TINY_VIT, *GREY)

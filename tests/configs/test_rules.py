@@ -1,15 +1,17 @@
 """Options, facts of the data and number of ranks -> the one `Config` of a run."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.rules import DataFacts, resolve, warnings
+from configs.rules import Facts, resolve, warnings
 from configs.schema import Config
 from utils.errors import UserError
 
-FACTS = DataFacts(classes=7, named=True)
+FACTS = Facts(classes=7, named=True)
 GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
 
 
@@ -18,7 +20,7 @@ def options(*keys: str) -> Config:
 
 
 def steps_of(num_ranks: int, *keys: str) -> int:
-    return resolve(options(*keys), None, num_ranks).train.accum_iter
+    return resolve(options(*keys), Facts(num_ranks)).train.accum_iter
 
 
 def test_accumulation_follows_from_the_number_of_ranks():
@@ -30,7 +32,7 @@ def test_accumulation_follows_from_the_number_of_ranks():
 
 def test_an_evaluation_needs_no_global_batch():
     evaluation = options(*GLOBAL_BATCH, "EVAL.ENABLED=true", "MODEL.PRETRAINED=a.pth")
-    assert resolve(evaluation, None, 7) == evaluation
+    assert resolve(evaluation, Facts(7)) == evaluation
 
 
 @given(total=st.integers(1, 100), num_ranks=st.integers(1, 12), batch_size=st.sampled_from([1, 3, 8, 64]))
@@ -48,18 +50,18 @@ def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_siz
 
 
 def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
-    first = resolve(options(*GLOBAL_BATCH), FACTS, 2)
-    assert resolve(first, FACTS, 2) == first
+    first = resolve(options(*GLOBAL_BATCH), replace(FACTS, ranks=2))
+    assert resolve(first, replace(FACTS, ranks=2)) == first
     (tmp_path / "config.yaml").write_text(to_yaml(first))
-    resumed = resolve(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, FACTS, 4)
+    resumed = resolve(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, replace(FACTS, ranks=4))
     assert (first.train.accum_iter, resumed.train.accum_iter) == (6, 3)
     assert resumed.model_copy(update={"train": first.train}) == first
 
 
 def test_classes_are_those_of_the_data_unless_they_are_given():
     free, fixed = options(), options("MODEL.NUM_CLASSES=3")
-    assert resolve(free, None, 1) == free
-    resolved = [resolve(config, FACTS, 1) for config in (free, fixed)]
+    assert resolve(free, Facts(1)) == free
+    resolved = [resolve(config, FACTS) for config in (free, fixed)]
     assert [config.model.num_classes for config in resolved] == [7, 3]
 
 
@@ -67,7 +69,7 @@ def test_a_head_with_more_classes_than_the_data_is_warned_about():
     config = options("MODEL.NUM_CLASSES=1000")
     (line,) = warnings(config, FACTS)
     assert line.startswith("MODEL.NUM_CLASSES is 1000, but the data has 7 classes")
-    assert warnings(config, DataFacts(classes=7)) == []  # numbers in a list: some may be missing
+    assert warnings(config, Facts(classes=7)) == []  # numbers in a list: some may be missing
 
 
 @pytest.mark.parametrize(
@@ -84,10 +86,10 @@ def test_a_head_with_more_classes_than_the_data_is_warned_about():
 def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label, classes, problem):
     config = options(f"EVAL.BEST_METRIC={metric}", f"DATA.MULTI_LABEL={multi_label}", "DATA.DATASET=csv")
     if problem is None:
-        assert resolve(config, DataFacts(classes), 1).eval == config.eval
+        assert resolve(config, Facts(classes=classes)).eval == config.eval
     else:
         with pytest.raises(UserError) as error:
-            resolve(config, DataFacts(classes), 1)
+            resolve(config, Facts(classes=classes))
         assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in str(error.value)
 
 

@@ -21,7 +21,7 @@ LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.1.mlp]", "AMP.CUSTOM_WHIT
 
 
 def report_of(context, *argv: str) -> dict:
-    return inspect(parse_command_line([*argv]).config, context)
+    return inspect(parse_command_line([*argv]), context)
 
 
 def dtypes(report: dict, name: str, direction: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from conftest import (
     only_run,
     read_result,
     samples_for,
+    session_for,
     train,
     train_batches_for,
 )
@@ -25,9 +26,6 @@ from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage, BadImageList
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from engine.run.log import RunLogger
-from engine.training.run import build_run
-from engine.training.run_data import read_run_data
 from engine.training.step import forward_backward
 from utils.errors import UserError
 
@@ -90,11 +88,10 @@ def test_its_position_is_padding_and_the_other_images_are_unchanged(image_folder
 
 
 def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp_path, cpu):
-    config = parse_command_line(argv_for(image_folder, tmp_path, "MODEL.DROPOUT=0")).config
-    run, _ = build_run(*read_run_data(config, cpu), cpu, RunLogger(None, cpu), lambda _: tmp_path)
-    state, model = run.state, run.state.precision.weights.compute
+    session = session_for(argv_for(image_folder, tmp_path, "MODEL.DROPOUT=0"), cpu)
+    state, model = session.state, session.state.precision.weights.compute
     state.transform.mixup = None  # must not be called
-    batch = next(batch for batch in run.batches.iterate(0, 0, 1) if batch.bad)
+    batch = next(batch for batch in session.batches.iterate(0, 0, 1) if batch.bad)
     there = batch.targets != PADDING
 
     def gradients(batch) -> dict[str, torch.Tensor]:
@@ -177,11 +174,11 @@ def test_out_of_memory_is_not_a_bad_image(image_folder, tmp_path, cpu, monkeypat
 
 def test_the_list_escapes_control_characters_and_is_continued(tmp_path):
     hostile = "a\n\x1b[31m,\"\udcff'=cmd.jpg"
-    first = BadImageList(tmp_path, 3)
+    first = BadImageList(3, tmp_path)
     first.add(())
     assert not first.file.exists()
     first.add([BadImage(hostile, "a\nreason", ""), BadImage("b.jpg", "x", ""), BadImage(hostile, "again", "")])
-    again = BadImageList(tmp_path, 3)
+    again = BadImageList(3, tmp_path)
     again.add([BadImage("b.jpg", "x", ""), BadImage("c.jpg", "y", ""), BadImage(hostile, "y", "")])
     again.add([BadImage("c.jpg", "y", "")])
     listed = rows(tmp_path / "bad_images_3.csv")

@@ -21,8 +21,8 @@ from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
 from engine.checkpoint.weights_record import is_description, read_record, to_metadata
-from engine.commands.open_evaluation import read_evaluation_data
 from engine.commands.run import run
+from engine.plan.evaluation import plan_evaluation
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
@@ -123,7 +123,8 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule):
         (other, halves, 40),
     ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
-        config, samples, _, _ = read_evaluation_data(command, cpu)
+        plan = plan_evaluation(command, cpu)
+        config, samples = plan.config, plan.samples
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
 
@@ -153,7 +154,8 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
         (old, None),
     ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
-        _, samples, _, notes = read_evaluation_data(command, cpu)
+        plan = plan_evaluation(command, cpu)
+        samples, notes = plan.samples, plan.notes
         found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
         text = "\n".join(map(str, notes))
         assert names is None or sorted(found) == names

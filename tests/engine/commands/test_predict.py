@@ -21,13 +21,13 @@ from configs.schema.families.vit import TimmModel
 from configs.weights import WeightsRecord
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint
-from engine.commands.open_evaluation import name_classes
 from engine.commands.run import run
 from engine.evaluation import explain
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.pictures import write_map
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
+from engine.plan.evaluation import name_classes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 

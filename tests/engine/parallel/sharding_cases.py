@@ -12,7 +12,7 @@ from torch import nn
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from configs.rules import resolve
+from configs.rules import Facts, resolve
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
@@ -32,7 +32,7 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 
 def build(options: list[str], context: ProcessContext) -> TrainState:
-    config = resolve(parse_command_line(["-opts", *BASE, *options]).config, None, context.world_size)
+    config = resolve(parse_command_line(["-opts", *BASE, *options]).config, Facts(context.world_size))
     layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     return build_train_state(config, context, layout)[0]
 

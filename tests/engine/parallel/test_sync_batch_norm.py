@@ -8,7 +8,7 @@ from sharding_cases import batches, difference, train, weights
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from configs.rules import resolve
+from configs.rules import Facts, resolve
 from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.build import build_train_state, synchronize_batch_norms
@@ -28,7 +28,7 @@ CASES = {
 def trained(context: ProcessContext, options: list[str], whole: bool = False) -> dict[str, torch.Tensor]:
     """The weights after three steps, with this rank's batches or with the batches of both ranks as one."""
     sizes = [f"DATA.BATCH_SIZE={8 if whole else 4}"]
-    config = resolve(parse_command_line(["-opts", *OPTIONS, *options, *sizes]).config, None, context.world_size)
+    config = resolve(parse_command_line(["-opts", *OPTIONS, *options, *sizes]).config, Facts(context.world_size))
     layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     state = build_train_state(config, context, layout)[0]
     data = batches(context, size=32, channels=3)

@@ -101,7 +101,7 @@ def inject_nan_after(step: int, path: str, monkeypatch) -> None:
         state.precision.weights.compute.get_submodule(path).register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.session.build_train_state", build_with_nan)
 
 
 AMP = {
@@ -182,7 +182,7 @@ def test_running_statistics_stay_finite_after_a_nan_image(digits_argv, cpu, monk
         state.transform.register_forward_hook(inject_nan)
         return state, notes
 
-    monkeypatch.setattr("engine.training.run.build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.session.build_train_state", build_with_nan)
     folder = train(
         [*resnet_argv(digits_argv), amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu
     )

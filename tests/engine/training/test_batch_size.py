@@ -80,8 +80,8 @@ def test_a_run_equals_one_with_the_size_and_its_resume_keeps_it(tmp_path, cpu, f
 def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
     monkeypatch.setattr(batch_size, "gather_objects", lambda found, context: [found, 4])
     config = parse_command_line(["-opts", *AUTO, "DATA.MEMORY_GB=0.018"]).config
-    found, note = find_batch_size(config, replace(cpu, world_size=2))
-    assert found.data.batch_size == 4 and "16: 0.02 GB" in note
+    size, note = find_batch_size(config, replace(cpu, world_size=2))
+    assert size == 4 and "16: 0.02 GB" in note
     assert max(trial.data.batch_size for trial in fits_16) == 16
 
 

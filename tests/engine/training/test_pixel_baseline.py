@@ -13,16 +13,18 @@ from configs.reading.command_line import parse_command_line
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, decode_small
 from engine.commands.run import run
+from engine.plan.training import plan_training
 from engine.run.facts import FACTS, PixelBaseline, read_facts
+from engine.run.log import RunLogger
+from engine.training.batch_size import find_batch_size
 from engine.training.pixel_baseline import BaselineThread, draw_evenly, measure_baseline, ridge_top1
-from engine.training.run_data import read_run_data
 
 MEASURE = "engine.training.pixel_baseline.measure_baseline"
 
 
 def splits_for(cpu, *flags: str):
-    config, splits = read_run_data(parse_command_line(["-batch_size=2", *flags]).config, cpu)
-    return config.data, splits.train, splits.val
+    plan = plan_training(parse_command_line(["-batch_size=2", *flags]), cpu, RunLogger(None, cpu), find_batch_size)
+    return plan.config.data, plan.train, plan.val
 
 
 def test_ridge_regression_is_least_squares_with_rows_for_the_penalty():
@@ -116,7 +118,7 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp
         read_facts(folder / FACTS)
     )
     none = SimpleNamespace(after_step=lambda: None, record=lambda is_end=False: None, result=None)
-    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda run: none)
+    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda session, record: none)
     other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
     assert_same_state(states(folder), states(other))
     assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None

@@ -12,7 +12,7 @@ from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.optimization.schedule import lr_warning
-from engine.training.run import _warnings
+from engine.training.session import _warnings
 
 COMMANDS = {
     path.stem: command

@@ -5,14 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import assert_same_state, states, train
+from conftest import assert_same_state, session_for, states, train
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
 from datasets.transforms.device import build_train_transform
 from engine.progress import EpochProgress
-from engine.training.run_data import build_batches, read_run_data
 from engine.training.train_batch import TrainBatch, target_text
 from utils.metrics import MetricSums
 from utils.seeding import derive_seed, seed_device
@@ -30,8 +28,9 @@ def picture(folder) -> np.ndarray:
 
 def expected(argv, step: int, cpu) -> np.ndarray:
     """The first 16 images and targets of a step of the first epoch, computed, enlarged and labeled again."""
-    config, splits = read_run_data(parse_command_line(argv).config, cpu)
-    data, batch = config.data, next(build_batches(config, splits, cpu)[0].iterate(0, step, 1))
+    session = session_for(argv, cpu)
+    config, batch = session.plan.config, next(session.batches.iterate(0, step, 1))
+    data = config.data
     seed_device(derive_seed(config.seed, "step", step, 0, 0), cpu.device)
     images, targets = build_train_transform(data, config.train, config.model.num_logits)(batch)
     cells = []
@@ -69,7 +68,7 @@ def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv
     train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
     assert abs(cells_of(picture(folder)) - expected(argv, 4, cpu)).max() <= 1
     none = SimpleNamespace(after_step=lambda progress: None)
-    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda run: none)
+    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda session, record: none)
     other = train([f"-output={tmp_path / 'without'}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
     assert not (other / "train_batch.png").exists()
     assert_same_state(states(folder), states(other))
@@ -87,8 +86,10 @@ def test_a_picture_that_cannot_be_written_gives_a_line(digits_argv, cpu, monkeyp
 def test_nan_and_padding(tmp_path, cpu):
     """Of three positions one has no sample, and one an image with NaN and infinite values."""
     data = SimpleNamespace(imagenet_mean=(0.5,), imagenet_std=(0.5,))
-    state = SimpleNamespace(context=cpu, transform=nn.Identity(), config=SimpleNamespace(data=data))
-    shown = TrainBatch(SimpleNamespace(folder=tmp_path, state=state, class_names=None, logger=None))
+    state = SimpleNamespace(context=cpu, transform=nn.Identity())
+    plan = SimpleNamespace(config=SimpleNamespace(data=data), class_names=None)
+    record = SimpleNamespace(folder=tmp_path, logger=None)
+    shown = TrainBatch(SimpleNamespace(plan=plan, state=state), record)
     images = torch.ones(3, 1, 2, 2)
     images[2, 0] = torch.tensor([[torch.nan, torch.inf], [-torch.inf, 0]])
     state.transform((images, torch.tensor([[1, 1], [-1, -1], [0, 0]], dtype=torch.int8)))

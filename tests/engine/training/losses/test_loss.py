@@ -4,17 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT
+from conftest import GREY, TINY_VIT, session_for
 from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy
 
-from configs.reading.command_line import parse_command_line
 from configs.schema import Loss
 from datasets.batch import PADDING
-from engine.run.log import RunLogger
 from engine.training.losses.loss import build_loss, read_class_weights
-from engine.training.run import build_run
-from engine.training.run_data import read_run_data
 from utils.errors import UserError
 
 CPU = torch.device("cpu")
@@ -134,10 +130,9 @@ def test_a_list_of_weights_has_a_value_per_class():
 
 def test_a_run_weights_its_loss_by_the_classes_of_its_training_split(tmp_path, cpu, capsys):
     argv = ["-dataset=digits", "-opts", *TINY_VIT, *GREY, "LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1"]
-    config, data = read_run_data(parse_command_line(argv).config, cpu)
-    run, _ = build_run(config, data, cpu, RunLogger(None, cpu), lambda _: tmp_path)
+    session = session_for(argv, cpu)
     assert "----- Loss: class weights from 0.9" in capsys.readouterr().out
-    logits, labels = torch.randn(8, 10), torch.arange(8)
-    weight = torch.tensor(len(data.train) / (10 * np.bincount(data.train.targets)), dtype=torch.float32)
+    logits, labels, train = torch.randn(8, 10), torch.arange(8), session.plan.train
+    weight = torch.tensor(len(train) / (10 * np.bincount(train.targets)), dtype=torch.float32)
     expected = F.cross_entropy(logits, labels, weight=weight, reduction="sum", label_smoothing=0.1)
-    assert run.state.loss(logits, labels, torch.empty(0)).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert session.state.loss(logits, labels, torch.empty(0)).item() == pytest.approx(expected.item(), rel=1e-6)

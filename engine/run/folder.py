@@ -1,20 +1,19 @@
-"""Opening a run: its log, the checkpoint from which it resumes, and, when all was checked, its folder."""
+"""The folder of a run: its log, its options, its status, and the commands that continue it."""
 
 import os
+import shlex
 import socket
-from collections.abc import Callable
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from configs.parts import PLUGINS_FOLDER, running_plugins
+from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from configs.reading.command_line import Command, parse_command_line, to_yaml
-from configs.reading.compare import experiment_mismatch, non_default_lines
+from configs.reading.compare import non_default_lines
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
-from configs.schema import Config
-from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
-from engine.commands.shared_folder import check_same_checkpoint, check_shared
+from engine.checkpoint.shared_folder import check_shared
 from engine.run.facts import Start
 from engine.run.log import RunLogger
 from utils.atomic_file import atomic_write
@@ -22,6 +21,8 @@ from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.status import RunStatus
 from utils.system import missing_features
+
+_PROJECT = Path(__file__).parents[2]
 
 
 def start_log(command: Command, context: ProcessContext) -> RunLogger:
@@ -45,60 +46,6 @@ def log_options(command: Command, logger: RunLogger) -> None:
         logger.note(note)
     if missing := missing_features(command.name):
         logger.info(f"----- {missing}")
-
-
-def find_on_all_ranks(
-    config: Config,
-    context: ProcessContext,
-    logger: RunLogger,
-    lock: Callable[[Path], Any] = lambda folder: None,
-) -> FoundCheckpoint | None:
-    """Finds the checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
-
-    In a run's folder an evaluation or a prediction prefers `best.pth`. 'auto' passes over the runs of other
-    experiments, with a line in the log.
-    """
-    if not config.model.resume:
-        return None
-
-    def is_candidate(folder: Path) -> bool:
-        mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
-        if mismatch:
-            logger.warn(f"Resume: passed over: {folder}: {mismatch}")
-        return not mismatch
-
-    def load(path: Path) -> dict[str, Any]:
-        return _open_together(broadcast_object(path, context), context)
-
-    if context.is_main:
-        best_first = config.eval.enabled
-        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate, best_first, load)
-        broadcast_object(None, context)
-    else:
-        found = _follow_main(context)
-    for note in found.notes if found else []:
-        logger.warn(f"Resume: skipped: {note}")
-    if found:
-        logger.info(f"----- Resume: from {found.path}")
-    return found
-
-
-def _follow_main(context: ProcessContext) -> FoundCheckpoint | None:
-    """Reads the same files as the main process, until that has found a valid checkpoint: all ranks verify parts."""
-    found = error = None
-    while path := broadcast_object(None, context):
-        try:
-            found, error = FoundCheckpoint(path, _open_together(path, context), []), None
-        except UserError as refused:
-            found, error = None, refused
-    if error:
-        raise error
-    return found
-
-
-def _open_together(path: Path, context: ProcessContext) -> dict[str, Any]:
-    check_same_checkpoint(path, context)
-    return open_checkpoint(path, context)
 
 
 def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger, prefix: str = "") -> Path:
@@ -162,3 +109,24 @@ def _options(command: Command) -> str:
     """The options that start or resume the same run."""
     config = command.config.model_copy(update={"name": command.run_name})
     return to_yaml(config if config.eval.enabled else config.with_model(resume=None))
+
+
+def next_command(command: Command, *flags: str, from_anywhere: bool = False) -> str:
+    """The command line with these flags for the script of `command`, its number of processes and its device.
+
+    It works in the current folder; in any with `from_anywhere`, if the paths in `flags` are absolute. It needs no
+    launcher. The processes of several hosts, where each needs a launcher, are not in it.
+    """
+    count = os.environ.get("WORLD_SIZE")
+    number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
+    processes = [f"-ngpus={number}"] if number else []
+    device = [f"-device={command.device}"] if command.device else []
+    path = str if from_anywhere else _from_here
+    script = [path(Path(sys.executable)), path(_PROJECT / command.script)]
+    plugins = [f"-plugin={path(Path(entry.partition(HASH)[0]))}" for entry in command.config.plugins]
+    return shlex.join([*script, *processes, *device, *plugins, *flags])
+
+
+def _from_here(path: Path) -> str:
+    """The path relative to the current folder if it is below it."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -7,9 +7,8 @@ import pytest
 from conftest import train
 
 from configs.reading.command_line import parse_command_line
-from engine.commands.next_command import next_command
-from engine.commands.open_run import start_log
 from engine.commands.run import run
+from engine.run.folder import next_command, start_log
 from utils.errors import UserError
 
 

@@ -9,8 +9,8 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from datasets import registry
-from engine.commands import shared_folder
-from engine.commands.shared_folder import check_same_checkpoint, check_shared
+from engine.checkpoint import shared_folder
+from engine.checkpoint.shared_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.waits import wait_for

@@ -1,0 +1,158 @@
+"""The plan of a training run."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from configs.batch_plan import BatchPlan, plan_batches
+from configs.parts import check_plugins
+from configs.reading.command_line import Command
+from configs.reading.compare import with_defaults
+from configs.reading.yaml_io import parse_value
+from configs.rules import Facts, resolve, warnings
+from configs.schema import Config, Data
+from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
+from datasets.loading.batches import shard_windows
+from datasets.registry import has_test_split, read_samples
+from datasets.sources.class_names import number_of_classes
+from datasets.sources.files.image_checks import check_images
+from datasets.sources.samples import Samples
+from datasets.sources.split import RunSplit, Splitter
+from engine.checkpoint.reader import FoundCheckpoint
+from engine.checkpoint.weights_record import record_of, weights_record
+from engine.parallel.same_options import check_same_options
+from engine.plan.find import find_on_all_ranks
+from engine.run.facts import Preprocessing
+from engine.run.log import RunLogger
+from engine.run.loggers import check_loggers
+from utils.distributed import ProcessContext
+
+FindBatchSize = Callable[[Config, ProcessContext], tuple[int, str]]  # the size, and a line for the log
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training run before its model is built. All ranks have the same plan; its options are final.
+
+    found: the checkpoint that the run resumes. record: of that checkpoint, else of MODEL.PRETRAINED.
+    test: held-out samples, for the end of the run. class_names: of the data, None if it has none.
+    split: of data without a validation split. preprocessing: with the sources of its values.
+    warnings: values that fit the data badly.
+    """
+
+    config: Config
+    batch: BatchPlan
+    found: FoundCheckpoint | None
+    record: WeightsRecord | None
+    train: Samples
+    val: Samples
+    test: Samples | None
+    class_names: list[str] | None
+    split: RunSplit | None
+    preprocessing: Preprocessing
+    warnings: list[str]
+
+
+def plan_training(
+    command: Command,
+    context: ProcessContext,
+    logger: RunLogger,
+    find_batch_size: FindBatchSize,
+    lock: Callable[[Path], Any] = nullcontext,
+) -> Plan:
+    """Finds the checkpoint to resume, reads the data, and completes the options. Every rank must call it.
+
+    A resumed run keeps its class names and its split. Options of the preprocessing that are not set follow the
+    checkpoint, or the weights.
+
+    find_batch_size: for DATA.BATCH_SIZE auto. lock: takes the lock of the folder of a run before its checkpoint is
+    read, since the run may still be writing.
+
+    Raises:
+        UserError: as `resolve`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
+    """
+    config, ranks = command.config, context.world_size
+    if context.is_main:
+        check_loggers(config.loggers)
+    found = find_on_all_ranks(config, context, logger, lock)
+    if config.model.resume and not found:
+        logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
+    facts, record = Facts(ranks, given=command.given_keys), weights_record(config.model) if found is None else None
+    if found:
+        options = parse_value(found.state["options"])
+        resumed, record = with_defaults(options), record_of(found.state, options)
+        check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
+        facts = replace(facts, resumed=resumed)
+    config = resolve(config, facts)  # a wrong global batch ends the run before the data is read
+    followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
+    config, data = followed.options, followed.options.data
+    train, val, test, split = _read(config, context, found, record)
+    if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
+        train.notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
+    splits = [samples for samples in (train, val, test) if samples is not None]
+    check_images(splits, data, context)
+    facts = replace(facts, classes=number_of_classes(data.dataset, splits), named=train.has_class_names)
+    config = resolve(config, facts)
+    check_same_options(config, context)
+    if not data.batch_size:
+        size, note = find_batch_size(config, context)
+        config = resolve(config, replace(facts, fitting_batch_size=size))
+        train.notes.append(note)
+    train.notes += _order_notes(train, data)
+    known = found.state["class_names"] if found else None
+    return Plan(
+        config=config,
+        batch=plan_batches(config, ranks),
+        found=found,
+        record=record,
+        train=train,
+        val=val,
+        test=test,
+        class_names=train.class_names if train.has_class_names else known,
+        split=split,
+        preprocessing=describe_preprocessing(followed),
+        warnings=warnings(config, facts),
+    )
+
+
+def _read(
+    config: Config, context: ProcessContext, found: FoundCheckpoint | None, record: WeightsRecord | None
+) -> tuple[Samples, Samples, Samples | None, RunSplit | None]:
+    """The training, validation and test samples; None without a test split. And the split of data that has none."""
+    data, known = config.data, found.state["class_names"] if found else None
+    has_test, note = has_test_split(data, context)
+    splitter = Splitter(data, record.split if record and found else None)
+    names = ("train", "val", "test") if has_test else ("train", "val")
+    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)
+    splits[0].notes += [note] if note else []
+    return splits[0], splits[1], splits[2] if has_test else None, splitter.result
+
+
+def _order_notes(train: Samples, data: Data) -> list[str]:
+    """A line for the log about an order of the samples that is not uniform."""
+    if data.balanced_sampling:
+        sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
+        places = len(train) / data.repeated_augmentation / len(sizes)
+        classes = f"classes with {min(sizes)} to {max(sizes)} images"
+        return [f"balanced sampling: {places:,.0f} per class and epoch, of {classes}"]
+    if windows := shard_windows(train, data):
+        shards = len(windows.ends)
+        shuffled = f"{min(windows.size, shards)} of {shards} shards"
+        return [f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"]
+    return []
+
+
+def describe_preprocessing(followed: Followed) -> Preprocessing:
+    """The fact about the preprocessing of options that follow weights."""
+    data = followed.options.data
+    return Preprocessing(
+        image_size=data.image_size,
+        crop_pct=data.crop_pct,
+        interpolation=data.interpolation,
+        mean=list(data.imagenet_mean),
+        std=list(data.imagenet_std),
+        sources=followed.sources,
+        resize=data.resize,
+    )
