@@ -1,7 +1,9 @@
-"""The position of a run, and its time in training."""
+"""The position of a run, its time in training, and those who follow it."""
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from utils.metrics import MetricSums
 
@@ -70,3 +72,16 @@ class TrainClock:
         self.images += images_of_epoch - self._images_then
         self._since, self._images_then = now, images_of_epoch
         return seconds
+
+
+class Observer:
+    """Follows a training run, on every rank; it changes nothing in it."""
+
+    def after_step(self, progress: EpochProgress) -> None:
+        """Called after each step, before it is saved."""
+
+    def after_evaluation(self) -> None:
+        """Called after the evaluations of an epoch."""
+
+    def after_save(self, path: Path, content: dict[str, Any]) -> None:
+        """Called by the writer's thread with a checkpoint that it has written, on the main process."""

@@ -32,7 +32,7 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
             proj_drop_rate=options.dropout,
             attn_drop_rate=options.attention_dropout,
             drop_path_rate=options.droppath,
-            weight_init="" if options.stem else "jax",  # "jax" would initialize the convolutions, too
+            weight_init="moco",
             attn_layer=_attention(options.attn_head_size),
             block_fn=SampleDropBlock,
             embed_layer=partial(ConvolutionalStem, options.stem) if options.stem else PatchEmbed,
@@ -61,10 +61,8 @@ def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
 def initialize_embeddings(vit: VisionTransformer) -> None:
     """Initializes the patch embedding by Xavier and the position embedding with standard deviation 1 / sqrt(width).
 
-    The other layers follow the paper's own code (timm's `jax`: Xavier uniform, a head of zeros). There the standard
-    deviation of the position embedding is 0.02 for any width; the patch embedding's depends on the patch size only. At
-    width 96 and patches of 2 x 2 pixels the position embedding is then 1/25 of the patch embedding, and the model
-    learns slowly.
+    The other layers are timm's `moco`: Xavier uniform, with queries, keys and values as three matrices (Chen et al.,
+    2021, "An Empirical Study of Training Self-Supervised Vision Transformers"). docs/recipes.md compares others.
     """
     nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
     assert vit.pos_embed is not None

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
-from engine.progress import EpochProgress
+from engine.progress import EpochProgress, Observer
 from engine.run.curves import PICTURE, draw_curves
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
@@ -38,7 +39,7 @@ class _IntervalStart:
     timer: TimerTotals
 
 
-class Reporter:
+class Reporter(Observer):
     """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
 
     Args:
@@ -68,25 +69,28 @@ class Reporter:
         metric: Metric = METRICS["top1"],
     ) -> None:
         self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
-        self.model: Model  # from `start` on
         self._describe, self.timer, self.loggers, self.metric = describe, timer, loggers, metric
         self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
         self.last: StepReport | None = None
         self._epochs: CsvFile | None = None  # of the main process
         self._steps: CsvFile | None = None
-        self._bar: tqdm[Any]  # these three: from the start of an epoch on
-        self._epoch_start: _IntervalStart
+        self._bar: tqdm[Any] = tqdm(disable=True)  # of the epoch
+        self._epoch_start: _IntervalStart  # both: from the start of an epoch on
         self._report_start: _IntervalStart
         self._time_left = TimeLeft(num_epochs, max_steps)
         self._is_first_step = True
         self._epoch_seconds = 0.0
+
+    @cached_property
+    def model(self) -> Model:
+        """The description of the model."""
+        return self._describe()
 
     def start(self, epochs_done: int, steps_done: int) -> None:
         """Describes the model, and opens the files of the run: new, or resumed after these epochs and steps.
 
         Rows of later steps are dropped. Call it after the loading workers were started: they start meanwhile.
         """
-        self.model = self._describe()
         self.logger.record(self.model)
         if self.context.is_main:
             self._epochs = CsvFile(self.folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, self.logger.warn)
@@ -224,8 +228,7 @@ class Reporter:
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""
-        if bar := getattr(self, "_bar", None):
-            bar.close()
+        self._bar.close()
         self.loggers.finish(result)
 
     def _report(self, progress: EpochProgress) -> StepReport:

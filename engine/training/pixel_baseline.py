@@ -15,6 +15,7 @@ from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MODES, decode_small
 from datasets.sources.arrays.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
+from engine.progress import EpochProgress, Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts
 from engine.training.record import Record
 from engine.training.session import Session
@@ -29,7 +30,7 @@ _READ_SECONDS = 60  # of a slow disk
 _WAIT_SECONDS = 10.0  # at the end of a run
 
 
-class BaselineThread:
+class BaselineThread(Observer):
     """Computes the baseline of a run from its first step on; a resumed run has it in its facts."""
 
     def __init__(self, session: Session, record: Record) -> None:
@@ -40,10 +41,13 @@ class BaselineThread:
             self.result = read_facts(record.folder / FACTS).get(PixelBaseline)
         self._is_due = session.state.context.is_main and self.result is None
 
-    def after_step(self) -> None:
+    def after_step(self, progress: EpochProgress) -> None:
         if self._is_due:
             plan, self._pool, self._is_due = self._plan, DaemonPool(1), False
             self._future = self._pool.submit(measure_baseline, plan.config.data, plan.train, plan.val)
+
+    def after_evaluation(self) -> None:
+        self.record()
 
     def record(self, is_end: bool = False) -> None:
         """Records the result if it is there. A run ends before it only if the images take long to read."""

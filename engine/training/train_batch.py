@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from engine.evaluation.pictures import save_picture, to_picture
-from engine.progress import EpochProgress
+from engine.progress import EpochProgress, Observer
 from engine.report import TRAIN_BATCH
 from engine.training.record import Record
 from engine.training.session import Session
@@ -18,7 +18,7 @@ _MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes o
 _SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between images, of a line of text
 
 
-class TrainBatch:
+class TrainBatch(Observer):
     """Draws the next batch of the main process after its step, unless the run has the picture."""
 
     def __init__(self, session: Session, record: Record) -> None:

@@ -6,27 +6,29 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from datasets.batch import Batch
 from engine.checkpoint.run_folder import BEST, LAST, saved_path
-from engine.checkpoint.save_trigger import SaveTrigger
 from engine.checkpoint.split_entry import split_to_entry
 from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.results import SampleResults
-from engine.progress import EpochProgress
+from engine.parallel.rank_exchange import RankExchange
+from engine.progress import EpochProgress, Observer
 from engine.run.result import RESULT
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
+from engine.training.peft_folder import PeftFolder
 from engine.training.pixel_baseline import BaselineThread
 from engine.training.record import Record
 from engine.training.run_report import Evaluated, RunReport
+from engine.training.save_trigger import SaveTrigger
 from engine.training.session import Session
 from engine.training.snapshot import best_entry, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
-from models.tuning.peft_folder import write_peft_folder
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json
@@ -45,16 +47,20 @@ class Trainer:
         self.session, self.record, self.plan, self.state = session, record, session.plan, session.state
         self.config, self.context, self.position = self.plan.config, self.state.context, session.position
         self.split_entry = split_to_entry(self.plan.split)
-        saves = self.config.save_freq_steps, self.config.save_freq_minutes
-        self.trigger = SaveTrigger(self.context, self.config.timeout_seconds, *saves)
         self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, record.status)
+        exchange = RankExchange(self.context, self.config.timeout_seconds, self._note_slow_ranks)
+        saves = self.config.save_freq_steps, self.config.save_freq_minutes
+        self.trigger = SaveTrigger(exchange, self.context.is_main, *saves)
         self.interrupted: Interrupted | None = None
         before = read_json(record.folder / RESULT) if self._has_ended() else {}  # nothing is left to evaluate
         self._evaluated = {key: before.get(key) for key in ("samples", "average_score", "raw_score")}
         self._will_compile = self.config.train.compile != "none"
         self.writer = self._build_writer()
         self.report = RunReport(record) if self.context.is_main else None
-        self.picture, self.baseline = TrainBatch(session, record), BaselineThread(session, record)
+        self.baseline = BaselineThread(session, record)
+        self.observers: tuple[Observer, ...] = (record.reporter, TrainBatch(session, record), self.baseline)
+        if self.config.model.tuned == "lora":
+            self.observers += (PeftFolder(session, record),)
         if report := self.report:
             record.status.on_end = lambda: report.update(now=True)
         if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
@@ -137,7 +143,8 @@ class Trainer:
         if self._is_due(epochs_done, config.validate_freq):
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             validation = evaluated.metrics
-            self.baseline.record()
+            for observer in self.observers:
+                observer.after_evaluation()
             if is_best:
                 self.position.best = best_entry(validation, epochs_done)
         self.record.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
@@ -159,16 +166,16 @@ class Trainer:
         if self._will_compile:
             self._will_compile = False
             self.record.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
-        self.record.reporter.after_step(progress)
-        self.picture.after_step(progress)
-        self.baseline.after_step()
+        for observer in self.observers:
+            observer.after_step(progress)
         if self.writer:
             self.writer.check()
         if self.trigger.should_save(progress.step, self.state.timer.take()):
             self._save()
-        if self.trigger.rank_seconds is not None:
-            for note in self.slow_ranks.add_step(self.trigger.rank_seconds):
-                self.record.logger.note(note)
+
+    def _note_slow_ranks(self, seconds: torch.Tensor) -> None:
+        for note in self.slow_ranks.add_step(seconds):
+            self.record.logger.note(note)
 
     def _start_clock(self) -> None:
         self.position.clock.start(self._images_done())
@@ -245,11 +252,8 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self.record.logger.info(f"----- Save model: {path}")
-        if self.config.model.tuned == "lora" and (path.stem == Path(BEST).stem or not content["best"]):
-            try:
-                write_peft_folder(path, content, self.state.meta_model, self.config.model.lora)
-            except OSError as error:  # the checkpoint has the adapters, too
-                self.record.logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
+        for observer in self.observers:
+            observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.record.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 

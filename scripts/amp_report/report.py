@@ -155,7 +155,7 @@ def texts(report: dict[str, Any]) -> list[str]:
         "Ops of a training pass (the optimizer always computes in fp32):",
         markdown_table(["op", "in the lists", "dtype of its result", "forward", "backward", "modules"], ops),
         "Range, from a pass in fp32. Underflow: the share of a block's non-zero parameter gradients that float16 "
-        "rounds to 0. (The zero-initialized head of a new ViT passes no gradient to the blocks: use a trained model.)",
+        "rounds to 0.",
         markdown_table(header, blocks),
         f"First inf or NaN: {report['first_non_finite'] or 'none'}.",
     ]

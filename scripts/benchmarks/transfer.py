@@ -48,8 +48,8 @@ METHODS: dict[str, tuple[str | None, tuple[str, ...], str]] = {
     "k-NN": ("probe", (), "knn_top1"),
     "probe": ("probe", (), "top1"),
     "LoRA": ("lora", ("TRAIN.BASE_LR=5e-3",), "top1"),
-    "last:2": ("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=1e-2"), "top1"),
-    "full": ("finetune", ("TRAIN.BASE_LR=3e-3",), "top1"),
+    "last:2": ("finetune", ("MODEL.TUNE=last:2", "TRAIN.BASE_LR=3e-3"), "top1"),
+    "full": ("finetune", ("TRAIN.BASE_LR=1e-3",), "top1"),
 }
 COLUMNS: Columns = {
     "trained parameters": lambda one: f"{one['trained'][0]:,}",

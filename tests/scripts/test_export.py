@@ -301,6 +301,7 @@ def test_logits_that_prove_nothing(opened, reference):
     trained, samples = opened
     options = trained.config.model.model_copy(update={"pretrained": None})
     model = build_model(options, trained.config.data, torch.device("cpu"))[0]
+    torch.nn.init.zeros_(model.head.weight)
     with pytest.raises(UserError, match=r"TRAIN\.MODEL_EMA"):
         make_reference(model, samples, trained.config.data)
 

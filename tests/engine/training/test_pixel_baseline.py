@@ -1,7 +1,6 @@
 """The pixel baseline: a closed form, the images it reads, and a run, which it never changes, delays or ends."""
 
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, decode_small
 from engine.commands.run import run
 from engine.plan.training import plan_training
+from engine.progress import Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
@@ -117,7 +117,8 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp
     assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(
         read_facts(folder / FACTS)
     )
-    none = SimpleNamespace(after_step=lambda: None, record=lambda is_end=False: None, result=None)
+    none = Observer()
+    none.record, none.result = lambda is_end: None, None
     monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda session, record: none)
     other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
     assert_same_state(states(folder), states(other))

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 from datasets.transforms.device import build_train_transform
-from engine.progress import EpochProgress
+from engine.progress import EpochProgress, Observer
 from engine.training.train_batch import TrainBatch, target_text
 from utils.metrics import MetricSums
 from utils.seeding import derive_seed, seed_device
@@ -67,8 +67,7 @@ def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv
     (folder / "train_batch.png").unlink()
     train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
     assert abs(cells_of(picture(folder)) - expected(argv, 4, cpu)).max() <= 1
-    none = SimpleNamespace(after_step=lambda progress: None)
-    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda session, record: none)
+    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda session, record: Observer())
     other = train([f"-output={tmp_path / 'without'}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
     assert not (other / "train_batch.png").exists()
     assert_same_state(states(folder), states(other))

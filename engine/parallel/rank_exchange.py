@@ -1,0 +1,68 @@
+"""The exchange of requests and step times between the ranks of a run, in parallel with its training."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils.distributed import ProcessContext
+from utils.errors import Unavailable
+from utils.processes.failure import State, leaving_state
+
+
+class RankExchange:
+    """The greatest request and the times of all ranks, one call late, so that ranks do not wait for each other.
+
+    A rank waits only for one that is more than a call behind, at most `timeout_seconds`. The exchange uses gloo between
+    hosts, in parallel with the collectives of the devices. on_seconds: called with the times of a step of all ranks,
+    (ranks, 2): waiting for data, in the forward pass.
+    """
+
+    def __init__(
+        self, context: ProcessContext, timeout_seconds: float, on_seconds: Callable[[torch.Tensor], None] | None = None
+    ) -> None:
+        self._rank, self._ranks, self._on_seconds = context.rank, context.world_size, on_seconds
+        self._gave_seconds = False
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        if context.world_size > 1:
+            try:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+            except RuntimeError as error:  # NCCL may use another network than gloo
+                if leaving_state(error) is not State.FAILED:
+                    raise
+                raise Unavailable(
+                    f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
+                    "their common network interface"
+                ) from error
+
+    def greatest(self, request: int, seconds: Sequence[float] | None = None) -> int:
+        """Sends the request; returns the greatest request of the previous call, 0 at first.
+
+        All ranks must call it equally often. seconds: of this rank in a step; all ranks give them, or none. In a run of
+        one process the result is of this call.
+        """
+        values = torch.zeros(1 + 2 * self._ranks, dtype=torch.float64)  # every rank fills its own two places
+        values[0] = request
+        if seconds is not None:
+            values[1 + 2 * self._rank : 3 + 2 * self._rank] = torch.tensor(seconds, dtype=torch.float64)
+        gave_seconds, self._gave_seconds = self._gave_seconds, seconds is not None
+        maxima = self._maxima(values)
+        if maxima is None:
+            return 0
+        if gave_seconds and self._on_seconds:
+            self._on_seconds(maxima[1:].view(-1, 2))
+        return int(maxima[0])
+
+    def _maxima(self, values: torch.Tensor) -> torch.Tensor | None:
+        """The maxima over all ranks of the previous call's values; None at first."""
+        if self._group is None:
+            return values
+        previous, maxima = self._pending, values.clone()
+        self._pending = dist.all_reduce(maxima, dist.ReduceOp.MAX, self._group, async_op=True), maxima
+        if previous is None:
+            return None
+        previous[0].wait()
+        return previous[1]
