@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.batch_plan import plan_batches
+from configs.data_sets import properties_of
+from configs.reading.model_options import model_follows_source
+from configs.reading.old_keys import precision_follows_preset
 from configs.reading.option_layers import OptionLayers, flatten
-from configs.schema import Config, Train
+from configs.reading.probe_options import probe_has_one_step
+from configs.schema import Config, Data, Train
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
-from configs.weights import NORMALIZATION
+from configs.weights import NORMALIZATION, WEIGHT_RULES
 from utils.errors import UserError
 from utils.metric_table import metrics_of
 
@@ -43,9 +47,30 @@ class Draft:
 
 def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Applies all rules to the given options; returns the sections, not yet checked, and lines for the log."""
-    draft = Draft(dict(flatten(given.values)), given, family_name, model_only)
+    draft = Draft(values=dict(flatten(given.values)), given=given, family_name=family_name, model_only=model_only)
     notes = [note for rule in RULES for note in rule(draft)]
     return _nested(draft.values), notes
+
+
+def data_set_follows_path(layers: OptionLayers) -> list[str]:
+    """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
+
+    `recognize_dataset` then finds out which data set the path is. Returns a line for the log.
+
+    Raises:
+        UserError: the command line gives both, so that one of them would be ignored.
+    """
+    data = layers.values.get("DATA")
+    if not isinstance(data, dict) or properties_of(str(data.get("DATASET"))).has_files:
+        return []
+    name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
+    if name.startswith("-") and path.startswith("-"):
+        raise UserError(f"DATA.DATASET {data['DATASET']} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
+    if layers.level("DATA.DATA_PATH") <= layers.level("DATA.DATASET"):
+        return []
+    note = f"DATA.DATASET: {data['DATASET']} ({name}) is replaced by the data of {path}: {data['DATA_PATH']}"
+    layers.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
+    return [note]
 
 
 def defaults_follow_family(draft: Draft) -> list[str]:
@@ -236,8 +261,11 @@ def warnings(config: Config, facts: Facts) -> list[str]:
 
 
 def describe_rules() -> str:
-    """The text of `-h RULES`."""
-    return "\n".join(f"{number}. {rule.__doc__}" for number, rule in enumerate((*RULES, *FACT_RULES), 1))
+    """The text of `-h RULES`: the first sentence of each rule."""
+    of_layers = (data_set_follows_path, model_follows_source, precision_follows_preset)
+    rules = (*of_layers, *RULES, probe_has_one_step, *WEIGHT_RULES, *FACT_RULES)
+    sentences = [(rule.__doc__ or "").partition("\n")[0] for rule in rules]
+    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -83,16 +83,19 @@ def follow(
     if evaluates and record and record.model:
         of_model, model = given.get("MODEL", ()), options.model
         if set(of_model) <= _OF_EVERY_MODEL:
-            model = _with_architecture(record, model, of_model)
+            model = model_follows_weights(record, model, of_model)
             notes.append(f"Model: {model.name}, as the checkpoint describes it")
         if model.num_classes is None:
             model = model.model_copy(update={"num_classes": record.num_classes})
-        options = options.model_copy(update={"model": model, "data": _with_split(record, options.data, of_data)})
-    options, sources, differing = _with_preprocessing(record, options, of_data)
+        options = options.model_copy(
+            update={"model": model, "data": split_follows_weights(record, options.data, of_data)}
+        )
+    options, sources, differing = preprocessing_follows_weights(record, options, of_data)
     return Followed(options=options, notes=notes, sources=sources, differing=differing)
 
 
-def _with_architecture(record: WeightsRecord, model: Model, given: Collection[str]) -> Model:
+def model_follows_weights(record: WeightsRecord, model: Model, given: Collection[str]) -> Model:
+    """In an evaluation, MODEL is the section of the training, unless a key of the architecture is given."""
     values = architecture(record.model) | {key: getattr(model, key.lower()) for key in {"PRETRAINED", "RESUME", *given}}
     try:
         return MODEL_SECTIONS[values["TYPE"]].model_validate(values)
@@ -102,8 +105,8 @@ def _with_architecture(record: WeightsRecord, model: Model, given: Collection[st
         ) from None
 
 
-def _with_split(record: WeightsRecord, data: Data, given: Collection[str]) -> Data:
-    """DATA with the split of the training, if it is the training data, and with its MULTI_LABEL."""
+def split_follows_weights(record: WeightsRecord, data: Data, given: Collection[str]) -> Data:
+    """In an evaluation of the training data, the split is the training's; DATA.MULTI_LABEL is the training's, too."""
     changes: dict[str, Any] = {}
     if record.is_of(data):
         keys = {"SPLIT_SEED"}.difference(given)
@@ -114,10 +117,13 @@ def _with_split(record: WeightsRecord, data: Data, given: Collection[str]) -> Da
     return data.model_copy(update=changes)
 
 
-def _with_preprocessing(
+def preprocessing_follows_weights(
     record: WeightsRecord | None, options: Config, given: Collection[str]
 ) -> tuple[Config, str, dict[str, str]]:
-    """The options, the sources and the differing values of `Followed`."""
+    """Keys of the preprocessing that are not given are those of the weights, or of the checkpoint.
+
+    Returns: the options, the sources and the differing values of `Followed`.
+    """
     known = record.preprocessing if record else {}
     source = record.source if record else ""
     trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
@@ -167,3 +173,6 @@ def add_weight_options(layers: OptionLayers, weights: str) -> None:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return
     layers.add(options, f"{weights}: metadata")
+
+
+WEIGHT_RULES = (model_follows_weights, split_follows_weights, preprocessing_follows_weights)

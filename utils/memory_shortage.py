@@ -53,7 +53,9 @@ def find_shortage(error: BaseException) -> Shortage | None:
             reason = _reason(cause, kinds, pattern)
             on_gpu = pattern is _GPU and not in_loading
             if reason and (on_gpu or not isinstance(error, UserError)):
-                return Shortage(on_gpu, reason, IN_EVALUATION in notes, in_loading)
+                return Shortage(
+                    on_gpu=on_gpu, reason=reason, in_evaluation=IN_EVALUATION in notes, in_loading=in_loading
+                )
     return None
 
 

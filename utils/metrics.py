@@ -130,8 +130,8 @@ def to_metrics(totals: torch.Tensor) -> Metrics:
     loss, top1, top5, samples, skipped_samples, grad_norm, steps = totals.tolist()
     count = max(samples, 1)
     return Metrics(
-        {"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count},
-        int(samples),
-        int(skipped_samples),
-        grad_norm / steps if steps else None,
+        values={"loss": loss / count, "top1": 100 * top1 / count, "top5": 100 * top5 / count},
+        samples=int(samples),
+        skipped_samples=int(skipped_samples),
+        grad_norm=grad_norm / steps if steps else None,
     )

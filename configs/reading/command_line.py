@@ -12,15 +12,14 @@ from configs.parts import add_plugins, open_plugin
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, check_types, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
-from configs.reading.model_options import follow_source, read_family, set_model
-from configs.reading.old_keys import REMOVED, apply_preset, replace_old_keys
+from configs.reading.model_options import model_follows_source, read_family, set_model
+from configs.reading.old_keys import REMOVED, precision_follows_preset, replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, flatten
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
-from configs.reading.probe_options import for_probe
+from configs.reading.probe_options import probe_has_one_step
 from configs.reading.yaml_io import parse_value, write_yaml
-from configs.rules import complete
+from configs.rules import complete, data_set_follows_path
 from configs.schema import Config
-from configs.schema.data import Data
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
@@ -124,11 +123,11 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     for option in set_options:
         _add_option(layers, option, "-set")
     plugin_notes = add_plugins(layers, arguments.plugin)
-    dataset_notes, family = _follow_data_path(layers) + follow_source(layers), read_family(layers)
-    old_keys, preset = replace_old_keys(layers, family), apply_preset(layers)
+    dataset_notes, family = data_set_follows_path(layers) + model_follows_source(layers), read_family(layers)
+    old_keys, preset = replace_old_keys(layers, family), precision_follows_preset(layers)
     check_types(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
-    config, probe_notes = for_probe(check_options(values, layers), layers.values)
+    config, probe_notes = probe_has_one_step(check_options(values, layers), layers.values)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
     return Command(
@@ -210,27 +209,6 @@ def _add_option(layers: OptionLayers, option: str, flag: str) -> None:
     if key not in REMOVED and not any(key in known_keys(family) for family in MODEL_SECTIONS):
         raise UserError(f"{flag}: unknown key {key[:80]}{nearest_key(key, model_type(layers.values))}")
     layers.add_key(key, parse_value(text), flag)
-
-
-def _follow_data_path(layers: OptionLayers) -> list[str]:
-    """Replaces a data set without files, such as the digits of a recipe, if a higher layer gives DATA_PATH.
-
-    `recognize_dataset` then finds out which data set the path is. Returns a line for the log.
-
-    Raises:
-        UserError: the command line gives both, so that one of them would be ignored.
-    """
-    data = layers.values.get("DATA")
-    if not isinstance(data, dict) or properties_of(str(data.get("DATASET"))).has_files:
-        return []
-    name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
-    if name.startswith("-") and path.startswith("-"):
-        raise UserError(f"DATA.DATASET {data['DATASET']} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
-    if layers.level("DATA.DATA_PATH") <= layers.level("DATA.DATASET"):
-        return []
-    note = f"DATA.DATASET: {data['DATASET']} ({name}) is replaced by the data of {path}: {data['DATA_PATH']}"
-    layers.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
-    return [note]
 
 
 def _check_profile(dry_run: bool, config: Config) -> None:

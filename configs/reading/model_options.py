@@ -56,8 +56,8 @@ def architecture(model: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in model.items() if key not in _OF_THE_RUN}
 
 
-def follow_source(layers: OptionLayers) -> list[str]:
-    """Replaces `hf-hub:ORG/NAME` or `local-dir:FOLDER` in MODEL.NAME by the model that its config.json describes.
+def model_follows_source(layers: OptionLayers) -> list[str]:
+    """MODEL.NAME hf-hub:ORG/NAME or local-dir:FOLDER becomes the model that the source's config.json describes.
 
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. Returns a line for the log. The
     run does not need the source again: its options describe the model.

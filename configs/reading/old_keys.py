@@ -91,8 +91,8 @@ def _remove(values: dict[str, Any], path: tuple[str, ...]) -> None:
         _remove(values, path[:-1])
 
 
-def apply_preset(layers: OptionLayers) -> list[str]:
-    """Adds the values of AMP.PRESET. A key wins if the layer of PRESET, or a higher one, gives it.
+def precision_follows_preset(layers: OptionLayers) -> list[str]:
+    """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it.
 
     Returns:
         a line for the log with the added values, or nothing.

@@ -78,4 +78,13 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
         raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
     folder = Path(arguments.output) if arguments.output else None
     is_excel, explain, embeds = arguments.format == "excel", bool(arguments.explain), command == "embed"
-    return Prediction(path, top_k, folder, bool(arguments.json), is_excel, threshold, explain, embeds)
+    return Prediction(
+        path=path,
+        top_k=top_k,
+        folder=folder,
+        json=bool(arguments.json),
+        excel=is_excel,
+        threshold=threshold,
+        explain=explain,
+        embeds=embeds,
+    )

@@ -1,4 +1,4 @@
-"""The options of a run with `MODEL.TUNE: probe`: one epoch of one step, and no option that has no effect."""
+"""The options of a run with `MODEL.TUNE: probe`."""
 
 from typing import Any
 
@@ -10,8 +10,10 @@ PLACEHOLDERS = ("DATA.BATCH_SIZE=", *(f"TRAIN.{key.upper()}=" for key in _TRAIN)
 _DATA = {"batch_size": 1, "global_batch_size": None, "balanced_sampling": False, "repeated_augmentation": 1}
 
 
-def for_probe(config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]:
-    """The options, and a line for the log about those in `given` that have no effect. Other runs are unchanged.
+def probe_has_one_step(config: Config, given: dict[str, Any]) -> tuple[Config, list[str]]:
+    """MODEL.TUNE probe: one epoch of one step; other options of the training have no effect.
+
+    Returns: the options, and a line for the log about those in `given` that have no effect.
 
     Raises:
         UserError: an option that a probe cannot have.

@@ -100,7 +100,9 @@ class Index:
         own_names = to_arrays(PackedStrings(names.encoded[first:last], names.ends[start:end] - first), "names")
         columns = {name: self.arrays[name][start:end] for name in _OF_IMAGES}
         arrays = columns | own_names | {"ends": np.array([end - start])}
-        return Index([self.shards[position]], self.class_names, arrays, self.label_key)
+        return Index(
+            shards=[self.shards[position]], class_names=self.class_names, arrays=arrays, label_key=self.label_key
+        )
 
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
@@ -108,7 +110,12 @@ class Index:
         columns = {name: self.arrays[name][rows] for name in _OF_IMAGES}
         names = to_arrays(strings_in(self.arrays, "names").select(rows), "names")
         arrays = columns | names | {"ends": np.cumsum(counts)}
-        return Index([self.shards[shard] for shard in used], self.class_names, arrays, self.label_key)
+        return Index(
+            shards=[self.shards[shard] for shard in used],
+            class_names=self.class_names,
+            arrays=arrays,
+            label_key=self.label_key,
+        )
 
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
@@ -153,7 +160,12 @@ def join(indexes: Sequence[Index], label_key: str = "") -> Index:
             parts = [np.diff(part, prepend=0) for part in parts]
         joined = np.concatenate([np.empty(0, COLUMNS[name]), *parts])
         arrays[name] = np.cumsum(joined) if is_ends else joined
-    return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key)
+    return Index(
+        shards=[shard for index in indexes for shard in index.shards],
+        class_names=class_names,
+        arrays=arrays,
+        label_key=label_key,
+    )
 
 
 def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
@@ -199,7 +211,12 @@ def read_index(data: bytes, origin: str) -> Index:
         arrays = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         rows, class_names, label_key = json.loads(text := metadata["index"])
-        index = Index([Shard(*row) for row in rows], class_names, {name: arrays[name] for name in COLUMNS}, label_key)
+        index = Index(
+            shards=[Shard(*row) for row in rows],
+            class_names=class_names,
+            arrays={name: arrays[name] for name in COLUMNS},
+            label_key=label_key,
+        )
         is_valid = (
             metadata["format"] == _FORMAT
             and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in COLUMNS.items())

@@ -102,7 +102,9 @@ class Splitter:
         if split == "train":
             names = {to_nfc(paths[index]) for index in np.flatnonzero(is_val).tolist()}.union(listed or ())
             trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
-            self.result = RunSplit(seed, fraction, tuple(sorted(names)), trained, fold=fold)
+            self.result = RunSplit(
+                seed=seed, fraction=fraction, held_out=tuple(sorted(names)), trained=trained, fold=fold
+            )
         indices = np.flatnonzero(~is_val if split == "train" else is_val)
         if not is_val.any() and not findings:
             findings.append(f"{data.data_path}: {problem}")

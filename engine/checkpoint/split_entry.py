@@ -62,7 +62,9 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
                 if tensor.dtype != dtype or not has_backing_storage(tensor, tensor.untyped_storage().nbytes()):
                     raise ValueError("other tensors")
             names = bytes(text.numpy()).decode("utf-8", "surrogateescape").split("\0")
-            split = RunSplit(seed, fraction, tuple(names), trained.numpy().view(np.uint64), fold=fold)
+            split = RunSplit(
+                seed=seed, fraction=fraction, held_out=tuple(names), trained=trained.numpy().view(np.uint64), fold=fold
+            )
         case _:
             raise ValueError("no split")
     if not all(isinstance(name, str) for name in names) or split.digest != digest:

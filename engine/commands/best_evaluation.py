@@ -38,7 +38,7 @@ def _evaluate_validation(trainer: Trainer, built: EvalModel, epoch: int) -> None
     record.logger.info(f"----- Evaluation of {name}, epoch {epoch}, for {record.evaluation.folder}")
     metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
     if trainer.report:
-        trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
+        trainer.report.update(Evaluated(model=built.compute, metrics=metrics, results=results, epoch=epoch), now=True)
 
 
 def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples) -> dict[str, Any]:

@@ -30,7 +30,7 @@ Features = tuple[torch.Tensor, torch.Tensor]  # of the readable samples, float32
 
 
 class ProbeTrainer(Trainer):
-    """Has the epochs, files and results of `Trainer`; needs the options of `for_probe`.
+    """Has the epochs, files and results of `Trainer`; needs the options of `probe_has_one_step`.
 
     The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
     and for other probes with this backbone, these images and this preprocessing.

@@ -134,7 +134,7 @@ def _describe(samples: Samples, config: Config, prediction: Prediction | None, s
     num_classes = config.model.num_logits
     present = int(np.count_nonzero(samples.class_counts(num_classes)))
     digest = "" if prediction else digest_of(samples)
-    return EvaluationData(len(samples), present, num_classes, split, digest=digest)
+    return EvaluationData(number=len(samples), classes=present, model_classes=num_classes, split=split, digest=digest)
 
 
 def _split_of(data: Data, record: WeightsRecord | None, asked: Split | None) -> Split:

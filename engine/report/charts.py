@@ -137,7 +137,11 @@ def _rows(run: RunContents, table: Curves) -> Rows:
 def _chart(table: Curves, title: str, series: list[Series], best: tuple[int, float] | None = None) -> list[Chart]:
     """The chart of the curves that have values; empty if there are none."""
     series = [one for one in series if one.points]
-    return [Chart(title, table.x_label, series, table.unit, table.log_base, best)] if series else []
+    return (
+        [Chart(title=title, x_label=table.x_label, series=series, unit=table.unit, log_base=table.log_base, best=best)]
+        if series
+        else []
+    )
 
 
 def element_id(kind: str, title: str) -> str:

@@ -50,7 +50,12 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)
         logger.warn(f"Resume: the environment has changed, so the resume may not be bit-exact: {changes}")
     logger.record(
-        Environment(hide_passwords(shlex.join(sys.orig_argv)), parts, list(context.hosts or [context.host]), variables)
+        Environment(
+            command=hide_passwords(shlex.join(sys.orig_argv)),
+            parts=parts,
+            hosts=list(context.hosts or [context.host]),
+            variables=variables,
+        )
     )
 
 

@@ -228,7 +228,12 @@ class LoggerGroup:
         names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
         self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
         for logger in self._loggers:
-            logger.submit("start", LoggedRun(folder, steps_done, self.options, self.hyperparameters))
+            logger.submit(
+                "start",
+                LoggedRun(
+                    folder=folder, steps_done=steps_done, options=self.options, hyperparameters=self.hyperparameters
+                ),
+            )
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for logger in self._loggers:

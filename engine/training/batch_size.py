@@ -104,7 +104,7 @@ def _measure_in_child(config: Config, device: torch.device) -> float:
 
 def _train_two_steps(config: Config, device: torch.device) -> float:
     """The peak memory that it takes, in bytes; infinite if the memory is exhausted."""
-    context = ProcessContext(0, 0, 1, 1, device)
+    context = ProcessContext(rank=0, local_rank=0, world_size=1, local_world_size=1, device=device)
     use_deterministic_algorithms(config.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -46,13 +46,22 @@ def build_eval_model(config: Config, context: ProcessContext, needs_head: bool =
     with torch.inference_mode(), precision.autocast():
         all_notes += attention_notes(compute_model, dummy_images(config.data, context))
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
-    return EvalModel(compute_model, model, evaluator, all_notes)
+    return EvalModel(compute=compute_model, fp32=model, evaluator=evaluator, notes=all_notes)
 
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
     transform = build_eval_transform(config.data).to(context.device)
     flips, metric, keeps_logits = config.eval.tta == "flip", config.eval.best_metric, config.eval.save_logits
-    return Evaluator(transform, precision, strategy, context, flips, config.data.multi_label, metric, keeps_logits)
+    return Evaluator(
+        transform=transform,
+        precision=precision,
+        strategy=strategy,
+        context=context,
+        flips=flips,
+        multi_label=config.data.multi_label,
+        best_metric=metric,
+        keeps_logits=keeps_logits,
+    )
 
 
 def build_eval_files(
@@ -60,7 +69,9 @@ def build_eval_files(
 ) -> EvaluationFiles:
     """The files of the evaluations of `samples`, in `name` in the folder of a run."""
     names = names_of_labels(samples, config.model.num_logits)
-    return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
+    return EvaluationFiles(
+        folder=folder / name, samples=samples, data=config.data, class_names=names, evaluator=evaluator
+    )
 
 
 def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:

@@ -70,7 +70,12 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
         pixels, labels = _read(data, train, draw_evenly(train.targets, _TRAINING))
         shown = _read(data, val, np.random.default_rng(0).permutation(len(val))[:_VALIDATION])
         majority = 100 * float(np.mean(val.targets == np.bincount(train.targets).argmax()))
-        return PixelBaseline(ridge_top1(pixels, labels, *shown), majority, len(labels), len(shown[1]))
+        return PixelBaseline(
+            pixel_baseline=ridge_top1(pixels, labels, *shown),
+            majority_class=majority,
+            training=len(labels),
+            validation=len(shown[1]),
+        )
     except Exception as error:
         return f"No pixel baseline: {error}" if isinstance(error, UserError) else f"No pixel baseline: {error!r}"
 

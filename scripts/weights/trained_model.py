@@ -111,4 +111,4 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
 
 def _trained_model(config: Config, record: WeightsRecord | None, notes: list[str | Fact]) -> TrainedModel:
     split = record.split if record and record.is_of(config.data) else None
-    return TrainedModel(config, record.class_names if record else None, notes, split)
+    return TrainedModel(config=config, class_names=record.class_names if record else None, notes=notes, split=split)

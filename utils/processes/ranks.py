@@ -104,7 +104,10 @@ class RunStore:
             compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
             raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
         texts = [text.decode().split(maxsplit=2) for text in self.store.multi_get(keys)]
-        return [RankProcess(rank, host, int(pid), time.strip("-")) for rank, (pid, time, host) in enumerate(texts)]
+        return [
+            RankProcess(rank=rank, host=host, pid=int(pid), start_time=time.strip("-"))
+            for rank, (pid, time, host) in enumerate(texts)
+        ]
 
     def send(self, message: Message) -> None:
         self.store.append(_MESSAGES, f"{self.rank} {message}\n")  # type: ignore[attr-defined]  # torch's stub lacks it

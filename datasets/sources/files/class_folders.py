@@ -68,7 +68,9 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
     if beside := len(scan.files.select_images(root, files)):
         notes.append(f"{root}: {beside} image(s) beside the class folders are not read")
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
-    return Listing(root, names, arrays, None, scan.findings, notes + _notes(scan, root))
+    return Listing(
+        root=root, class_names=names, arrays=arrays, file=None, findings=scan.findings, notes=notes + _notes(scan, root)
+    )
 
 
 def read_images(root: Path) -> Listing:

@@ -200,7 +200,15 @@ def _to_listing(
         targets = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)[target_ids]
     arrays = listing_arrays(rows.paths, targets, lines)
     named = not is_numeric
-    listing = Listing(rows.root, class_names, arrays, rows.file, rows.findings, rows.notes, named)
+    listing = Listing(
+        root=rows.root,
+        class_names=class_names,
+        arrays=arrays,
+        file=rows.file,
+        findings=rows.findings,
+        notes=rows.notes,
+        has_class_names=named,
+    )
     _report_repeated_images(listing)
     return listing
 

@@ -134,7 +134,7 @@ def find_split_folders(root: Path) -> SplitFolders:
     renamed = [f"{split} is {name!r}" for split, name in named.items() if split in folders and split != name]
     if renamed and not has_classes:
         notes.append(f"{root}: {', '.join(renamed)}")
-    return SplitFolders(root, folders, named.get("test"), findings, notes)
+    return SplitFolders(root=root, folders=folders, test=named.get("test"), findings=findings, notes=notes)
 
 
 def check_root(root: Path, splits: Iterable[Samples]) -> None:
