@@ -26,7 +26,7 @@ from utils.torch_compat import process_group_timeout, set_process_group_timeout
 
 CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
-FP16 = [BF16, "AMP.DTYPE=float16", "AMP.INIT_LOSS_SCALING=1e6", "AMP.INCR_EVERY_N_STEPS=1", CLIP]
+FP16 = [BF16, "AMP.DTYPE=float16", "AMP.INIT_LOSS_SCALING=5e4", "AMP.INCR_EVERY_N_STEPS=1", CLIP]
 OP_LISTS = ["AMP.CUSTOM_BLACK_LIST=[add, gelu, cat, blocks.1.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 
 
@@ -79,8 +79,8 @@ def test_loss_scale_falls_on_all_ranks_as_under_ddp(both, options):
 
 @pytest.mark.slow
 def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
-    """bf16 has 8 bits. DDP sums the gradients in bf16, and sharded training in fp32."""
-    report, _ = both(against_ddp, [BF16, "AMP.LEVEL=O2", *AVERAGE], FSDP)
+    """bf16 has 8 bits. DDP sums the gradients in bf16, sharded training in fp32. A key bias is rounding errors only."""
+    report, _ = both(against_ddp, [BF16, "AMP.LEVEL=O2", "MODEL.QKV_BIAS=false", *AVERAGE], FSDP)
     assert report["weights"] < 2**-5 * report["moved"]
     assert 0 < report["norms"] < 2**-8
 
