@@ -36,7 +36,7 @@ FindBatchSize = Callable[[Config, ProcessContext], tuple[int, str]]  # the size,
 class Plan:
     """A training run before its model is built. All ranks have the same plan; its options are final.
 
-    found: the checkpoint that the run resumes. record: of that checkpoint, else of MODEL.PRETRAINED.
+    found: the checkpoint that the run resumes. weights: what it says of its training, or else MODEL.PRETRAINED does.
     test: held-out samples, for the end of the run. class_names: of the data, None if it has none.
     split: of data without a validation split. preprocessing: with the sources of its values.
     warnings: values that fit the data badly.
@@ -45,7 +45,7 @@ class Plan:
     config: Config
     batch: BatchPlan
     found: FoundCheckpoint | None
-    record: WeightsRecord | None
+    weights: WeightsRecord | None
     train: Samples
     val: Samples
     test: Samples | None
@@ -106,7 +106,7 @@ def plan_training(
         config=config,
         batch=plan_batches(config, ranks),
         found=found,
-        record=record,
+        weights=record,
         train=train,
         val=val,
         test=test,

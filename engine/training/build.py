@@ -130,7 +130,7 @@ def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None,
     """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
     if plan is None or not plan.class_names or not options.pretrained:
         return None, []
-    class_names, record = plan.class_names, plan.record
+    class_names, record = plan.class_names, plan.weights
     if not record or not record.class_names:
         return [], []
     rows: list[int] = map_labels(class_names, record.class_names).tolist()
