@@ -69,10 +69,10 @@ def timm_flags(config: Config, data: Path, output: Path, interval: int, val_spli
         val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
     """
     on_gpu = visible_gpus() > 0
-    values = {
+    values = {  # timm's loader needs a worker
         "data-dir": data, "train-split": "train", "val-split": val_split, "output": output,
         "val-interval": config.validate_freq, "log-interval": interval, "seed": config.seed,
-        "device": "cuda" if on_gpu else "cpu", "workers": config.data.num_workers,
+        "device": "cuda" if on_gpu else "cpu", "workers": max(1, config.data.num_workers or 0),
         **_data_values(config), **_model_values(config), **_training_values(config),
     }  # fmt: skip
     # timm's cosine starts after the warm-up, as ours does, with the warm-up as a prefix only.
