@@ -1,8 +1,9 @@
 """The rules by which options follow from others, or from facts, in their order; `-h RULES` prints them. Without torch.
 
 Rules of words change `Draft.values`, whose values have the types of their fields, before contradictions are checked,
-and return lines for the log. Rules of facts change the checked options, as soon as the facts are known. The docstring
-of a rule states it; a value that is given wins, unless the rule says otherwise.
+and return lines for the log. Rules of layers run before them, while the command line is read. Rules of weights
+(configs/weights.py) and of facts change the checked options, as soon as the facts are known. The first sentence of a
+rule's docstring states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy

@@ -120,7 +120,7 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Collection[s
 def preprocessing_follows_weights(
     record: WeightsRecord | None, options: Config, given: Collection[str]
 ) -> tuple[Config, str, dict[str, str]]:
-    """Keys of the preprocessing that are not given are those of the weights, or of the checkpoint.
+    """Keys of the preprocessing that are not given follow the checkpoint or the weights.
 
     Returns: the options, the sources and the differing values of `Followed`.
     """
