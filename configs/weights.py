@@ -117,6 +117,17 @@ def split_follows_weights(record: WeightsRecord, data: Data, given: Collection[s
     return data.model_copy(update=changes)
 
 
+def prediction_needs_no_labels(options: Config, record: WeightsRecord | None, has_path: bool) -> Config:
+    """In a prediction, unusable images are skipped; images of a path have labels of the training's kind and number."""
+    changes: dict[str, Any] = {"on_bad_image": "skip"}
+    options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
+    if has_path:
+        options = options.with_model(num_classes=options.model.num_logits)
+        if record and record.data.get("MULTI_LABEL") is True:
+            changes |= {"dataset": record.data["DATASET"], "multi_label": True}
+    return options.with_data(**changes)
+
+
 def preprocessing_follows_weights(
     record: WeightsRecord | None, options: Config, given: Collection[str]
 ) -> tuple[Config, str, dict[str, str]]:
@@ -175,4 +186,9 @@ def add_weight_options(layers: OptionLayers, weights: str) -> None:
     layers.add(options, f"{weights}: metadata")
 
 
-WEIGHT_RULES = (model_follows_weights, split_follows_weights, preprocessing_follows_weights)
+WEIGHT_RULES = (
+    model_follows_weights,
+    split_follows_weights,
+    prediction_needs_no_labels,
+    preprocessing_follows_weights,
+)

@@ -8,7 +8,7 @@ from torch import nn
 from configs.reading.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
-from engine.commands.ensemble import open_models
+from engine.commands.ensemble import build_sessions
 from engine.plan.training import plan_training
 from engine.run.folder import log_options
 from engine.run.log import RunLogger
@@ -30,8 +30,8 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     log_options(command, logger)
     if config.eval.enabled:
         check_writable(Path(config.save))
-        opened, *_ = open_models(command, context, logger)
-        config, model = opened.config, opened.meta_model
+        session, *_ = build_sessions(command, context, logger)
+        config, model = session.plan.config, session.meta_model
     else:
         config, model = _build_training(command, context, logger)
     parameters, trained = count_parameters(model)
@@ -44,7 +44,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
 
 def _build_training(command: Command, context: ProcessContext, logger: RunLogger) -> tuple[Config, nn.Module]:
     plan = plan_training(command, context, logger, find_batch_size)
-    check_writable((plan.found.run_folder if plan.found else None) or Path(plan.config.save))
+    check_writable(plan.run_folder or Path(plan.config.save))
     config, state = plan.config, build_session(plan, context, logger).state
     logits = torch.zeros(2, config.model.num_logits, device=context.device)
     build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise

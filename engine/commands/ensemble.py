@@ -14,8 +14,9 @@ from datasets.loading.loader import Loader, Loaders
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.digest import digest_of
 from engine.checkpoint.weights_record import describe_data
-from engine.commands.open_evaluation import OpenedEvaluation, open_evaluation
+from engine.commands.evaluation_session import EvaluationSession, build_evaluation_session
 from engine.evaluation.evaluate import Evaluator
+from engine.plan.evaluation import plan_evaluation
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -36,37 +37,38 @@ class _Ensemble(Evaluator):
         return logits.log_softmax(-1).logsumexp(0)
 
 
-def open_models(command: Command, context: ProcessContext, logger: RunLogger) -> list[OpenedEvaluation]:
-    """The models of the runs that -resume names; raises UserError if their classes or images differ."""
-    models = [open_evaluation(one, context, logger) for one in (command, *command.others)]
-    first, *rest = map(_comparable, models) if command.others else [{}]
+def build_sessions(command: Command, context: ProcessContext, logger: RunLogger) -> list[EvaluationSession]:
+    """The sessions of the runs that -resume names; raises UserError if their classes or images differ."""
+    plans = (plan_evaluation(one, context, logger) for one in (command, *command.others))
+    sessions = [build_evaluation_session(plan, context, logger) for plan in plans]
+    first, *rest = map(_comparable, sessions) if command.others else [{}]
     for other, found in zip(command.others, rest, strict=True):
         for subject in (subject for subject in first if found[subject] != first[subject]):
             names = f"{other.config.model.resume}: has other {subject} than {command.config.model.resume}"
             raise UserError(f"-resume {names}; give runs of the same classes, and name the images: -predict PATH")
-    return models
+    return sessions
 
 
-def _comparable(opened: OpenedEvaluation) -> dict[str, Any]:
-    data, samples = opened.config.data, opened.samples
-    classes = [*names_of_labels(samples, opened.config.model.num_logits)], data.multi_label
+def _comparable(session: EvaluationSession) -> dict[str, Any]:
+    config, samples = session.plan.config, session.plan.samples
+    classes = [*names_of_labels(samples, config.model.num_logits)], config.data.multi_label
     return {"classes": classes, "images": (digest_of(samples), [*map(samples.name, range(len(samples)))])}
 
 
-def build_ensemble(models: Sequence[OpenedEvaluation]) -> OpenedEvaluation:
-    """The ensemble, with the options and the samples of the first model; a single model as it is."""
-    if len(models) == 1:
-        return models[0]
-    evaluator = _Ensemble(**vars(models[0].evaluator), members=tuple(one.evaluator for one in models))
-    return replace(models[0], model=nn.ModuleList(one.model for one in models), evaluator=evaluator)
+def build_ensemble(sessions: Sequence[EvaluationSession]) -> EvaluationSession:
+    """The ensemble, with the plan of the first session; a single session as it is."""
+    if len(sessions) == 1:
+        return sessions[0]
+    evaluator = _Ensemble(**vars(sessions[0].evaluator), members=tuple(one.evaluator for one in sessions))
+    return replace(sessions[0], model=nn.ModuleList(one.model for one in sessions), evaluator=evaluator)
 
 
-def build_loader(models: Sequence[OpenedEvaluation], context: ProcessContext, first: int) -> Loader | Loaders:
-    """The batches of this rank for `build_ensemble(models)`, from the sample `first` on."""
+def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext, first: int) -> Loader | Loaders:
+    """The batches of this rank for `build_ensemble(sessions)`, from the sample `first` on."""
     loaders, keys = dict[str, Loader](), list[str]()
-    for config, samples in ((one.config, one.samples) for one in models):
+    for config, samples in ((one.plan.config, one.plan.samples) for one in sessions):
         keys.append(f"{describe_data(config.data, None)} {config.data.grey_range}")
-        data = config.data.model_copy(update={"batch_size_eval": models[0].config.data.eval_batch_size})
+        data = config.data.model_copy(update={"batch_size_eval": sessions[0].plan.config.data.eval_batch_size})
         if keys[-1] not in loaders:
             loaders[keys[-1]] = build_eval_loader(data, samples, context, config.timeout_seconds, first=first)
-    return Loaders([loaders[key] for key in keys]) if len(models) > 1 else loaders[keys[0]]
+    return Loaders([loaders[key] for key in keys]) if len(sessions) > 1 else loaders[keys[0]]

@@ -6,7 +6,8 @@ from dataclasses import replace
 from configs.reading.command_line import Command
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import build_eval_loader
-from engine.commands.open_evaluation import open_evaluation
+from engine.commands.evaluation_session import build_evaluation_session
+from engine.plan.evaluation import plan_evaluation
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
@@ -22,18 +23,19 @@ from utils.files import absolute_file
 def evaluate(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or the checkpoint that -resume names; writes `result.json`."""
     logger = start_log(command, context)
-    opened = open_evaluation(command, context, logger)
-    config, samples = opened.config, opened.samples
+    plan = plan_evaluation(command, context, logger)
+    session = build_evaluation_session(plan, context, logger)
+    config, samples, evaluator = plan.config, plan.samples, session.evaluator
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
     bad_images = BadImageList(context.rank, folder)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)
     started = time.perf_counter()
-    metrics, results = opened.evaluator.evaluate(opened.model, batches)
+    metrics, results = evaluator.evaluate(session.model, batches)
     seconds = time.perf_counter() - started
-    precision = opened.evaluator.precision.name
-    log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, opened.title, precision)
+    precision = evaluator.precision.name
+    log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
     if results:  # on the main process
-        about = {"split": opened.split, "checkpoint": absolute_file(str(config.model.pretrained))}
+        about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
         result = {
             **metrics.values,
             **about,
@@ -45,11 +47,11 @@ def evaluate(command: Command, context: ProcessContext) -> int:
             "device": device_name(context.device),
         }
         write_result(folder, result)  # before the files, which may fail
-        files = build_eval_files(config, samples, opened.evaluator, folder)
-        summary = files.write(metrics, results, opened.model, epoch=None, **about)
+        files = build_eval_files(config, samples, evaluator, folder)
+        summary = files.write(metrics, results, session.model, epoch=None, **about)
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
         write_result(folder, result | figures)
-        score = f"{opened.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
+        score = f"{plan.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
         score += class_figures(read_contents(folder))
         logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
     return 0

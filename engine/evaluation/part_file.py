@@ -16,6 +16,7 @@ from configs.schema import Config
 from datasets.sources.digest import digest_of
 from datasets.sources.samples import Samples
 from engine.evaluation.results import SampleResults
+from engine.run.log import RunLogger
 
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
 _WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
@@ -67,3 +68,12 @@ class PartFile:
                     errors = dict(fields.pop("errors"))
                     yield SampleResults(**{name: np.array(fields[name]) for name in fields}, errors=errors)
                     start += len(fields["labels"])
+
+
+def open_part_file(path: Path, digest: str, num_samples: int, logger: RunLogger) -> PartFile:
+    """The results of an earlier run with the same inputs, of `num_samples`, or else an empty file."""
+    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest)
+    if existed:
+        start = f"continues after {part.num_samples} of {num_samples} images" if part.num_samples else "starts again"
+        logger.info(f"----- {path}: the prediction {start}, by the digest of weights, images and options")
+    return part

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from timm.data import ImageNetInfo, infer_imagenet_subset
@@ -14,7 +14,7 @@ from configs.reading.command_line import Command
 from configs.reading.prediction import Prediction, Split
 from configs.rules import Facts, resolve
 from configs.schema import Config, Data, Model
-from configs.weights import WeightsRecord, follow
+from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset
 from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.digest import digest_of
@@ -25,43 +25,53 @@ from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from engine.checkpoint.weights_record import weights_record
 from engine.parallel.same_options import check_same_options
+from engine.plan.find import find_on_all_ranks
 from engine.plan.training import describe_preprocessing
 from engine.run.facts import EvaluationData, Fact
+from engine.run.log import RunLogger
 from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+
+_TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a split, in the log
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
     """An evaluation or a prediction before its model is built; its options are final.
 
-    samples: to evaluate, with the class names of the model. split: 'train', 'val' or 'test'; 'all': of data without
-    splits. notes: lines for the log.
+    samples: to evaluate, with the class names of the model. class_mask: the logits to compute, bool (C,); None: all.
+    split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log. needs_head: False
+    if the weights may lack a head. notes: lines for the log.
     """
 
     config: Config
     samples: Samples
+    class_mask: np.ndarray | None
     split: str
+    title: str
+    needs_head: bool
     notes: list[str | Fact]
 
 
-def plan_evaluation(command: Command, context: ProcessContext) -> EvaluationPlan:
-    """Reads the samples to evaluate the weights `MODEL.PRETRAINED` on, or the images of a prediction.
+def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationPlan:
+    """Finds the weights, of `MODEL.PRETRAINED` or of -resume, and reads the samples to evaluate or to label.
 
     Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
     number of classes and, if the user named no model, its architecture. Every rank must call it.
 
     Raises:
-        UserError: as `read_samples` and `check_images`; no such weights; a preprocessing that contradicts the options.
-            In a prediction, missing and unreadable images are no errors.
+        UserError: as `read_samples` and `check_images`; no such checkpoint or weights; a preprocessing that contradicts
+            the options. In a prediction, missing and unreadable images are no errors.
     """
+    if command.config.model.resume:
+        command = command.with_weights(_find_weights(command.config, context, logger))
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
     split = _split_of(options.data, record, command.split)
     if prediction:
-        options = _for_prediction(options, record, prediction)
+        options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
     samples = _read(options, record, split, prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = resolve(options, facts)
@@ -72,9 +82,33 @@ def plan_evaluation(command: Command, context: ProcessContext) -> EvaluationPlan
     is_split = command.split or properties_of(config.data.dataset).may_lack_splits
     notes.append(_describe(samples, config, prediction, split if is_split else None))
     notes.append(name_classes(samples, record, config.model))
+    mask = None
+    if properties_of(config.data.dataset).synsets and not (prediction and prediction.path):
+        mask = class_mask(config.data.dataset, samples.class_names)
+        notes.append(
+            f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked"
+        )
     if split == "all" and not prediction and source_class(config.data.dataset).has_splits(config.data):
         split = "val"
-    return EvaluationPlan(config=config, samples=samples, split=split, notes=notes)
+    return EvaluationPlan(
+        config=config,
+        samples=samples,
+        class_mask=mask,
+        split=split,
+        title=_TITLES.get(command.split, "Validation"),
+        needs_head=not (prediction and prediction.embeds),
+        notes=notes,
+    )
+
+
+def _find_weights(config: Config, context: ProcessContext, logger: RunLogger) -> Path:
+    found = find_on_all_ranks(config, context, logger)
+    if found is None:
+        raise UserError(
+            f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate; name a run with "
+            "-resume=RUN, or give -pretrained"
+        )
+    return found.path
 
 
 def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[str | Fact]]:
@@ -93,17 +127,6 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     followed = follow(options, given, record, evaluates=True)
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
     return followed.options, record, notes
-
-
-def _for_prediction(options: Config, record: WeightsRecord | None, prediction: Prediction) -> Config:
-    """Skips unusable images, saves no logits. Images of a path get labels of the training's kind and number."""
-    changes: dict[str, Any] = {"on_bad_image": "skip"}
-    options = options.model_copy(update={"eval": options.eval.model_copy(update={"save_logits": False})})
-    if prediction.path:
-        options = options.with_model(num_classes=options.model.num_logits)
-        if record and record.data.get("MULTI_LABEL") is True:
-            changes |= {"dataset": record.data["DATASET"], "multi_label": True}
-    return options.with_data(**changes)
 
 
 def _read(

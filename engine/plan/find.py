@@ -1,6 +1,7 @@
 """Finds the checkpoint that -resume names, on all ranks."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def find_on_all_ranks(
     config: Config,
     context: ProcessContext,
     logger: RunLogger,
-    lock: Callable[[Path], Any] = lambda folder: None,
+    lock: Callable[[Path], object] = nullcontext,
 ) -> FoundCheckpoint | None:
     """Finds the checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
 

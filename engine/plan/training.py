@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.parts import check_plugins
@@ -54,13 +53,18 @@ class Plan:
     preprocessing: Preprocessing
     warnings: list[str]
 
+    @property
+    def run_folder(self) -> Path | None:
+        """The folder of the run that is resumed."""
+        return self.found.run_folder if self.found else None
+
 
 def plan_training(
     command: Command,
     context: ProcessContext,
     logger: RunLogger,
     find_batch_size: FindBatchSize,
-    lock: Callable[[Path], Any] = nullcontext,
+    lock: Callable[[Path], object] = nullcontext,
 ) -> Plan:
     """Finds the checkpoint to resume, reads the data, and completes the options. Every rank must call it.
 

@@ -45,12 +45,10 @@ def open_record(command: Command, session: Session, logger: RunLogger, locks: Ex
     """
     plan, context, progress = session.plan, session.state.context, session.position.progress
     command = replace(command, config=plan.config)
-    folder, saved = None, dict[str, Any]()
+    saved: dict[str, Any] = {}
     if plan.found:
-        folder = plan.found.run_folder
         saved = {"checkpoint": str(plan.found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
-    is_resumed = folder is not None
-    if folder:
+    if folder := plan.run_folder:
         enter_folder(folder, command, context, logger, progress.step)
     else:
         folder = open_new_folder(command, context, logger)
@@ -61,7 +59,7 @@ def open_record(command: Command, session: Session, logger: RunLogger, locks: Ex
         write_held_out(folder, plan.split)
         logger.note(disk_note(session.state, folder))
     resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
-    saved |= {"resume": resume} if is_resumed else {}
+    saved |= {"resume": resume} if plan.run_folder else {}
     return _record(session, folder, logger, begin_status(folder, context, resume, **saved))
 
 

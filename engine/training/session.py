@@ -56,7 +56,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
         logger.info(f"----- {note}")
     for warning in (*plan.warnings, *_warnings(state, is_new=plan.found is None)):
         logger.warn(f"Warning: {warning}")
-    record_environment(context, logger, plan.found.run_folder if plan.found else None)
+    record_environment(context, logger, plan.run_folder)
     return Session(
         plan=plan,
         state=state,

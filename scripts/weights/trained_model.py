@@ -17,6 +17,7 @@ from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.weights_record import describe_data, to_metadata, weights_record
 from engine.plan.evaluation import options_of_weights, plan_evaluation
 from engine.run.facts import Fact
+from engine.run.log import RunLogger
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError, error_from
@@ -95,7 +96,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     """
     config = command.config.with_model(resume=None)
     try:
-        plan = plan_evaluation(replace(command, config=config), context)
+        plan = plan_evaluation(replace(command, config=config), context, RunLogger(None, context))
     except UserError as error:
         raise error_from(
             error,

@@ -23,6 +23,7 @@ from engine.checkpoint.split_entry import exported_entry
 from engine.checkpoint.weights_record import is_description, read_record, to_metadata
 from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation
+from engine.run.log import RunLogger
 from utils.atomic_file import atomic_save
 from utils.errors import UserError
 
@@ -123,7 +124,7 @@ def test_the_split_is_that_of_the_training(images, tmp_path, cpu, rule):
         (other, halves, 40),
     ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, *more, weights)])
-        plan = plan_evaluation(command, cpu)
+        plan = plan_evaluation(command, cpu, RunLogger(None, cpu))
         config, samples = plan.config, plan.samples
         assert len(samples) == count
         assert config.data.split_seed == (3 if data == images or more == split else 0)
@@ -154,7 +155,7 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
         (old, None),
     ):
         command = parse_command_line(["-eval", *argv_for(data, tmp_path, f"MODEL.PRETRAINED={weights}")])
-        plan = plan_evaluation(command, cpu)
+        plan = plan_evaluation(command, cpu, RunLogger(None, cpu))
         samples, notes = plan.samples, plan.notes
         found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
         text = "\n".join(map(str, notes))

@@ -20,6 +20,7 @@ from datasets.transforms.host import build_eval_host_transform, build_host_trans
 from engine.checkpoint import weights_record
 from engine.plan.evaluation import plan_evaluation
 from engine.run.facts import Preprocessing, read_facts
+from engine.run.log import RunLogger
 from models.build import build_model
 from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
@@ -119,7 +120,7 @@ def photos(tmp_path) -> Path:
 
 def test_an_evaluation_of_published_weights_has_timms_values(photos, cpu):
     argv = ["-eval", f"-model={TV}", "-dataset=folder", f"-data_path={photos}", "-opts", "MODEL.PRETRAINED=timm"]
-    plan = plan_evaluation(parse_command_line(argv), cpu)
+    plan = plan_evaluation(parse_command_line(argv), cpu, RunLogger(None, cpu))
     config, notes = plan.config, plan.notes
     (fact,) = (note for note in notes if isinstance(note, Preprocessing))
     assert (config.data.imagenet_mean, config.data.interpolation) == ((0.485, 0.456, 0.406), "bilinear")
@@ -195,7 +196,9 @@ def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, m
     of_data = ["-dataset=folder", f"-data_path={photos}"]
     for weights in (run / "last.pth", *exports, tmp_path / "moved"):
         for command in (["-eval", *of_data], ["-predict", str(photos)]):
-            config = plan_evaluation(parse_command_line([*command, f"-pretrained={weights}"]), cpu).config
+            config = plan_evaluation(
+                parse_command_line([*command, f"-pretrained={weights}"]), cpu, RunLogger(None, cpu)
+            ).config
             data, kwargs = config.data, config.model.kwargs
             found = [data.image_size, data.imagenet_mean, data.imagenet_std, data.crop_pct, data.interpolation]
             assert found == values and config.model.name == "test_vit"
