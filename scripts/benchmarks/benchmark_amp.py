@@ -2,7 +2,6 @@
 
     python scripts/benchmarks/benchmark_amp.py -cfg=configs/vit_base_patch16_224.yaml -batch_size 64 -json a.json
     python scripts/benchmarks/benchmark_amp.py -table paddlevit
-    python scripts/benchmarks/benchmark_amp.py -table colossalai -loader -dataset=caltech101 -data_path=caltech101
     python scripts/benchmarks/benchmark_amp.py -accuracy -seeds 8 -cfg=configs/vit_digits.yaml -modes fp32,O1-bf16
 
 Each turn starts main_single_gpu.py on random images in memory (`-loader`: on the data of the recipe), in a process of
@@ -14,28 +13,21 @@ a document (documents.py) beside its published figures: see docs/benchmarks.md.
 
 import argparse
 import json
-import math
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch
-
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import entry_parser
 from configs.schema import Config
-from engine.training.batch_size import largest_size
-from scripts.benchmarks import documents
 from scripts.benchmarks.documents import DOCUMENTS, SPEED_COLUMNS
 from scripts.benchmarks.programs import ENTRY, MODES, add_turn_flags, build_program, final_top1, parse_names, run_turn
 from scripts.benchmarks.turns import NOISE, SPEED, Figures, compare, figures_table, seed_table
 from scripts.flags import add_flag, flag_parser, numbers, positive, positive_number, split_flags
 from utils.device import visible_gpus
-from utils.distributed import single_process
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 
@@ -43,7 +35,6 @@ SCRIPT = "benchmarks/benchmark_amp.py"
 GPU_MODES = "fp32,tf32,O1-fp16,O1-bf16,O2-fp16,O2-bf16,O3-fp16"
 CPU_MODES = "fp32,O1-bf16,O2-bf16,O3-bf16"  # on a CPU float16 is 10 to 100 times slower
 DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32"]  # 2.6 GB in float32
-_NEXT, _MAX_GROWTH = 1.05, 1000  # candidates of the largest batch size: steps, and the last one / the first one
 
 
 def main(argv: list[str]) -> int:
@@ -52,24 +43,18 @@ def main(argv: list[str]) -> int:
     commands = {row: [*rest, "-opts", *options] for row, options in rows.items()}
     configs = {row: parse_command_line(command).config for row, command in commands.items()}  # reports wrong options
     size, baseline = next(iter(configs.values())).data.batch_size, next(iter(rows))
-    measured: dict[str, dict[str, float]] = {}
     with TemporaryDirectory() as temporary:
         folder = (flags.output or Path(temporary)).absolute()
 
         def measure(row: str, number: int) -> dict[str, float]:
-            if flags.table == "paddle":
-                device, (epochs,) = single_process().device, flags.epochs
-                return documents.train_linears(configs[row], device, flags.steps, epochs, flags.width)
-            if flags.accuracy:
-                output = folder / f"{row}-seed{number}"
-                options = [f"SEED={number}", f"SAVE={json.dumps(str(output))}"]
-                command = [sys.executable, str(ENTRY), *commands[row], *options]
-                return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
-            known = measured[row] if number == flags.rounds else None
-            measured[row] = measure_speed(commands[row], configs[row], flags, folder / row, known)
-            return measured[row]
+            if not flags.accuracy:
+                return measure_speed(commands[row], configs[row], flags, folder / row)
+            output = folder / f"{row}-seed{number}"
+            options = [f"SEED={number}", f"SAVE={json.dumps(str(output))}"]
+            command = [sys.executable, str(ENTRY), *commands[row], *options]
+            return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
 
-        rounds = flags.seeds if flags.accuracy else flags.rounds + searches(flags)
+        rounds = flags.seeds if flags.accuracy else flags.rounds
         pairs = [] if flags.table or flags.accuracy else [(row, baseline) for row in rows if row != baseline]
         compare(SCRIPT, argv, size, rows, rounds, measure, lambda found: tables(flags, found), flags.json, pairs)
     return 0
@@ -80,7 +65,7 @@ def tables(flags: argparse.Namespace, figures: Figures) -> list[str]:
     if flags.table:
         document, first = DOCUMENTS[flags.table], next(iter(figures.values())).get("seconds")
         compared = {row: one | {"first": first} for row, one in figures.items()}
-        return [figures_table(compared, document.columns, document.published[-1 if flags.loader else 0])]
+        return [figures_table(compared, document.columns, document.published)]
     if not flags.accuracy:
         return [figures_table(figures, SPEED_COLUMNS)]
     endings = [f", {number} epochs" for number in flags.epochs] or [""]
@@ -99,16 +84,11 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.set_defaults(**document.defaults if document else {})
     flags, rest = split_flags(parser, argv)
     given, table = entry_parser(SCRIPT).parse_args(rest), flags.table
-    others = given != entry_parser(SCRIPT).parse_args([], argparse.Namespace(batch_size=given.batch_size))
-    is_random, has_limit = not (flags.loader or flags.accuracy), flags.memory_gb or visible_gpus() > 0
+    is_random = not (flags.loader or flags.accuracy)
     refused = {
         "-table: remove -modes and -accuracy; it has its own modes": table and (flags.modes or flags.accuracy),
-        "-table paddle: remove -loader and flags of training": table == "paddle" and (others or flags.loader),
-        "-table paddle: give one number with -epochs": table == "paddle" and len(flags.epochs) > 1,
-        "-width: is a flag of -table paddle; add it": flags.width and table != "paddle",
         "-table caltech256: remove -batch_size; it has 256 and 512": table == "caltech256" and given.batch_size,
-        "-table colossalai: on a CPU, give -memory_gb or -no_search": searches(flags) and not has_limit,
-        "-epochs: is a flag of -accuracy; add it": flags.epochs and not (flags.accuracy or table == "paddle"),
+        "-epochs: is a flag of -accuracy; add it": flags.epochs and not flags.accuracy,
         "-dataset, -data_path: add -loader; the images are random": is_random and (given.dataset or given.data_path),
     }
     for message in (message for message, is_wrong in refused.items() if is_wrong):
@@ -123,25 +103,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Measures speed, memory and accuracy of training in each precision.")
     modes = f"precision modes, of {', '.join(MODES)} (default: {GPU_MODES} on a GPU, {CPU_MODES} on a CPU)"
     add_flag(parser, "modes", metavar="A,B", help=modes)
-    tables = "the table of this document, by default with its settings; paddle: -steps different batches"
+    tables = "the table of this document, by default with its settings"
     add_flag(parser, "table", choices=DOCUMENTS, help=tables)
-    limit = "a mode that needs more has failed (default for the largest batch size: the memory of the GPU)"
+    limit = "a mode that needs more has failed"
     add_flag(parser, "memory_gb", type=positive_number, metavar="X", help=limit)
     add_flag(parser, "loader", action="store_true", help="train on the images of the recipe, not on random ones")
     add_turn_flags(parser, rounds=5, warmup=8, steps=100)
     add_flag(parser, "accuracy", action="store_true", help="compare the top-1 of the recipe over several seeds")
     add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="-accuracy: SEED 0 to N-1 (default: 8)")
-    epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's); -table paddle: one (default: 5)"
+    epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's)"
     add_flag(parser, "epochs", type=numbers, default=[], metavar="A,B", help=epochs)
-    add_flag(parser, "width", type=positive, metavar="N", help="-table paddle: features of each layer (default: 4096)")
-    search = "-table colossalai: do not search the largest batch sizes"
-    add_flag(parser, "no_search", action="store_true", help=search)
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
-
-
-def searches(flags: argparse.Namespace) -> bool:
-    return flags.table == "colossalai" and not flags.no_search
 
 
 def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
@@ -156,64 +129,23 @@ def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
     return {mode + ending: [*MODES[mode], *options] for ending, options in epochs.items() for mode in modes}
 
 
-def measure_speed(
-    argv: list[str], config: Config, flags: argparse.Namespace, folder: Path, known: dict[str, float] | None
-) -> dict[str, float]:
-    """Figures of a turn, or, if those are `known`, of the largest batch size.
+def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Figures of a turn.
 
     Raises:
         UserError: as `run_turn`, or the peak memory is above -memory_gb.
     """
-    size, accum_iter = config.data.batch_size, config.train.accum_iter
+    size, program = config.data.batch_size, "recipe" if flags.loader else "ready"
     # As the random images have.
     classes = [] if flags.loader else [f"MODEL.NUM_CLASSES={max(1000, config.model.num_logits)}"]
-
-    def run(batch_size: int) -> dict[str, float]:
-        options = [*argv, *classes, f"DATA.BATCH_SIZE={batch_size}"]
-        program = build_program("recipe" if flags.loader else "ready", options, flags.interval, folder)
-        figures = run_turn(program, flags.warmup, flags.steps, flags.limit, batch_size * accum_iter)
-        if flags.memory_gb and figures["peak_memory_bytes"] > 1e9 * flags.memory_gb:
-            needed = f"{figures['peak_memory_bytes'] / 1e9:.2f}"
-            raise UserError(f"out of memory: needs {needed} GB of {flags.memory_gb:g} GB")
-        return figures
-
-    if known:
-        limit = 1e9 * flags.memory_gb if flags.memory_gb else torch.cuda.get_device_properties(0).total_memory
-        return largest_batch(run, size, known, limit)
-    figures = run(size)
+    built = build_program(program, [*argv, *classes], flags.interval, folder)
+    figures = run_turn(built, flags.warmup, flags.steps, flags.limit, size * config.train.accum_iter)
+    if flags.memory_gb and figures["peak_memory_bytes"] > 1e9 * flags.memory_gb:
+        needed = f"{figures['peak_memory_bytes'] / 1e9:.2f}"
+        raise UserError(f"out of memory: needs {needed} GB of {flags.memory_gb:g} GB")
     figures["seconds"] = 100 * size / figures[SPEED]
     figures["cpu_seconds"] = figures["seconds"] * figures["cpu_seconds_per_second"]
     return figures
-
-
-def largest_batch(
-    run: Callable[[int], dict[str, float]], base: int, figures: dict[str, float], limit_bytes: float
-) -> dict[str, float]:
-    """A batch size within 5% (or 8 images) of the largest that trains, and its images/s.
-
-    `at_least` is the size, too, if another limit than the memory was found.
-
-    Args:
-        run: trains with a batch size; raises UserError if it cannot.
-        base, figures: a batch size that trains, and its figures.
-    """
-    measured, sizes, of_memory = {base: figures}, [max(1, base // 2), base], True
-
-    def peak_bytes(size: int) -> float:
-        nonlocal of_memory
-        try:
-            measured[size] = measured.get(size) or run(size)
-        except UserError as error:
-            print(f"batch size {size}: {error}", file=sys.stderr, flush=True)
-            of_memory = bool(re.search("memory|SIGKILL", str(error)))
-            return math.inf
-        return measured[size]["peak_memory_bytes"]
-
-    while sizes[-1] < _MAX_GROWTH * base:
-        sizes.append(max(sizes[-1] + 8, int(_NEXT * sizes[-1])) // 8 * 8)
-    size = largest_size(sizes, peak_bytes, limit_bytes) or base
-    largest = {"largest_batch_size": size, "largest_images_per_second": measured[size][SPEED]}
-    return largest if of_memory else largest | {"at_least": size}
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     config = parse_command_line([*DEFAULTS, *rest]).config.model_copy(update={"train": Train()})
     _check_comparable(config)
     if flags.sources:
-        require("-sources", "webdataset", "obstore", "braceexpand")
+        require("-sources", "obstore", "braceexpand")
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
-    sources_help = "compare a folder and tar shards (local, over HTTP, WebDataset) instead of loaders"
+    sources_help = "compare a folder and tar shards (local, over HTTP) instead of loaders"
     add_flag(parser, "sources", action="store_true", help=sources_help)
     add_timm_flag(parser)
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")

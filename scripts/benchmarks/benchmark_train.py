@@ -1,22 +1,17 @@
 """Compares training through the entry script with a bare loop of the same model and with timm's train.py.
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
-    python scripts/benchmarks/benchmark_train.py -programs ready -loops 0,2,9 -spins 300000,0,1000,10000
+    python scripts/benchmarks/benchmark_train.py -programs ready,bare
 
 By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -amp and without dropout, because timm's
 train.py has no dropout by default. programs.py lists the programs, docs/benchmarks.md describes a turn.
-
-`-loops` runs busy loops beside the turns, as other programs would. `-spins` are values of libgomp's GOMP_SPINCOUNT: how
-long OpenMP's threads spin on a CPU before they sleep. 300000 is libgomp's default; 0 is OMP_WAIT_POLICY=passive.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
-from subprocess import Popen
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -32,10 +27,10 @@ from datasets.transforms.device import build_eval_transform
 from engine.training.optimization.optimizer import build_optimizer, set_lr
 from engine.training.trial import build_state, ready_batches
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
-from scripts.benchmarks.programs import PROGRAMS, Program, add_turn_flags, build_program, parse_names, run_turn
+from scripts.benchmarks.programs import PROGRAMS, add_turn_flags, build_program, parse_names, run_turn
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
 from scripts.benchmarks.turns import Figures, compare, figures_table, memory, speed
-from scripts.flags import add_flag, flag_parser, numbers, split_flags
+from scripts.flags import add_flag, flag_parser, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
@@ -48,7 +43,6 @@ DEFAULTS = [*MODEL, "-batch_size=32", "-num_workers=2", "-amp"]
 OTHERS = {"bare", "timm", "timm_explicit"}  # not the entry scripts
 RATIOS = (("jpeg", "timm"), ("jpeg", "timm_explicit"), ("ready", "bare"), ("jpeg", "ready"), ("bare", "timm"))
 SUPPORTED = {"accum_iter": 1, "model_ema": False, "mixup_alpha": 0.0, "cutmix_alpha": 0.0}  # the only values
-Turns = dict[str, tuple[str, int, int | None]]  # label -> program, busy loops beside it, spins
 
 
 def main(argv: list[str]) -> int:
@@ -67,17 +61,17 @@ def main(argv: list[str]) -> int:
             steps = flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * config.data.num_workers + 3 * flags.interval
             link_images(images, folder / "data", entries=steps * config.data.batch_size)
         programs = {name: build_program(name, rest, flags.interval, folder, flags.timm_train) for name in names}
-        turns = {label(*turn): turn for turn in product(names, flags.loops, flags.spins)}
+        size = config.data.batch_size
 
-        def measure(turn: str, _: int) -> dict[str, float]:
-            return measure_turn(programs, *turns[turn], flags, config.data.batch_size)
+        def measure(name: str, _: int) -> dict[str, float]:
+            ranks = max(1, visible_gpus()) if name == "ranks" else 1
+            return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, ranks * size)
 
         def texts(figures: Figures) -> list[str]:
             heading = f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:"
             return [f"{heading}\n\n{figures_table(figures, {'images/s': speed, 'peak memory (GB)': memory})}"]
 
-        size, pairs = config.data.batch_size, ratio_pairs(turns, flags.spins[0])
-        compare(SCRIPT, argv, size, turns, flags.rounds, measure, texts, flags.json, pairs)
+        compare(SCRIPT, argv, size, names, flags.rounds, measure, texts, flags.json, RATIOS)
     return 0
 
 
@@ -87,40 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     programs = "; ".join(f"{name}: {text}" for name, text in PROGRAMS.items())
     add_flag(parser, "programs", metavar="A,B", help=f"{programs} (default: all that can run here, but ranks)")
-    loops = "numbers of busy loops beside each program (default: 0)"
-    add_flag(parser, "loops", type=numbers, default=[0], metavar="A,B", help=loops)
-    spins = "values of GOMP_SPINCOUNT; ratios to the first one (default: the entry scripts')"
-    add_flag(parser, "spins", type=numbers, default=[None], metavar="A,B", help=spins)
     add_turn_flags(parser, rounds=6, warmup=8, steps=12)
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # run the bare loop in this process
     return parser
-
-
-def measure_turn(
-    programs: dict[str, Program], name: str, loops: int, spins: int | None, flags: argparse.Namespace, batch_size: int
-) -> dict[str, float]:
-    """The figures of a program beside busy loops, with a number of spins."""
-    program, ranks = programs[name], max(1, visible_gpus()) if name == "ranks" else 1
-    if spins is not None:
-        program = program._replace(command=["env", f"GOMP_SPINCOUNT={spins}", *program.command])
-    with ExitStack() as busy:
-        for _ in range(loops):
-            loop = busy.enter_context(Popen([sys.executable, "-Sc", "while True: pass"]))
-            busy.callback(loop.kill)
-        return run_turn(program, flags.warmup, flags.steps, flags.limit, ranks * batch_size)
-
-
-def ratio_pairs(turns: Turns, first_spins: int | None) -> list[tuple[str, str]]:
-    """Two programs beside the same loops, and one program with other spins."""
-    beside = dict.fromkeys(turn[1:] for turn in turns.values())
-    programs = [(label(one, *same), label(other, *same)) for one, other in RATIOS for same in beside]
-    others = [turn for turn in turns.values() if turn[-1] != first_spins]
-    return programs + [(label(*turn), label(*turn[:-1], first_spins)) for turn in others]
-
-
-def label(name: str, loops: int, spins: int | None) -> str:
-    beside = [f"{loops} busy loops"] if loops else []
-    return ", ".join([name, *beside, *([] if spins is None else [f"{spins} spins"])])
 
 
 def checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 import timm.data
 import torch
 from torch.utils.data import DataLoader
-from torchvision import transforms
 
 from configs.schema import Config, Data
 from datasets.decoding.decode import open_image
@@ -38,16 +37,15 @@ SHARD_MB = 4  # two windows of 16 shards, which may be there when a cold turn be
 CACHE_GB = 4.0
 NUM_CLASSES = 1000
 _LIMIT_CROPS = 4096
-_SHUFFLE = 1000  # WebDataset's buffer, samples
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
 OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
 ALONE = ", one process"
-FOLDER, LOCAL, WEBDATASET = "folder", "tar, local", "WebDataset, local"
+FOLDER, LOCAL = "folder", "tar, local"
 FOLDER_UINT8, SMALL = "folder, uint8", "tar, local, -size 256, uint8"
 COLD, WARM, UNCACHED = (f"tar over HTTP, {cache}" for cache in ("cold cache", "warm cache", "no cache"))
 RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
-RATIOS += [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (LOCAL, WEBDATASET), (SMALL, FOLDER_UINT8)]
+RATIOS += [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (SMALL, FOLDER_UINT8)]
 
 
 def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
@@ -91,7 +89,6 @@ def source_streams(images: Path, folder: Path, config: Config, context: ProcessC
         LOCAL: lambda: ours("tar", folder / "shards"),
         FOLDER_UINT8: lambda: ours("folder", folder / "files", normalizes=False),
         SMALL: lambda: ours("tar", folder / "small", normalizes=False),
-        WEBDATASET: lambda: webdataset_batches(folder / "shards", config.data, context.device),
     }
     if "://" in url:
         streams |= {COLD: cold, WARM: lambda: ours("tar", url, "warm"), UNCACHED: lambda: ours("tar", url)}
@@ -170,34 +167,3 @@ def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
     for images, targets in chain.from_iterable(repeat(loader)):
         images.to(device), targets.to(device)
         yield len(images)
-
-
-def webdataset_batches(folder: Path, data: Data, device: torch.device) -> Iterator[int]:
-    """WebDataset, as its documentation recommends: batches are made by the workers, which share out the shards."""
-    import webdataset
-
-    on_gpu, shards = device.type == "cuda", sorted(map(str, folder.glob("train-*.tar")))
-    samples = (
-        webdataset.WebDataset(shards, shardshuffle=len(shards), nodesplitter=webdataset.split_by_node)
-        .repeat()
-        .shuffle(_SHUFFLE)
-        .decode("pil")
-        .to_tuple("jpg", "cls")
-        .map_tuple(reference_transform(data), int)
-        .batched(data.batch_size)
-    )
-    for images, targets in DataLoader(samples, batch_size=None, num_workers=data.num_workers, pin_memory=on_gpu):
-        images.to(device, non_blocking=on_gpu), torch.as_tensor(targets).to(device, non_blocking=on_gpu)
-        yield len(images)
-
-
-def reference_transform(data: Data) -> transforms.Compose:
-    """The transform of torchvision's references for classification."""
-    interpolation = transforms.InterpolationMode(data.interpolation)
-    return transforms.Compose([
-        transforms.RandomResizedCrop(data.image_size, data.random_crop_scale, data.random_crop_ratio, interpolation),
-        transforms.RandomHorizontalFlip(data.hflip_prob),
-        transforms.PILToTensor(),
-        transforms.ConvertImageDtype(torch.float32),
-        transforms.Normalize(data.imagenet_mean, data.imagenet_std),
-    ])  # fmt: skip

@@ -167,9 +167,9 @@ def memory(one: dict[str, Any]) -> str:
     return f"{max(one['peak_memory_bytes']) / 1e9:.2f}" if "peak_memory_bytes" in one else ""
 
 
-def mean_of(figure: str, number_format: str, unit: str = "", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
+def mean_of(figure: str, number_format: str, unit: str = "") -> Callable[[dict[str, Any]], str]:
     """A cell with the mean of a figure; empty for a contender without it."""
-    return lambda one: f"{statistics.mean(one[figure]) / scale:{number_format}}{unit}" if figure in one else ""
+    return lambda one: f"{statistics.mean(one[figure]):{number_format}}{unit}" if figure in one else ""
 
 
 def median_and_range(values: Sequence[float], number_format: str) -> str:

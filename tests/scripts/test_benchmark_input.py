@@ -116,11 +116,8 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     )
     ours = build_eval_transform(data)(batch.images)
     for index, image in enumerate(ours):
-        with Image.open(samples.location(index)) as picture:
-            reference = streams.reference_transform(data)(picture)
-        assert (image - reference).abs().mean() < 0.5 / 127.5
         (timms,) = timm_images[timm_targets == batch.targets[index]]
-        torch.testing.assert_close(timms, reference, rtol=0, atol=1e-5)
+        assert (image - timms).abs().mean() < 0.5 / 127.5
 
 
 def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
@@ -140,7 +137,6 @@ def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("is_served", [False, True])
 def test_sources_are_compared(is_served, tmp_path, monkeypatch):
-    pytest.importorskip("webdataset")
     pytest.importorskip("obstore")
     monkeypatch.setattr(streams, "ENTRIES", 64)
     monkeypatch.setattr(streams, "SHARD_MB", 0.02)
@@ -154,7 +150,7 @@ def test_sources_are_compared(is_served, tmp_path, monkeypatch):
     result = json.loads((tmp_path / "a.json").read_text())
     over_http = {streams.COLD, streams.WARM, streams.UNCACHED}
     assert over_http & result["figures"].keys() == (over_http if is_served else set())
-    assert (len(result["figures"]), len(result["ratios"])) == ((8, 6) if is_served else (5, 3))
+    assert (len(result["figures"]), len(result["ratios"])) == ((7, 5) if is_served else (4, 2))
     assert all(len(one["images_per_second"]) == 2 for one in result["figures"].values())
 
 

@@ -4,9 +4,7 @@ import json
 import os
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from conftest import TINY_VIT
@@ -188,7 +186,6 @@ def test_timm_trains_in_the_same_way(train_py):
     [
         (["-programs=jpegs"], "jpegs.* jpeg"),
         (["-programs=jpeg,timm"], "-timm_train"),
-        (["-loops=0,-1"], "-loops"),
         (["-timm_train=/no/such/train.py"], "/no/such/train.py"),
         ([f"-timm_train={__file__}", "-opts", "MODEL.NAME=my_vit"], "MODEL.NAME my_vit"),
         (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),
@@ -200,39 +197,6 @@ def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
     monkeypatch.setattr(benchmark_train, "make_images", lambda *_: pytest.fail("images were made"))
     with pytest.raises(UserError, match=said):
         benchmark_train.main(argv)
-
-
-class Loop(AbstractContextManager):
-    """A busy loop that uses no time. As with Popen, the end of the context waits for its process."""
-
-    running: ClassVar[list["Loop"]] = []
-
-    def __init__(self, command) -> None:
-        self.running.append(self)
-
-    def kill(self) -> None:
-        self.running.remove(self)
-
-    def __exit__(self, *error) -> None:
-        assert self not in self.running
-
-
-def test_turns_beside_busy_loops(tmp_path, monkeypatch, capsys):
-    speeds, seen = {"300000": 2.0, "1000": 5.0}, []
-
-    def measure(program, *others):
-        spins = program.command[1].removeprefix("GOMP_SPINCOUNT=")
-        seen.append((spins, len(Loop.running)))
-        return {"images_per_second": speeds[spins]}
-
-    monkeypatch.setattr(benchmark_train, "run_turn", measure)
-    monkeypatch.setattr(benchmark_train, "Popen", Loop)
-    flags = ["-programs=ready", "-loops=0,3", "-spins=300000,1000", "-rounds=1", f"-json={tmp_path / 'busy.json'}"]
-    assert benchmark_train.main(flags) == 0
-    assert seen == [(spins, loops) for loops in (0, 3) for spins in speeds]
-    assert not Loop.running  # they end with their turn
-    ratios = json.loads((tmp_path / "busy.json").read_text())["ratios"]
-    assert list(ratios.values()) == [[2.5], [2.5]] and "3 busy loops, 1000 spins" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ from utils.device import visible_gpus
 
 ROOT = Path(__file__).parents[3]
 LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 80, "tests_compile": 120, "loaders": 90}
-LIMITS |= {"paddlevit": 420, "colossalai": 500, "paddle": 60, "caltech256": 240}  # seconds; of programs, by kind:
+LIMITS |= {"paddlevit": 420, "caltech256": 240}  # seconds; of programs, by kind:
 LIMITS |= {"eager": 30, "ranks": 45, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}
-TABLES = ("paddlevit", "colossalai", "paddle", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
+TABLES = ("paddlevit", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
 INTERVAL, WARMUP_STEPS = 10, 20  # steps
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
