@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import GREY, TINY_VIT, read_result, train
 from PIL import Image
+from source_helpers import write_image
 
 import main_single_gpu
 from configs.reading.command_line import parse_command_line
@@ -23,11 +24,6 @@ def argv_for(root: Path, output: Path) -> list[str]:
     options = [*TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"]
     flags = ["-dataset=folder", f"-data_path={root}", "-batch_size=4", f"-output={output}", "-num_workers=0"]
     return [*flags, "-opts", *options]
-
-
-def write_image(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (9, 9), 50).save(path)
 
 
 @pytest.fixture
