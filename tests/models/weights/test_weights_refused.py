@@ -23,19 +23,11 @@ HUGE = torch.zeros(1).as_strided((10**12,), (0,))
     [
         ("norm.bias", None, "missing tensors: norm.bias;"),
         ("norm.bias", torch.ones(47), "norm.bias 47, not 48"),
-        ("norm.bias", torch.tensor(1.0), "norm.bias scalar, not 48"),
-        ("head.weight", torch.ones(7, 47), "head.weight 7x47, not 10x48"),
-        ("head.bias", torch.ones(7), "head.bias 7, not 10"),
-        ("patch_embed.proj.weight", torch.ones(48, 3, 4, 4), "patch_embed.proj.weight 48x3x4x4, not 48x3x8x8"),
         ("pos_embed", torch.ones(1, 18, 48), "pos_embed 1x18x48, not 1x17x48"),
-        ("pos_embed", torch.ones(2, 10, 48), "pos_embed 2x10x48, not 1x17x48"),
-        ("pos_embed", torch.ones(1, 10), "pos_embed 1x10, not 1x17x48"),
         ("pos_embed", torch.ones(1, 1, 48), "pos_embed 1x1x48, not 1x17x48"),
         ("norm.bias", torch.ones(48, dtype=torch.int64), "norm.bias torch.int64"),
         ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
-        ("norm.bias", torch.full((48,), 1e300, dtype=torch.float64), "NaN or infinite values: norm.bias;"),
         ("norm.bias", HUGE, "norm.bias is larger than its data"),
-        ("unused", HUGE, "unused is larger than its data"),
         ("norm.bias", torch.ones(48, device="meta"), "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48).to_sparse(), "norm.bias is larger than its data"),
     ],
@@ -72,15 +64,6 @@ def test_paths_that_are_no_weight_file(tmp_path):
     for path in (tmp_path / "gone", "/x" * 5000, tmp_path / "vit.onnx"):
         message = refusal(path)
         assert all(ending in message for ending in ENDINGS)
-
-
-def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    def denied(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "vit.safetensors").touch()
-    monkeypatch.setattr("models.weights.read.load_file", denied)
-    assert "Permission denied" in refusal(tmp_path / "vit.safetensors")
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
@@ -138,10 +121,7 @@ NORM = "encoder.encoder_norm.bias"
 FOREIGN = {
     "another model": (paddle_state() | {"features.0.weight": np.ones(1, "f4")}, "features.0.weight, .*not in this ViT"),
     "no arrays": (paddle_state() | {NORM: np.array([None])}, f"{NORM} is not an array of numbers"),
-    "texts": (paddle_state() | {NORM: "text"}, f"{NORM} is not an array of numbers"),
-    "lists": (paddle_state() | {NORM: [1.0]}, f"{NORM} is not an array of numbers"),
     "no dict": (np.ones(3), "contains no dict of weights"),
-    "no dict in it": ({"model": 3}, "model is not an array of numbers"),
     "nothing": ({"model": {}}, "contains nothing,"),
 }
 
@@ -162,7 +142,6 @@ NESTED = b")" + b"q\x00h\x00\x86" * 60  # a pair of the previous pair, 60 times
 BOMBS = {
     "remembers more than there is": b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".",
     "a key that takes for ever to hash": b"\x80\x04}" + NESTED + b"Ns.",
-    "a set": b"\x80\x04(" + NESTED + b"\x91.",
     "a text of 2 ** 60 bytes": b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.",
     "bytes in an encoding of its choice": b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x08\x00\x00\x00punycodetR.",
     "a dict of pairs": b"\x80\x02ccollections\nOrderedDict\n((" + NESTED + b"Ntl\x85R.",
@@ -209,8 +188,3 @@ def test_npz_with_a_billion_empty_blocks(tmp_path):
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "f4")
     np.savez(tmp_path / "vit.npz", **arrays)
     assert "blocks.0.norm1.weight 0, not 48" in refusal(tmp_path / "vit.npz")
-
-
-def test_npz_of_something_else(tmp_path):
-    np.savez(tmp_path / "data.npz", images=np.ones(3), labels=np.ones(3))
-    assert "images, labels" in refusal(tmp_path / "data.npz")
