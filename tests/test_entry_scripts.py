@@ -118,9 +118,8 @@ def test_two_ranks_train_and_resume_under_another_launcher(imagenet, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--use-env",)], ids=["with --local-rank", "without"])
-def test_torchs_former_launcher_starts_ranks(imagenet, tmp_path, more):
-    former = ("-m", "torch.distributed.launch", *TORCHRUN[2:], *more)
+def test_torchs_former_launcher_starts_ranks(imagenet, tmp_path):
+    former = ("-m", "torch.distributed.launch", *TORCHRUN[2:])
     printed = run_script("main_multi_gpu.py", *flags(imagenet, tmp_path, "-dry_run"), launcher=former)
     assert "2 processes" in printed
 

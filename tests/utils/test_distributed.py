@@ -68,9 +68,6 @@ def test_torchrun():
     assert set(ended.out.splitlines()) >= AGREED
     assert ended.status == 1
     assert ended.err.count("error: disk: full\n") == 1
-    killed = end(start([*torchrun, WORKER, "one_is_killed"]))
-    (line,) = re.findall("^error: .*", killed.err, re.MULTILINE)
-    assert line.startswith("error: rank 1 (process ")
 
 
 def srun(case: str, **variables: str) -> list[subprocess.Popen]:
@@ -156,7 +153,6 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
         ("one_is_stopped", 1, "is stopped"),
         # As under NCCL: a main thread that is blocked receives no error.
         ("one_is_stopped_the_other_is_blocked", 1, "is stopped"),
-        ("one_reads_the_other_is_blocked", 1, "does not respond"),
         ("owner_is_stopped", 0, "is stopped"),  # of the key-value store, which does not answer
     ],
 )
@@ -168,15 +164,6 @@ def test_hanging_or_stopped_process_is_named_and_killed(case, lost, line, tmp_pa
     assert (both[1 - lost].status, both[lost].status) == (1, -signal.SIGKILL)
     if case == "one_is_stopped":
         assert (status := read_json(tmp_path / STATUS))["state"] == "failed" and status["message"] == found[0]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_hang_under_nccl_is_named():
-    """NCCL itself would end the process after 65 seconds."""
-    waiting, hanging = map(end, srun("one_hangs_under_nccl", CUDA_VISIBLE_DEVICES="0,1"))
-    assert re.search(r"^error: rank 1 \(process \d+ on .*\) does not respond", waiting.err, re.MULTILINE)
-    assert [waiting.status, hanging.status] == [1, -signal.SIGKILL]
 
 
 @pytest.mark.slow

@@ -26,12 +26,6 @@ def scaler_and_optimizer(**options) -> tuple[torch.amp.GradScaler, torch.optim.O
     return torch.amp.GradScaler("cpu", init_scale=8.0), torch.optim.SGD([parameter], lr=1.0, **options), parameter
 
 
-def test_batch_norm_is_the_base_class():
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    assert all(issubclass(kind, torch_compat.BatchNorm) for kind in kinds)
-    assert not issubclass(nn.LayerNorm, torch_compat.BatchNorm)
-
-
 def test_disable_torch_function_hides_a_mode():
     seen = []
 
@@ -131,13 +125,6 @@ def test_fused_optimizers_divide_the_gradients_and_skip(overflow):
     optimizer.step()
     expected = 1.0 if overflow else 1.0 - 6.0 / 2.0
     assert parameter.tolist() == [expected] * 2
-
-
-def test_is_compiled():
-    module = nn.Linear(2, 2)
-    assert not torch_compat.is_compiled(module)
-    module.compile()
-    assert torch_compat.is_compiled(module)
 
 
 def test_compiled_backward_without_autocast():
