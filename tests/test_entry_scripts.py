@@ -7,11 +7,9 @@ import shlex
 from contextlib import redirect_stdout
 
 import pytest
-from conftest import ROOT, only_run, read_result, run_script
+from conftest import only_run, read_result, run_script
 
 import main_single_gpu
-from configs.reading.command_line import parse_command_line
-from engine.commands.run import run
 from scripts import make_imagenet_sample
 from utils.errors import UserError
 
@@ -137,22 +135,6 @@ def two_ranks(imagenet, ranks):
 
 
 @pytest.mark.slow
-def test_evaluation_does_not_depend_on_the_number_of_ranks(imagenet, trained, tmp_path, cpu, ranks):
-    """7 samples are not a multiple of the batch size (2) or of the number of ranks."""
-    one, many = (
-        flags(imagenet, tmp_path / name, "-eval", f"-pretrained={trained[0] / 'best.pth'}", "-batch_size=2")
-        for name in ("one", "many")
-    )
-    run(parse_command_line(one), cpu)
-    ranks(3).run(many)
-    one, many = (only_run(tmp_path / name, "eval") for name in ("one", "many"))
-    for name in ("top1", "top5", "loss", "ece", "f1"):
-        assert read_result(one)[name] == read_result(many)[name], name
-    for table in ("per_class.csv", "confusion.csv", "calibration.csv", "mistakes.csv"):
-        assert (one / "evaluation" / table).read_bytes() == (many / "evaluation" / table).read_bytes()
-
-
-@pytest.mark.slow
 def test_ranks_share_batch_norm_statistics_for_evaluation(two_ranks):
     """The running statistics of the ranks differ until they are synchronized."""
     trained_one, evaluated = (only_run(two_ranks / "resnet", kind) for kind in ("train", "eval"))
@@ -169,19 +151,9 @@ def test_dry_run_prints_sizes_and_does_not_train(imagenet, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-USER_ERRORS = {
-    "many processes": (("-ngpus=2",), r"-ngpus 2: .*main_multi_gpu\.py"),
-    "unwritable": (("-output=/proc/none",), "/proc/none"),
-    "Paddle weights": (("-resume=tests/fixtures/paddlevit_small/checkpoint.pdparams",), r"checkpoint\.pdparams"),
-}
-
-
-@pytest.mark.parametrize("case", USER_ERRORS)
-def test_user_errors(imagenet, tmp_path, monkeypatch, case):
-    monkeypatch.chdir(ROOT)
-    more, expected = USER_ERRORS[case]
-    with pytest.raises(UserError, match=expected):
-        main_single_gpu.main([*flags(imagenet, tmp_path, *more)])
+def test_several_processes_are_refused_by_the_script_for_one(imagenet, tmp_path):
+    with pytest.raises(UserError, match=r"-ngpus 2: .*main_multi_gpu\.py"):
+        main_single_gpu.main([*flags(imagenet, tmp_path, "-ngpus=2")])
 
 
 @pytest.mark.slow

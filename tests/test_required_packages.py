@@ -61,15 +61,9 @@ def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path
     for name in ("sklearn", "obstore", "braceexpand", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)
     for use, message in (
-        (
-            lambda: source_class("digits"),
-            "DATA.DATASET digits: needs scikit-learn; pip install scikit-le",
-        ),
-        (
-            lambda: source_class("tar"),
-            "DATA.DATASET tar: needs obstore, braceexpand; pip install ",
-        ),
-        (lambda: check_loggers(["mlflow"]), "LOGGERS: needs mlflow; pip install mlflow"),
+        (lambda: source_class("digits"), "DATA.DATASET digits: needs scikit-learn"),
+        (lambda: source_class("tar"), "DATA.DATASET tar: needs obstore, braceexpand"),
+        (lambda: check_loggers(["mlflow"]), "LOGGERS: needs mlflow"),
     ):
         with pytest.raises(UserError, match=f"^{message}"):
             use()

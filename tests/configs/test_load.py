@@ -235,10 +235,8 @@ def test_options_in_the_log_are_those_that_differ_from_the_defaults():
     ("recipe", "flags", "dataset"),
     [
         ("DATASET: digits, DATA_PATH: x", [], "digits"),  # as in the folder of a run: its DATA_PATH is a default
-        ("DATASET: digits, DATA_PATH: x", ["-opts", "DATA.CROP_PCT=1"], "digits"),
         ("DATASET: digits, DATA_PATH: x", ["-data_path=y"], "imagenet2012"),  # which recognizes folders
         ("DATASET: fake", ["-opts", "DATA.DATA_PATH=y"], "imagenet2012"),
-        ("DATASET: digits", ["-data_path=y", "-dataset=csv"], "csv"),
         ("DATASET: csv, DATA_PATH: y", ["-data_path=x", "-opts", "DATA.DATASET=digits"], None),
         ("DATASET: csv, DATA_PATH: y", ["-dataset=digits"], "digits"),
         ("CROP_PCT: 1", ["-dataset=fake", "-data_path=y"], None),
@@ -267,10 +265,3 @@ def test_a_recipe_data_or_a_model_selects_a_run(capsys):
     with pytest.raises(SystemExit) as end:
         parse_command_line(["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"]).require_selection()
     assert end.value.code == 2 and capsys.readouterr().err.startswith("usage: main_single_gpu.py -cfg FILE")
-
-
-def test_the_log_says_that_a_second_yaml_file_replaces_the_first():
-    first, second = "-cfg=configs/vit_digits.yaml", "-cfg=configs/folder_small.yaml"
-    command = parse_command_line([first, second])
-    assert command.config == parse_command_line([second]).config
-    assert "configs/vit_digits.yaml is replaced" in command.notes[0] and "folder_small" in command.notes[0]

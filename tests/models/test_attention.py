@@ -112,3 +112,8 @@ def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
     allow_kernels(AUTO, GPU)
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), torch.no_grad():
         assert fused_kernels(model, torch.zeros(2, 3, 224, 224, device=GPU)) == [f"{kernel}_attention"]
+
+
+def test_the_log_names_the_kernel(digits_argv, cpu):
+    folder = train([*digits_argv, "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=1"], cpu)
+    assert "----- Attention: flash_attention\n" in (folder / "log.txt").read_text()

@@ -147,3 +147,9 @@ def test_options_that_a_model_of_timm_refuses(name, option, words):
     config = parse_command_line(["-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}", option]).config
     with pytest.raises(UserError, match=words):
         build_model(config.model, config.data, CPU)
+
+
+def test_attn_head_size():
+    model = vit_of(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
+    assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)

@@ -33,3 +33,11 @@ def test_a_gpu_without_op_lists_uses_it(options, expected):
     with fake_gpu():
         state = build_state(parse_command_line(argv).config, CONTEXT)
     assert isinstance(state.wrapped.patch_embed.proj, PatchLinear) == expected
+
+
+def test_incomplete_patches_are_ignored_as_before():
+    convolution = torch.nn.Conv2d(3, 8, 4, 4)
+    images = torch.randn(2, 3, 10, 9)
+    expected = convolution(images)
+    convolution.__class__ = PatchLinear
+    assert torch.equal(convolution(images), expected)

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -86,22 +85,6 @@ def mpirun(case: str) -> list[subprocess.Popen]:
     job |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"}  # srun starts the daemon of mpirun
     ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
     return [start([sys.executable, WORKER, case], **job, **dict.fromkeys(ranks, rank)) for rank in "01"]
-
-
-@pytest.mark.slow
-def test_pods_of_kubernetes_are_one_run():
-    """Both start the same torchrun, which reads its options from PET_ variables."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    job = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
-    pods = [
-        start([sys.executable, "-m", "torch.distributed.run", WORKER, "agree"], PET_NODE_RANK=rank, **job)
-        for rank in "01"
-    ]
-    both = [end(process) for process in pods]
-    assert [ended.status for ended in both] == [0, 0], both
-    lines = [line for ended in both for line in ended.out.splitlines()]
-    assert set(lines) >= {line.replace("/2 local 1/2", "/2 local 0/1").replace("0/2 cpu", "0/1 cpu") for line in AGREED}
 
 
 @pytest.mark.slow

@@ -62,12 +62,6 @@ def test_tuples_are_lists_and_no_keys(size, tmp_path):
             read(pickle.dumps({(1,) * size: 1}, protocol=protocol), tmp_path)
 
 
-def test_many_operations_are_refused(tmp_path):
-    """A mark takes 90 bytes."""
-    with pytest.raises(ValueError, match="operations"):
-        read(b"(" * 3_000_000, tmp_path)
-
-
 def test_a_dict_that_is_copied_many_times_takes_its_memory_once(tmp_path):
     items = b"}q\0(" + b"".join(b"J" + number.to_bytes(4, "little") + b"N" for number in range(1000)) + b"u"
     content = read(

@@ -11,7 +11,6 @@ from conftest import ROOT, train
 import main_multi_gpu
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
-from engine.commands.run import run
 from utils import device, distributed
 from utils.device import check_compute_capability, cpu_warning, visible_gpus
 from utils.errors import UserError
@@ -204,10 +203,3 @@ def test_freed_memory_is_reused():
         for kind in ("as it is", "kept")
     }
     assert faults["kept"] < 100 < 10_000 < faults["as it is"]
-
-
-def test_runs_on_a_cpu_enable_it(digits_argv, cpu, monkeypatch):
-    calls = []
-    monkeypatch.setattr("engine.commands.run.keep_freed_memory", lambda: calls.append(1))
-    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu) == 0
-    assert calls == [1]

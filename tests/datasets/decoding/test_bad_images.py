@@ -4,7 +4,6 @@ import csv
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -12,6 +11,7 @@ from conftest import (
     TINY_VIT,
     assert_same_state,
     eval_loader_for,
+    noise_folder,
     only_run,
     read_result,
     samples_for,
@@ -36,13 +36,8 @@ BAD_IN_VAL = {"class1/3.png": b"?"}
 @pytest.fixture
 def image_folder(tmp_path) -> Path:
     """40 small training images, three of them unreadable, and seven validation images, one of them unreadable."""
-    root = tmp_path / "image_folder"
-    rng = np.random.default_rng(0)
-    for split, count, bad in (("train", 40, BAD), ("val", 7, BAD_IN_VAL)):
-        for number in range(count):
-            path = root / split / f"class{number % 2}" / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(rng.integers(0, 256, (20, 24), dtype=np.uint8)).save(path)
+    root = noise_folder(tmp_path / "image_folder", 40, 7, (20, 24))
+    for split, bad in (("train", BAD), ("val", BAD_IN_VAL)):
         for name, content in bad.items():
             (root / split / name).write_bytes(content)
     return root

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from test_layers import loaded_with
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data, Train
@@ -329,10 +328,3 @@ def test_no_worker_outlives_its_run_even_stopped():
         workers = [int(pid) for pid in run.communicate(timeout=300)[0].split()]
         assert len(workers) == 2
         assert_gone(*workers)
-
-
-@pytest.mark.slow
-def test_workers_import_no_package_that_they_do_not_need():
-    """Each of these takes as long to import as torch itself, or longer."""
-    unneeded = {"torchvision", "timm", "sklearn", "torch._dynamo", "tensorboard", "matplotlib"}
-    assert not unneeded & loaded_with("datasets.loading.loader")

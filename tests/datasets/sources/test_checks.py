@@ -142,11 +142,3 @@ def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, c
     splits = [parse_command_line(["-dataset=digits", "-opts", f"DATA.SPLIT_SEED={seed}"]).config for seed in (0, 0, 1)]
     digits = [digest_of(*samples_for(config, cpu, "val")) for config in splits]
     assert digits[0] == digits[1] != digits[2]
-
-
-def test_links_to_parent_folders_are_noted(tmp_path, cpu):
-    write_images(tmp_path, "cat/a.jpg", "cat/b.jpg", "dog/a.jpg", "dog/b.jpg")
-    (tmp_path / "cat" / "up").symlink_to(tmp_path)
-    (tmp_path / "dog" / "itself").symlink_to(tmp_path / "dog")
-    (note,) = notes_about(tmp_path, "folder", cpu)
-    assert note.startswith(f"{tmp_path}: 2 link(s)") and note.endswith("'cat/up'")

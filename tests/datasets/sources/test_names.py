@@ -8,9 +8,7 @@ from conftest import GREY, TINY_VIT, read_result, train
 from PIL import Image
 from source_helpers import write_image
 
-import main_single_gpu
 from configs.reading.command_line import parse_command_line
-from utils.processes.entry import run_and_report_errors
 
 NAMES = [
     r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),
@@ -52,14 +50,3 @@ def test_a_whole_run(folders, tmp_path, cpu, capsys):
         assert all(character.isprintable() or character in "\r\n" for character in text), name
     assert texts["bad_images_0.csv"].count("\n") == len(texts["bad_images_0.csv"].splitlines())
     Image.open(folder / "curves.png").verify()
-
-
-def test_an_error_that_names_them(folders, tmp_path, capsys):
-    (folders / "train" / NAMES[2] / "\x1b[2J\n.png").unlink()
-    (folders / "train" / NAMES[2] / "\x1b[2J\n.png").symlink_to("gone")
-    argv = [*argv_for(folders, tmp_path), "DATA.ON_BAD_IMAGE=error"]
-    assert run_and_report_errors(main_single_gpu.main, argv) == 2
-    out, err = capsys.readouterr()
-    printed = out + err
-    assert all(character.isprintable() or character in "\r\n" for character in printed)
-    assert any(r"\x1b[2J\n.png' is not a file" in line for line in printed.splitlines())

@@ -83,23 +83,6 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
         assert "\n" not in str(caught.value) and str(caught.value).startswith(str(path))
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_flipped_bytes_raise_only_user_errors(tmp_path, ending):
-    """At the start and at the end, where archives have their directory, and anywhere."""
-    path = written(tmp_path, ending)
-    whole, chance = path.read_bytes(), np.random.default_rng(0)
-    for _ in range(150):
-        content = bytearray(whole)
-        low, high = [(0, 3000), (-1500, 0), (0, len(whole))][chance.integers(3)]
-        for place in chance.integers(low, high, size=3):
-            content[place % len(whole)] = chance.integers(256)
-        path.write_bytes(content)
-        try:
-            read(path)
-        except UserError as error:
-            assert "\n" not in str(error)
-
-
 def test_damaged_checkpoint(tmp_path):
     path = tmp_path / "last.pth"
     atomic_save(path, {"format": 1, "model": random_vit().state_dict(), "ema": None})
@@ -138,13 +121,10 @@ def test_pdparams_with_one_array_under_many_names(tmp_path):
     assert "uses one array for many tensors" in refusal(path)
 
 
-NESTED = b")" + b"q\x00h\x00\x86" * 60  # a pair of the previous pair, 60 times
 BOMBS = {
     "remembers more than there is": b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".",
-    "a key that takes for ever to hash": b"\x80\x04}" + NESTED + b"Ns.",
     "a text of 2 ** 60 bytes": b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.",
     "bytes in an encoding of its choice": b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x08\x00\x00\x00punycodetR.",
-    "a dict of pairs": b"\x80\x02ccollections\nOrderedDict\n((" + NESTED + b"Ntl\x85R.",
     "many operations": b"\x80\x04" + b"}" * 3 * 10**6 + b".",
 }  # fmt: skip
 
@@ -183,8 +163,19 @@ def test_archives_that_unpack_to_many_times_their_size(tmp_path, ending):
     assert "would unpack from" in refusal(tmp_path / f"vit.{ending}")
 
 
+def test_an_archive_with_a_damaged_directory(tmp_path):
+    path = written(tmp_path, "pth")
+    replace_bytes(path, b"PK\x01\x02", b"PK\x01\x03")
+    assert "is a damaged archive" in refusal(path)
+
+
 def test_npz_with_a_billion_empty_blocks(tmp_path):
     arrays = google_arrays(random_vit(), stacked=True)
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "f4")
     np.savez(tmp_path / "vit.npz", **arrays)
     assert "blocks.0.norm1.weight 0, not 48" in refusal(tmp_path / "vit.npz")
+
+
+def test_npz_of_something_else(tmp_path):
+    np.savez(tmp_path / "data.npz", images=np.ones(3), labels=np.ones(3))
+    assert "images, labels" in refusal(tmp_path / "data.npz")
