@@ -15,22 +15,9 @@ from utils.errors import UserError
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 RECIPE = """
-DATA:
-    IMAGE_SIZE: 32
-    CROP_PCT: 0.875
-MODEL:
-    TYPE: vit
-    NAME: vit_test
-    NUM_CLASSES: 10
-    PATCH_SIZE: 16
-    EMBED_DIM: 32
-    DEPTH: 2
-    NUM_HEADS: 2
-TRAIN:
-    NUM_EPOCHS: 2
-    WARMUP_EPOCHS: 1
-    BASE_LR: 3e-3
-    GRAD_CLIP: 1.0
+DATA: {IMAGE_SIZE: 32, CROP_PCT: 0.875}
+MODEL: {TYPE: vit, NAME: vit_test, NUM_CLASSES: 10, PATCH_SIZE: 16, EMBED_DIM: 32, DEPTH: 2, NUM_HEADS: 2}
+TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 1, BASE_LR: 3e-3, GRAD_CLIP: 1.0}
 SAVE_FREQ: 1
 """
 

@@ -91,13 +91,6 @@ def test_equal_names_are_refused_and_names_of_other_case_are_warned_about(tmp_pa
         read(tmp_path / "twice", cpu, "all", class_names=None)
 
 
-@pytest.mark.parametrize("below", ["", "val", "train"])
-def test_all_images_of_a_folder_without_splits(tmp_path, cpu, below):
-    write_classes(tmp_path / below, cat=20, dog=20)
-    (samples,) = read(tmp_path, cpu, "all", class_names=None)
-    assert len(samples) == (4 if below == "train" else 40)
-
-
 def test_number_of_classes(tmp_path, cpu):
     write_classes(tmp_path / "folder", cat=2, dog=2)
     assert number_of_classes("folder", read(tmp_path / "folder", cpu, "train", class_names=None)) == 2

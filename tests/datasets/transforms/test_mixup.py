@@ -7,8 +7,7 @@ import torch
 from scipy import stats
 
 from configs.schema import Data, Train
-from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import BadImage
+from datasets.batch import Batch
 from datasets.transforms.device import build_train_transform
 from datasets.transforms.mixup import MixDraws, Mixup
 
@@ -123,26 +122,9 @@ def test_probabilities_and_weights():
     assert stats.kstest(weight, stats.beta(0.8, 0.8).cdf).pvalue > 0.001
 
 
-@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
-def test_the_host_does_not_wait_for_the_device(mode):
-    """A tensor on the meta device has no values to wait for."""
-    images, targets = (tensor.to("meta") for tensor in batch_of(6))
-    for seed in range(10):
-        torch.manual_seed(seed)
-        mixed, mixed_targets = mixup_of(KINDS["half"], mode)(images, targets, 0)
-        assert mixed.shape == images.shape and mixed_targets.shape in ((6, 5), (6,))
-
-
 @pytest.mark.parametrize(("off_epoch", "mixed_epochs"), [(0, [0, 1, 2, 3]), (2, [0, 1])])
 def test_epochs_with_mixup(off_epoch, mixed_epochs):
     train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
     transform = build_train_transform(Data(), train, 4)
     batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
     assert [epoch for epoch in range(4) if transform(batch._replace(epoch=epoch))[1].ndim == 2] == mixed_epochs
-
-
-def test_a_batch_with_unreadable_images_is_not_mixed():
-    transform = build_train_transform(Data(), Train.model_validate({"MIXUP_ALPHA": 0.8}), 4)
-    batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, PADDING]), 1)
-    assert transform(batch._replace(targets=torch.tensor([3, 1])))[1].shape == (2, 4)
-    assert transform(batch._replace(bad=(BadImage("x.jpg", "", ""),)))[1].tolist() == [3, PADDING]
