@@ -54,6 +54,7 @@ SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
         ("mpirun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", **OPEN_MPI}),
         ("mpirun", {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}),
         ("torchrun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "LOCAL_RANK": "0", **ONE_OF_16}),
+        ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
         ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
         (None, {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1"}),
         *(("torchrun", {name: "2", "LOCAL_RANK": "0", **ONE_OF_16}) for name in ("SKYPILOT_NUM_NODES", "PET_NNODES")),

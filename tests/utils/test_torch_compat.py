@@ -153,3 +153,10 @@ def test_folders_of_the_compile_cache(tmp_path, monkeypatch):
     with torch_compat.empty_compile_cache():
         assert torch_compat.compile_cache_folders()["TORCHINDUCTOR_CACHE_DIR"] != named["TORCHINDUCTOR_CACHE_DIR"]
     assert torch_compat.compile_cache_folders() == folders
+
+
+def test_is_compiled():
+    module = nn.Linear(2, 2)
+    assert not torch_compat.is_compiled(module)
+    module.compile()
+    assert torch_compat.is_compiled(module)

@@ -133,6 +133,7 @@ def test_no_command_trains_on_the_cpu_instead_of_the_gpu(machine, start):
         (TOO_OLD, "0", True, "cpu", None),
         (NO_GPU, "7", True, None, "the variable names no GPU of this machine"),  # there are fewer
         (NO_GPU, None, False, "cuda", "-device cuda.*No CUDA GPUs are available"),
+        (NO_GPU, "-1", True, "cuda", "excludes all GPUs"),
         ("CUDA unknown error", None, True, None, "CUDA unknown error"),
         (NO_DRIVER, None, False, None, None),
         (NO_DRIVER, "NoDevFiles", False, None, None),

@@ -142,3 +142,17 @@ def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, c
     splits = [parse_command_line(["-dataset=digits", "-opts", f"DATA.SPLIT_SEED={seed}"]).config for seed in (0, 0, 1)]
     digits = [digest_of(*samples_for(config, cpu, "val")) for config in splits]
     assert digits[0] == digits[1] != digits[2]
+
+
+def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, cpu):
+    (tmp_path / "train.csv").write_text("image_path,target\nc.jpg,0\nc.jpg,0\nb.jpg,1\nb.jpg,1\ngone.jpg,0\n")
+    only = report_on(tmp_path, "csv", cpu)[-1]
+    assert only.startswith(f"{tmp_path}/train.csv:") and "is not a file" in only
+    write_images(tmp_path, "c.jpg", "b.jpg")
+    samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
+
+
+def test_a_report_on_data_without_files_names_the_data_set(tmp_path, cpu):
+    config = parse_command_line(["-dataset=digits", "-image_size=16", "-opts", "MODEL.NUM_CLASSES=5"]).config
+    with pytest.raises(Findings, match=r"^digits: 2 problems"):
+        samples_for(config, cpu, "train", "val")

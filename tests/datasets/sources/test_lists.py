@@ -135,6 +135,7 @@ def test_a_single_csv_is_split(tables, tmp_path, single_file):
     ("text", "line", "reason"),
     [
         ("", ":1", "the header lacks image_path or target"),
+        ("image_path,target\n", "", "lists no images"),
         (f"image_path,target\n{FIRST},\n", ":2", "DATA.MULTI_LABEL=true"),
         (f"image_path,target\n{FIRST},0\nb.jpg\n", ":3", "the number of fields differs from the header"),
         (f"image_path,target\n{FIRST},0.5\n", ":2", "'0.5' is not a class number"),
@@ -208,3 +209,13 @@ def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu, images,
         read_samples(options(tmp_path, dataset="csv", batch_size=8), None, cpu, "train", "val")
     line = str(error.value)
     assert "problems" not in line and re.search(found.replace("0", r"\d+"), line)
+
+
+def test_an_unknown_header_is_shown(tmp_path):
+    for data, shown in (
+        (b"filename;label\na.jpg;x\n", "it is ['filename', 'label'] (separator ';', encoding utf-8)"),
+        ("f\tx\n".encode("utf-16"), "it is ['f', 'x'] (separator '\\t', encoding utf-16)"),
+        (b"\x81\xff\xfe,target\n", "is not text in UTF-8, UTF-16 or cp1252"),
+    ):
+        (tmp_path / "train.csv").write_bytes(data)
+        assert_refused(lambda: Tables(options(tmp_path)).read("train"), f"{tmp_path}/train.csv", shown)

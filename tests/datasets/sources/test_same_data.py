@@ -72,6 +72,8 @@ def write_lists(root):
         write_image(root / name)
     for split in ("train", "val"):
         (root / f"{split}_list.txt").write_text("".join(f"{name} {label}\n" for name, label in rows))
+        table = "".join(f"{name},{'cd'[label]}|e\n" for name, label in rows)
+        (root / f"{split}.csv").write_text(f"image_path,target\n{table}")
 
 
 def write_shards(root, image=b"red"):
@@ -103,6 +105,7 @@ CASES = {
         "folder", write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70)), ["image 2 of 6 is"]
     ),
     "list": ("imagenet2012", write_lists, edit("val_list.txt", "2.jpg 0", "2.jpg 1"), ["(class 1 1;", "(class 0 0;"]),
+    "table": ("csv", write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
     "shards": ("tar", write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
 }  # fmt: skip
 
@@ -117,7 +120,7 @@ def test_the_first_difference_is_named(tmp_path, answers, case):
 
     def compare(context):
         root = tmp_path / context.host
-        data = options(root, dataset=dataset, cache_dir=str(root / "cache"))
+        data = options(root, multi_label=dataset == "csv", dataset=dataset, cache_dir=str(root / "cache"))
         source = source_class(dataset)(data)
         check_same_data([source.read(split) for split in ("train", "val")], context)
 

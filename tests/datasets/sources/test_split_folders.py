@@ -128,3 +128,11 @@ def test_a_folder_without_images_beside_it_is_no_second_problem(tmp_path, cpu):
     with pytest.raises(UserError, match=f"6 of 6 images .* -data_path={tmp_path}/Dataset;") as error:
         read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
     assert "\n" not in str(error.value)
+
+
+def test_splits_in_a_wrong_folder_are_not_taken_for_one(tmp_path, cpu):
+    """Neither split alone is the folder of all classes."""
+    make(tmp_path, "train/Dataset: a b", "val/Dataset: a b")
+    with pytest.raises(UserError, match="contains only one folder, Dataset") as error:
+        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
+    assert "-data_path" not in str(error.value)
