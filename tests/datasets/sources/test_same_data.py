@@ -101,6 +101,7 @@ def edit(name, old, new):
 CASES = {
     "class renamed": ("folder", write_folders, rename_class, ["/b/000.jpg (class 0 b;", "(class 0 a;"]),
     "file missing": ("folder", write_folders, lambda root: (root / "val/a/001.jpg").unlink(), ["of 3 is", "of 4 is"]),
+    "last file missing": ("folder", write_folders, lambda root: (root / "val/b/001.jpg").unlink(), ["3 images, not i"]),
     "other size": (
         "folder", write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70)), ["image 2 of 6 is"]
     ),

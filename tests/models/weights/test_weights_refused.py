@@ -169,6 +169,13 @@ def test_an_archive_with_a_damaged_directory(tmp_path):
     assert "is a damaged archive" in refusal(path)
 
 
+def test_npz_without_the_keys_of_an_attention(tmp_path):
+    arrays = google_arrays(random_vit())
+    del arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"]
+    np.savez(tmp_path / "vit.npz", **arrays)
+    assert "missing tensors: blocks.0.attn.qkv.weight;" in refusal(tmp_path / "vit.npz")
+
+
 def test_npz_with_a_billion_empty_blocks(tmp_path):
     arrays = google_arrays(random_vit(), stacked=True)
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((10**9, 0), "f4")
