@@ -42,12 +42,6 @@ def test_order_is_defaults_base_yaml_flags_opts(tmp_path):
     assert config.train.base_lr == 3e-3  # -opts over all
 
 
-def test_paddlevits_yaml_notation(tmp_path):
-    text = "TRAIN:\n    BASE_LR: 3e-3\n    GRAD_CLIP: None\n    OPTIMIZER:\n        BETAS: (0.9, 0.95)\nBASE: ['']\n"
-    train = parse_command_line([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config.train
-    assert (train.base_lr, train.grad_clip, train.optimizer.betas) == (3e-3, None, (0.9, 0.95))
-
-
 def test_arguments_of_the_optimizer_are_one_value(tmp_path):
     recipe = write(tmp_path, "a.yaml", "TRAIN: {OPTIMIZER: {NAME: adan, BETAS: [0.9, 0.8, 0.7], KWARGS: {a: 1}}}")
     first = parse_command_line([f"-cfg={recipe}", "-opts", "TRAIN.OPTIMIZER.KWARGS={b: [x]}"]).config
@@ -58,8 +52,19 @@ def test_arguments_of_the_optimizer_are_one_value(tmp_path):
     assert changed_options(to_yaml(first), to_yaml(without)) == {"TRAIN.OPTIMIZER.KWARGS": ({"a": 1, "b": ["x"]}, None)}
 
 
-def test_batch_size_sets_the_evaluation_batch_size_too():
-    assert parse_command_line(["-batch_size=64"]).config.data.eval_batch_size == 64
+def test_paddlevits_notation_and_numbers_of_yaml_1_2(tmp_path):
+    text = (
+        "BASE: ['']\nSEED: 010\nTRAIN: {BASE_LR: 3e-3, END_LR: .5, GRAD_CLIP: None, OPTIMIZER: {BETAS: '(0.9, 0.95)'}}"
+    )
+    config = parse_command_line([f"-cfg={write(tmp_path, 'a.yaml', text)}"]).config
+    train = config.train
+    assert (train.base_lr, train.end_lr, train.grad_clip, config.seed) == (3e-3, 0.5, None, 10)
+    assert train.optimizer.betas == (0.9, 0.95)
+
+
+def test_spellings_of_flags():
+    data = parse_command_line(["--image_size", "384", "-batch_size=64", "--dataset=folder"]).config.data
+    assert (data.image_size, data.dataset, data.batch_size, data.eval_batch_size) == (384, "folder", 64, 64)
     assert parse_command_line(["-batch_size=64", "-batch_size_eval=7"]).config.data.eval_batch_size == 7
 
 
@@ -69,14 +74,6 @@ def test_explicit_zero_is_a_value(tmp_path):
         [f"-cfg={recipe}", "-num_workers=0", "-last_epoch=0", "-opts", "TRAIN.WARMUP_EPOCHS=0"]
     ).config
     assert (config.data.num_workers, config.train.last_epoch, config.train.warmup_epochs) == (0, 0, 0)
-
-
-@pytest.mark.parametrize("dash", ["-", "--"])
-@pytest.mark.parametrize("joint", ["=", " "])
-def test_every_spelling_of_a_flag(dash, joint):
-    argv = f"{dash}image_size{joint}384 {dash}amp {dash}dataset{joint}folder".split()
-    config = parse_command_line(argv).config
-    assert (config.data.image_size, config.amp.enabled, config.data.dataset) == (384, True, "folder")
 
 
 def test_amp_as_switch_and_as_section(tmp_path):
@@ -106,52 +103,37 @@ def test_any_path_round_trips(text, tmp_path_factory):
 
 
 def test_folders_of_data_are_saved_absolute(tmp_path, monkeypatch):
-    """They may differ between the hosts of a run."""
+    """A run is resumed from any folder; they may differ between the hosts of a run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()
-    config = parse_command_line(["-opts", "DATA.DATA_PATH=a.csv", "DATA.IMAGE_ROOT=images"]).config
-    data = parse_value(to_yaml(config))["DATA"]
+    options = ["DATA.DATA_PATH=a.csv", "DATA.IMAGE_ROOT=images", "MODEL={TYPE: timm, PRETRAINED: timm}"]
+    config = parse_command_line(["-opts", *options]).config
+    saved = parse_value(to_yaml(config))
+    data = saved["DATA"]
     assert (data["DATA_PATH"], data["IMAGE_ROOT"]) == (str(tmp_path / "a.csv"), str(tmp_path / "images"))
+    assert saved["MODEL"]["PRETRAINED"] == "timm"
     assert not {"DATA.DATA_PATH", "DATA.IMAGE_ROOT"} & shared_options(config).keys()
-
-
-def test_numbers_are_yaml_1_2(tmp_path):
-    recipe = write(tmp_path, "a.yaml", "SEED: 010\nTRAIN: {BASE_LR: 1e-3, END_LR: .5, WEIGHT_DECAY: 1}\nSAVE: on")
-    config = parse_command_line([f"-cfg={recipe}"]).config
-    assert (config.seed, config.train.base_lr, config.train.end_lr, config.train.weight_decay) == (10, 1e-3, 0.5, 1)
-    assert config.save == "on"
 
 
 YAML_MISTAKES = {
     "unknown key": ("TRAIN:\n    BASE_LRR: 1", r":2: unknown key TRAIN.BASE_LRR; did you mean TRAIN.BASE_LR\?"),
     "wrong section": ("BASE_LR: 1", r":1: unknown key BASE_LR; did you mean TRAIN.BASE_LR\?"),
-    "lower case": ("train: {}", r":1: unknown key train; did you mean TRAIN\?"),
-    "wrong type": ("DATA:\n  IMAGE_SIZE: big", r":2: DATA.IMAGE_SIZE is 'big': input should be a valid integer"),
-    "bool for a number": ("SEED: true", r":1: SEED is True"),
     "yes for a bool": ("EVAL: yes", r":1: EVAL is 'yes'"),
-    "no switch": ("AMP: 1", r":1: AMP is 1: must be true, false or a section of keys"),
-    "empty path": ("SAVE: ''", r":1: SAVE is ''"),
     "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
-    "not finite": ("TRAIN: {BASE_LR: .inf}", r":1: TRAIN.BASE_LR"),
-    "one beta": ("TRAIN: {OPTIMIZER: {BETAS: [0.9]}}", r":1: TRAIN.OPTIMIZER.BETAS is .*at least 2"),
-    "arguments that are no mapping": ("TRAIN: {OPTIMIZER: {KWARGS: [1]}}", r":1: TRAIN.OPTIMIZER.KWARGS is \[1\]"),
-    "beta of one": ("TRAIN: {OPTIMIZER: {BETAS: [0.9, 1.0]}}", r":1: TRAIN.OPTIMIZER.BETAS is 1.0: "),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
+    "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
+    "tag of a key": ("!!python/name:os.system SAVE: a", r":1: a key must be a plain word"),
     "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
-    "broken": ("SEED: [1", r":\d+: "),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
     "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),
     "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),
-    "digits": ("SEED: " + "9" * 5000, r":1: a number of 5000 characters"),
     "long value": ("AMP: {DTYPE: " + "x" * 9000 + "}", r":1: AMP.DTYPE is 'x{20,40}\.\.\.x{20,40}': "),
-    "long key": ("X" * 900 + ": 1", r":1: 'X{20,40}\.\.\.X{20,40}' is not a valid key"),
     "key with an escape code": ('"\\e[2J": 1', r":1: '\\x1b\[2J' is not a valid key"),
-    "tag of a key": ("!!python/name:os.system SAVE: a", r":1: a key must be a plain word"),
     "zero byte in a path": (r'SAVE: "a\0b"', r":1: SAVE is 'a\\x00b': a path cannot contain a zero byte"),
     "half a character": (r'SAVE: "\ud800"', r":1: SAVE is '.ud800': .*unicode"),
     "no character": (r'SAVE: "\Uffffffff"', r": is not valid YAML"),
@@ -159,7 +141,6 @@ YAML_MISTAKES = {
     "large": ("# " + "x" * 70000, r": is larger than 65536 bytes"),
     "base with a zero byte": (r'BASE: ["a\0b"]', r":1: BASE 'a\\x00b' is not a valid file name"),
     "no base": ("SEED: 1\nBASE: [none.yaml]", r"recipe.yaml:2: BASE: .*none.yaml: cannot be read: No such file"),
-    "folder as base": ("BASE: [.]", r":1: BASE: .*: not a regular file"),
 }
 
 
@@ -173,25 +154,18 @@ def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
 FLAG_MISTAKES = {
     "unknown": (["-batchsize=4"], r"unknown flag -batchsize; did you mean -batch_size\?"),
     "pre-training of MAE": (["-mae_pretrain"], r"^-mae_pretrain: MAE's pre-training is not available"),
-    "abbreviated": (["-e"], r"unknown flag -e"),
-    "stray word": (["foo"], r"unknown flag foo"),
     "type": (["-batch_size=x"], r"-batch_size.*'x'"),
     "value": (["-accum_iter=0"], r"-accum_iter: TRAIN.ACCUM_ITER is 0"),
     "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
     "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),
-    "opts value": (["-opts", "SEED=[1"], r"cannot be read as a value"),
     "no space": (["-opts", "MODEL.KWARGS={img_size:64}"], r"'img_size:64'.* space after the colon"),
     "name of timm": (["-opts", "TRAIN.LR=1"], r"TRAIN\.LR; .*TRAIN\.BASE_LR"),
-    "other name of timm": (["-opts", "LEARNING_RATE=1"], r"TRAIN\.BASE_LR"),
     "mixup of timm": (["-opts", "TRAIN.MIXUP=0.8"], r"TRAIN\.MIXUP; .*TRAIN\.MIXUP_ALPHA"),
-    "drop path of timm": (["-opts", "MODEL.DROP_PATH=0.1"], r"MODEL\.DROPPATH"),
     "argument of a timm model": (["-opts", "MODEL.KWARGS.drop_path=0.1"], r"MODEL\.KWARGS={drop_path: "),
     "section with a name": (["-opts", "TRAIN.OPTIMIZER=lamb"], r"TRAIN\.OPTIMIZER is 'lamb': .*TRAIN\.OPTIMIZER\.NAME"),
-    "section without a name": (["-opts", "DATA=digits"], r"DATA is 'digits': must be a section of keys$"),
     "YAML file without a flag": (["configs/vit_digits.yaml"], r"-cfg=configs/vit_digits\.yaml"),
-    "no file": (["-cfg=nowhere.yaml"], r"nowhere.yaml: cannot be read: No such file"),
     "other ending": (["-cfg=lora.yml"], r"configs/lora\.yaml"),
-    "no folder": (["-cfg=probe"], r"configs/probe\.yaml"),
+    "model": (["-model=../x"], r"-model \.\./x: MODEL\.NAME is '\.\./x'"),
     "opts deep": (["-opts", "SEED" + ".a" * 9000 + "=1"], r"unknown key SEED(\.a){30,40}$"),
     "ngpus": (["-ngpus=0"], r"-ngpus 0: must be at least 1"),
 }
@@ -261,10 +235,8 @@ def test_options_in_the_log_are_those_that_differ_from_the_defaults():
     ("recipe", "flags", "dataset"),
     [
         ("DATASET: digits, DATA_PATH: x", [], "digits"),  # as in the folder of a run: its DATA_PATH is a default
-        ("DATASET: digits, DATA_PATH: x", ["-opts", "DATA.CROP_PCT=1"], "digits"),
         ("DATASET: digits, DATA_PATH: x", ["-data_path=y"], "imagenet2012"),  # which recognizes folders
         ("DATASET: fake", ["-opts", "DATA.DATA_PATH=y"], "imagenet2012"),
-        ("DATASET: digits", ["-data_path=y", "-dataset=csv"], "csv"),
         ("DATASET: csv, DATA_PATH: y", ["-data_path=x", "-opts", "DATA.DATASET=digits"], None),
         ("DATASET: csv, DATA_PATH: y", ["-dataset=digits"], "digits"),
         ("CROP_PCT: 1", ["-dataset=fake", "-data_path=y"], None),
@@ -287,38 +259,9 @@ def test_long_and_unprintable_values_in_the_log_are_short():
     assert len(lines) == 1 and len(lines[0]) <= 120 and r"DATA.DATA_PATH='a\nb'" in lines[0]
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        [f"-cfg={ROOT / 'configs/vit_digits.yaml'}"],
-        *(["-resume=auto"], ["-dataset=digits"], ["-data_path=/data"], ["-opts", "MODEL.NAME=vit"]),
-    ],
-)
-def test_a_recipe_data_or_a_model_selects_a_run(argv):
-    parse_command_line(argv).require_selection()
-
-
-def test_without_a_recipe_data_or_a_model_the_usage_is_printed(capsys):
+def test_a_recipe_data_or_a_model_selects_a_run(capsys):
+    for argv in (["-cfg=configs/vit_digits.yaml"], ["-resume=auto"], ["-data_path=/d"], ["-opts", "MODEL.NAME=vit"]):
+        parse_command_line(argv).require_selection()
     with pytest.raises(SystemExit) as end:
         parse_command_line(["-amp", "-batch_size=4", "-opts", "TRAIN.BASE_LR=1e-3"]).require_selection()
-    printed = capsys.readouterr().err
-    assert end.value.code == 2 and printed.startswith("usage: main_single_gpu.py -cfg FILE [flags]")
-    assert printed.count("python main_single_gpu.py -") > 3
-
-
-def test_the_options_of_a_run_have_absolute_paths_of_what_exists(tmp_path, monkeypatch):
-    """A run is resumed from any folder."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "images").mkdir()
-    options = ["DATA.IMAGE_ROOT=images", "DATA.CACHE_DIR=images", "MODEL.PRETRAINED=timm", "MODEL.TYPE=timm"]
-    (tmp_path / "run.yaml").write_text(to_yaml(parse_command_line(["-opts", *options]).config))
-    config = parse_command_line([f"-cfg={tmp_path / 'run.yaml'}"]).config
-    assert config.data.image_root == config.data.cache_dir == str(tmp_path / "images")
-    assert config.model.pretrained == "timm"
-
-
-def test_the_log_says_that_a_second_yaml_file_replaces_the_first():
-    first, second = "-cfg=configs/vit_digits.yaml", "-cfg=configs/folder_small.yaml"
-    command = parse_command_line([first, second])
-    assert command.config == parse_command_line([second]).config
-    assert "configs/vit_digits.yaml is replaced" in command.notes[0] and "folder_small" in command.notes[0]
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("usage: main_single_gpu.py -cfg FILE")

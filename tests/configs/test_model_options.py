@@ -27,13 +27,8 @@ def test_the_model_replaces_that_of_the_recipe(tmp_path):
     assert (model.name, model.patch_size, model.depth, model.embed_dim) == ("vit_tiny_patch16_224", 16, 12, 192)
     assert (model.num_classes, model.pretrained, config.seed) == (7, "a.pth", 3)
     assert model_of(f"-cfg={recipe}", "-model=vit_digits").num_classes == 7
-
-
-def test_another_name_is_a_timm_model(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("MODEL: {PATCH_SIZE: 8, DEPTH: 3, DROPPATH: 0.1}")
-    model = model_of(f"-cfg={recipe}", "-model=resnet18")
-    assert (model.type, model.name, model.droppath, model.num_classes) == ("timm", "resnet18", 0.1, None)
+    model = model_of(f"-cfg={recipe}", "-model=resnet18")  # a name that is no recipe
+    assert (model.type, model.name, model.num_classes) == ("timm", "resnet18", 7)
 
 
 def test_weights_of_timm_need_a_model_of_timm():
@@ -42,11 +37,6 @@ def test_weights_of_timm_need_a_model_of_timm():
         parse_command_line([recipe, "-model=vit_small_patch16_224"])
     assert model_of(recipe, "-model=vit_small_patch16_224", "-pretrained=a.pth").pretrained == "a.pth"
     assert model_of(recipe, "-model=resnet50").pretrained == "timm"
-
-
-def test_a_path_is_no_model():
-    with pytest.raises(UserError, match=r"-model \.\./x: MODEL.NAME is '\.\./x': must be a printable name without /"):
-        model_of("-model=../x")
 
 
 def test_a_folder_of_timms_gives_the_architecture(tmp_path):
@@ -69,9 +59,7 @@ def test_a_folder_of_timms_gives_the_architecture(tmp_path):
     assert model_of(f"-cfg={recipe}", "-model=resnet18").kwargs is None
 
 
-@pytest.mark.parametrize(
-    "content", [None, "{", "[]", '{"architectures": ["X"]}', '{"architecture": "x", "model_args": 1}']
-)
+@pytest.mark.parametrize("content", [None, "{", '{"architectures": ["X"]}', '{"architecture": "x", "model_args": 1}'])
 def test_a_folder_without_a_model_of_timms_is_refused(tmp_path, content):
     if content:
         (tmp_path / "config.json").write_text(content)

@@ -38,7 +38,6 @@ def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
         ("LOSS.KWARGS={powr: 1.0}", r"LOSS.KWARGS.powr: .*mean power"),
         ("LOSS.KWARGS={power: -1.0}", r"LOSS.KWARGS.power: .*greater than"),
         ("DATA.HOST_AUGMENTATIONS={ad: {}}", r"HOST_AUGMENTATIONS.ad: .*mean add"),
-        ("DATA.HOST_AUGMENTATIONS={add: {x: 1}}", r"HOST_AUGMENTATIONS.add.x: "),
         ("DATA.DEVICE_AUGMENTATIONS={drift: 3}", r"DEVICE_AUGMENTATIONS.drift.drift: "),
         ("TRAIN.OPTIMIZER={NAME: plainsgd, KWARGS: {decay: 2.0}}", r"OPTIMIZER.KWARGS.decay: .*less than"),
     ],

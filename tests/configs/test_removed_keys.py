@@ -12,9 +12,7 @@ from utils.errors import UserError
 REPLACEMENTS = {
     "LOSS.SUM_CLASSES=true": "TRAIN.BASE_LR",
     "PARALLEL.FP16_ALLREDUCE=true": "PARALLEL.COMM_HOOK=fp16",
-    "PARALLEL.OFFLOAD=true": "MODEL.GRAD_CHECKPOINTING",
     "PARALLEL.REDUCE_DTYPE=bfloat16": "hsdp",
-    "TRAIN.BLUR_PROB=0.1": "TRAIN.AUGMENT_POLICY=3a",
     "TRAIN.CLIP_MODE=agc": "TRAIN.GRAD_CLIP",
     "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS=10": "TRAIN.NUM_EPOCHS",
     "TRAIN.RESTART_SCHEDULE=true": "-pretrained",
@@ -45,14 +43,6 @@ def test_the_defaults_of_removed_keys_change_nothing(tmp_path):
         command = parse_command_line(argv)
         assert command.config == parse_command_line([]).config
         assert not [note for note in command.notes if "old keys" in note]
-
-
-def test_the_keys_of_paddlevit_that_have_no_effect_are_named(tmp_path):
-    """Ten of its files keep the average in host memory."""
-    (tmp_path / "paddlevit.yaml").write_text("TRAIN: {MODEL_EMA_FORCE_CPU: true, RANDOM_ERASE_SPLIT: true}")
-    command = parse_command_line([f"-cfg={tmp_path / 'paddlevit.yaml'}"])
-    (warning,) = (note for note in command.notes if note.startswith("Warning: "))
-    assert "TRAIN.MODEL_EMA_FORCE_CPU" in warning and "TRAIN.RANDOM_ERASE_SPLIT" in warning
 
 
 def test_a_resumed_run_names_a_removed_key_that_had_another_value():

@@ -60,17 +60,13 @@ def test_the_answer_to_a_flag_of_timm_is_a_key_of_its_row():
 
 @pytest.mark.parametrize(("flag", "answer"), [
     ("--seed", " SEED=VALUE"), ("--weight_decay", "TRAIN.WEIGHT_DECAY=VALUE"), ("--loss", "LOSS.NAME=VALUE"),
-    ("--data", None), ("--aug-splits", None), ("--gp", None), ("--outptu", "-output"),
+("--aug-splits", None), ("--outptu", "-output"),
 ])  # fmt: skip
 def test_an_unknown_flag_gets_a_fitting_hint_or_none(flag, answer):
     with pytest.raises(UserError) as error:
         parse_command_line([f"{flag}=1"])
     text = str(error.value)
     assert answer in text if answer else "did you mean" not in text and "-opts" not in text
-
-
-def test_the_image_size_has_timms_flag():
-    assert parse_command_line(["--img-size", "64"]).config.data.image_size == 64
 
 
 def test_the_block_has_each_default_of_timm_that_differs_and_is_a_recipe(tmp_path):

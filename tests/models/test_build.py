@@ -74,23 +74,6 @@ def test_dropout_rates_are_at_paddlevits_places():
     assert model.head_drop.p == 0.0
 
 
-def test_attn_head_size():
-    model = vit_of(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
-    assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
-    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
-
-
-@pytest.mark.parametrize(("width", "patch"), [(48, 2), (96, 4), (768, 16)])
-def test_initialization_depends_on_the_width(width, patch):
-    options = [f"MODEL.EMBED_DIM={width}", f"MODEL.PATCH_SIZE={patch}", "MODEL.NUM_HEADS=4", "MODEL.DEPTH=1"]
-    torch.manual_seed(0)
-    model = vit_of(parse_command_line(["-image_size=64", "-opts", *options]).config)
-    patch_std = (2 / (3 * patch**2 + width)) ** 0.5
-    assert model.patch_embed.proj.weight.std().item() == pytest.approx(patch_std, rel=0.05)
-    assert model.pos_embed.std().item() == pytest.approx(width**-0.5, rel=0.05)
-    assert model.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * width)) ** 0.5, rel=0.05)
-
-
 def test_average_pooling_of_the_patches():
     """The head gets the mean of the normalized patches; there is no class token."""
     model = vit_of(vit_config("MODEL.GLOBAL_POOL=avg")).eval()
@@ -126,22 +109,6 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
     assert "fixed by a formula, not read: pos_embed" in notes
 
 
-def test_fixed_position_embedding_needs_a_multiple_of_four():
-    with pytest.raises(UserError, match=r"POS_EMBED.* EMBED_DIM.* 30"):
-        vit_config("MODEL.EMBED_DIM=30", "MODEL.POS_EMBED=sincos2d")
-
-
-def test_frozen_backbone_trains_the_head_only():
-    config = vit_config("MODEL.FREEZE_BACKBONE=true", "MODEL.DROPOUT=0.5")
-    model, _ = build_model(config.model, config.data, CPU)
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trainable == {"head.weight", "head.bias"}
-    set_training(model, "head")
-    assert model.head.training and not model.blocks[0].training
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(model.forward_features(images), model.forward_features(images))
-
-
 def test_frozen_batch_norm_keeps_its_statistics():
     config = parse_command_line(
         ["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]
@@ -153,7 +120,7 @@ def test_frozen_batch_norm_keeps_its_statistics():
     assert torch.equal(before, model.bn1.running_mean)
 
 
-@pytest.mark.parametrize("weights", ["vit", "vit.pdparams", "checkpoint", "checkpoint.pdparams"])
+@pytest.mark.parametrize("weights", ["vit", "checkpoint.pdparams"])
 def test_paddlevits_recipe_and_weights_give_its_logits(weights):
     """With and without the file extension. PaddlePaddle 3.3.1 computed the reference logits."""
     fixtures = ROOT / "tests" / "fixtures" / "paddlevit_small"
@@ -169,7 +136,6 @@ REFUSED = [  # name, option, what the error names
     ("resnet5O", "SEED=0", r"MODEL\.NAME.* resnet5O.* resnet50"),
     ("resnet18", "MODEL.ATTENTION_DROPOUT=0.1", r"resnet18.*MODEL\.ATTENTION_DROPOUT"),
     # by the forward pass
-    ("convnext_atto", "DATA.IMAGE_SIZE=16", r"convnext_atto.* DATA\.IMAGE_SIZE 16: "),
     ("levit_128s", "DATA.IMAGE_SIZE=200", r"levit_128s.* DATA\.IMAGE_SIZE 200: "),
     # by the constructor
     ("nest_tiny", "DATA.IMAGE_SIZE=200", r"nest_tiny.* DATA\.IMAGE_SIZE 200"),
@@ -181,3 +147,9 @@ def test_options_that_a_model_of_timm_refuses(name, option, words):
     config = parse_command_line(["-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}", option]).config
     with pytest.raises(UserError, match=words):
         build_model(config.model, config.data, CPU)
+
+
+def test_attn_head_size():
+    model = vit_of(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
+    assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)

@@ -53,7 +53,7 @@ def test_only_kept_samples_have_gradients():
     assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rate", "same"), [(0.05, True), (0.0999, True), (0.1, False), (0.2, False)])
+@pytest.mark.parametrize(("rate", "same"), [(0.0999, True), (0.1, False)])
 def test_rates_below_0_1_use_timms_drop_path(rate, same):
     ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
     timms.load_state_dict(ours.state_dict())

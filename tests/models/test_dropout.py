@@ -9,8 +9,8 @@ from models.dropout import FastDropout, use_fast_dropout
 SHAPE = (1001, 333)  # not a multiple of the four elements per draw
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [0.1, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probability_and_scale(p, dtype):
     torch.manual_seed(0)
     output = FastDropout(p)(torch.ones(SHAPE, dtype=dtype))

@@ -14,7 +14,6 @@ SMALL = ["-image_size=64", "-opts", "DATA.BATCH_SIZE=4", "AMP.ENABLED=true", "AM
 MODELS = {
     "vit": ["MODEL.DEPTH=2", "MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.5"],
     "distilled": ["MODEL.TYPE=timm", "MODEL.NAME=deit_tiny_distilled_patch16_224"],
-    "registers": ["MODEL.TYPE=timm", "MODEL.NAME=vit_small_patch14_reg4_dinov2"],
     "swin": ["MODEL.TYPE=timm", "MODEL.NAME=swin_tiny_patch4_window7_224", "DATA.IMAGE_SIZE=224"],
     "convnext": ["MODEL.TYPE=timm", "MODEL.NAME=convnext_atto"],
 }
@@ -47,7 +46,7 @@ def recorded_pass(*options: str) -> tuple[torch.Tensor, OpRecorder]:
     return logits, recorder
 
 
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("level", ["O1", "O3"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pass_uses_no_host_memory_and_multiplies_in_half(model, level):
     logits, recorder = recorded_pass(f"AMP.LEVEL={level}", *MODELS[model])

@@ -17,13 +17,10 @@ LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.2.*]", "AMP.CUSTOM_WHITE_
 CASES = {
     "fp32": VIT,
     "fused attention": [*VIT, "MODEL.ATTENTION=fused"],
-    "O1": [*VIT, "AMP=true"],
     "O1, op lists": [*VIT, "AMP.ENABLED=true", *LISTS],
-    "O2, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O2}", *LISTS],
     "O3, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O3}", *LISTS],
     "frozen backbone": [*VIT, "MODEL.FREEZE_BACKBONE=true"],
     "convolutions": ["MODEL={TYPE: timm, NAME: resnet18, NUM_CLASSES: 5, DROPPATH: 0.1}"],
-    "windows": ["MODEL={TYPE: timm, NAME: test_vit, NUM_CLASSES: 5, DROPPATH: 0.1}"],
 }
 
 
@@ -64,7 +61,7 @@ def test_gradients_are_bit_identical_and_less_is_saved(case):
         assert checkpointed_bytes < 0.5 * plain_bytes
 
 
-@pytest.mark.parametrize("name", ["coat_tiny", "crossvit_9_240"])
+@pytest.mark.parametrize("name", ["coat_tiny"])
 def test_a_model_without_it_is_refused_in_one_line(name):
     options = ["MODEL.TYPE=timm", f"MODEL.NAME={name}", "MODEL.GRAD_CHECKPOINTING=true"]
     config = parse_command_line([f"-image_size={240 if '240' in name else 224}", "-opts", *options]).config

@@ -26,3 +26,4 @@ def test_bounds_and_deviations():
         assert 0.99 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
     assert vit.pos_embed.std().item() == pytest.approx(WIDTH**-0.5, rel=0.03)
+    assert vit.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * WIDTH)) ** 0.5, rel=0.03)

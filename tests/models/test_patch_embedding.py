@@ -10,7 +10,7 @@ from engine.training.trial import build_state
 from models.patch_embedding import PatchLinear, use_linear_patches
 
 
-@pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}, {"dynamic_img_pad": True}])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}])
 def test_the_values_and_gradients_are_those_of_the_convolution(options, any_device):
     torch.manual_seed(0)
     device, tolerance = any_device.device, 1e-4 if any_device.device.type == "cpu" else 1e-2  # TF32
@@ -27,17 +27,17 @@ def test_the_values_and_gradients_are_those_of_the_convolution(options, any_devi
         assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-def test_incomplete_patches_are_ignored_as_before():
-    convolution = torch.nn.Conv2d(3, 8, 4, 4)
-    images = torch.randn(2, 3, 10, 9)
-    expected = convolution(images)
-    convolution.__class__ = PatchLinear
-    assert torch.equal(convolution(images), expected)
-
-
 @pytest.mark.parametrize(("options", "expected"), [([], True), (["AMP.CUSTOM_BLACK_LIST=[conv2d]"], False)])
 def test_a_gpu_without_op_lists_uses_it(options, expected):
     argv = ["-dataset=fake", "-amp", "-opts", "MODEL.DEPTH=1", *options]
     with fake_gpu():
         state = build_state(parse_command_line(argv).config, CONTEXT)
     assert isinstance(state.wrapped.patch_embed.proj, PatchLinear) == expected
+
+
+def test_incomplete_patches_are_ignored_as_before():
+    convolution = torch.nn.Conv2d(3, 8, 4, 4)
+    images = torch.randn(2, 3, 10, 9)
+    expected = convolution(images)
+    convolution.__class__ = PatchLinear
+    assert torch.equal(convolution(images), expected)

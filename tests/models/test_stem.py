@@ -20,7 +20,7 @@ def stem_model(*options: str) -> timm.models.VisionTransformer:
     return build_model(config.model, config.data, torch.device("cpu"))[0]
 
 
-@pytest.mark.parametrize("stride", [8, 16, 32])
+@pytest.mark.parametrize("stride", [8, 32])
 def test_tokens_are_the_features_of_the_network_projected(stride):
     embed = stem_model(f"MODEL.PATCH_SIZE={stride}").patch_embed.eval()
     network = timm.create_model("resnet10t", num_classes=0, output_stride=stride).eval()
@@ -30,12 +30,6 @@ def test_tokens_are_the_features_of_the_network_projected(stride):
     tokens = features.flatten(2).mT @ embed.proj.weight.flatten(1).T + embed.proj.bias
     assert embed.num_patches == tokens.shape[1] == (64 // stride) ** 2
     torch.testing.assert_close(embed(images), tokens)
-
-
-def test_images_may_have_one_channel():
-    assert stem_model("DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]")(
-        torch.zeros(2, 1, 64, 64)
-    ).shape == (2, 5)
 
 
 def test_last_blocks_train_without_the_stem():
@@ -57,7 +51,6 @@ def test_layer_decay_puts_the_stem_into_the_first_layer():
         (["MODEL.STEM=resnet10"], "resnet10t"),
         (["MODEL.STEM=resnet10t", "MODEL.PATCH_SIZE=4"], "PATCH_SIZE of 8, 16 or 32"),
         (["MODEL.STEM=levit_128s"], "levit_128s has no features of stride 16"),
-        (["MODEL.STEM=vit_tiny_patch16_224"], "vit_tiny_patch16_224 has no"),
     ],
 )
 def test_a_network_that_does_not_fit(options, named):

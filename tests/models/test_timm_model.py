@@ -18,11 +18,7 @@ from utils.errors import Unavailable, UserError
 
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 KINDS = {  # name, arguments, size of the weights, sizes of the model
-    "class token": ("vit_small_patch16_224", TINY, 64, (32, 96)),
-    "registers outside the grid": ("vit_small_patch14_reg4_dinov2", TINY, 56, (28, 70)),
-    "RoPE": ("vit_small_patch16_dinov3", TINY, 64, (48, 96)),
     "RoPE and a position embedding": ("eva02_tiny_patch14_224", TINY, 56, (28, 84)),
-    "PE": ("vit_pe_core_tiny_patch16_384", TINY, 64, (48, 80)),
     "tables": ("beit_base_patch16_224", TINY | {"init_values": 0.1}, 64, (48, 112)),
     "windows": (
         "swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4},
@@ -56,11 +52,6 @@ def test_weights_of_another_image_size_are_read_as_timm_reads_them(tmp_path, kin
         assert torch.allclose(model(images), timms(images), atol=1e-5) and model(images).std() > 1e-4
 
 
-def test_an_image_size_without_whole_patches_is_refused():
-    with pytest.raises(UserError, match=r"DATA.IMAGE_SIZE 50"):
-        model_of("vit_small_patch16_dinov3", "-image_size=50", **TINY)
-
-
 def test_further_arguments_reach_the_class():
     model = model_of("test_vit", "-image_size=64", reg_tokens=4, qk_norm=True, patch_drop_rate=0.5, init_values=0.1)
     expected = timm.create_model(
@@ -72,14 +63,10 @@ def test_further_arguments_reach_the_class():
 
 
 @pytest.mark.parametrize(("name", "key", "words"), [
-    ("test_vit", "reg_token", "did you mean reg_tokens"),
     ("deit_tiny_distilled_patch16_224", "init_value", "did you mean init_values"),  # of a class that it inherits from
-    ("test_resnet", "stem_widht", "did you mean stem_width"),
     ("regnety_002", "stem_widht", "did you mean stem_width"),  # a field of its configuration
     ("test_vit", "out_indices", "no further argument"),  # timm's function takes it, and its class does not
-    ("test_vit", "checkpoint_path", "no further argument"),
     ("test_vit", "img_size", "DATA.IMAGE_SIZE"),
-    ("regnety_002", "num_classes", "MODEL.NUM_CLASSES"),
     ("test_vit", "drop_rate", "MODEL.DROPOUT"),
 ])  # fmt: skip
 def test_a_wrong_argument_is_one_line(name, key, words):
@@ -95,7 +82,7 @@ DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions betwee
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["regnetx_002", "resnet51q", "nf_regnet_b0", "maxvit_tiny_rw_224", "hrnet_w18_small"])
+@pytest.mark.parametrize("name", ["regnetx_002", "hrnet_w18_small"])
 def test_a_recipe_makes_no_request(name):
     """The classes of these models take **kwargs, and timm's functions take the weights' address out of them."""
     requests = []
@@ -130,13 +117,7 @@ def test_no_model_of_timm_takes_a_dangerous_argument():
 @pytest.mark.parametrize(("name", "arguments"), [
     ("regnety_002", {"se_ratio": 0.5, "act_layer": "silu", "stem_width": 16}),
     ("resnet51q", {"stem_chs": (16, 16), "num_features": 64, "drop_block_rate": 0.1}),  # ByobNet
-    ("nf_regnet_b0", {"alpha": 0.3, "width_factor": 0.5}),
     ("maxvit_rmlp_pico_rw_256", {"transformer_window_size": (8, 8), "conv_expand_ratio": 2.0, "stem_width": 16}),
-    ("naflexvit_base_patch16_gap", TINY | {"reg_tokens": 2}),
-    ("cs3darknet_s", {"act_layer": "relu"}),
-    ("swin_tiny_patch4_window7_224", {"embed_dim": 24, "qkv_bias": False}),
-    ("convnext_atto", {"ls_init_value": 0.1}), ("efficientnet_lite0", {"se_layer": None}),
-    ("resnet10t", {"block_reduce_first": 2}),
 ])  # fmt: skip
 def test_arguments_of_the_configuration_are_accepted(name, arguments):
     check_kwargs(name, arguments)

@@ -137,27 +137,6 @@ def one_is_stopped_the_other_is_blocked(context: ProcessContext) -> None:
     ctypes.CDLL(None).sleep(600)
 
 
-def one_reads_the_other_is_blocked(context: ProcessContext) -> None:
-    """Rank 1 does not arrive; it has no GPU that waits."""
-    failure.GPU_BACKEND = "gloo"
-    all_reduce_sum(torch.zeros(1), context)
-    if context.rank == 0:
-        dist.all_reduce(torch.zeros(1), async_op=True)
-    ctypes.CDLL(None).sleep(600)
-
-
-def one_hangs_under_nccl(context: ProcessContext) -> None:
-    """The other one starts more kernels than fit into the queue of its GPU."""
-    numbers = all_reduce_sum(torch.zeros(1, device=context.device), context)
-    numbers.tolist()
-    if context.rank == 1:
-        ctypes.CDLL(None).sleep(600)
-    all_reduce_sum(numbers, context)
-    for _ in range(5000):
-        numbers.add_(1)
-    numbers.tolist()
-
-
 class _Code:
     """An object whose pickle makes a folder when it is loaded."""
 

@@ -18,8 +18,7 @@ def test_lines_are_wrapped_between_parts():
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.04, "0.0s"), (4.24, "4.2s"), (9.97, "10s"), (59.7, "1m00s"), (443, "7m23s"), (36_180, "10h03m"),
-        (86_399.9, "1d00h"), (1_047_600, "12d03h"),
+        (4.24, "4.2s"), (9.97, "10s"), (59.7, "1m00s"), (36_180, "10h03m"), (86_399.9, "1d00h"),
     ],
 )  # fmt: skip
 def test_durations(seconds, text):

@@ -23,12 +23,8 @@ def printed_by(capsys, error: Exception) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["plain", "Ünï 中文 🙂 $\\frac{", "two\nlines"])
-def test_printable_text_is_unchanged(text):
-    assert escape_control_characters(text) == text
-
-
 def test_control_sequences_are_escaped(capsys):
+    assert escape_control_characters(text := "Ünï 中文 🙂 $\\frac{\n") == text
     assert escape_control_characters(ESCAPE) == r"\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
     assert (
         printed_by(capsys, UserError(f"{ESCAPE[:-1]}.jpg\n: bad"))
@@ -36,9 +32,7 @@ def test_control_sequences_are_escaped(capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("count", "more"), [(2, None), (20, None), (21, "  ... and 1 more"), (1000, "  ... and 980 more")]
-)
+@pytest.mark.parametrize(("count", "more"), [(20, None), (21, "  ... and 1 more")])
 def test_each_finding_is_a_line(capsys, count, more):
     error = combine_findings("the data", [f"file {number}\n{ESCAPE}" for number in range(count)])
     assert isinstance(pickle.loads(pickle.dumps(error)), Findings)
@@ -46,9 +40,6 @@ def test_each_finding_is_a_line(capsys, count, more):
     assert headline == "error: the data"
     shown = [f"  file {number} {escape_control_characters(ESCAPE[:-1])}" for number in range(min(count, 20))]
     assert lines == shown + [more] * (more is not None)
-
-
-def test_single_finding_has_no_headline(capsys):
     assert printed_by(capsys, combine_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
 
 

@@ -38,7 +38,6 @@ def listens(port: str) -> bool:
 @pytest.mark.parametrize(
     ("command", "variables", "waits"),
     [
-        (["main_single_gpu.py"], {}, False),
         (["main_multi_gpu.py"], {}, False),
         (["main_multi_gpu.py"], RANK, True),
         (TORCHRUN, {}, False),

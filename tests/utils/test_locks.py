@@ -4,8 +4,6 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -13,20 +11,17 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from conftest import ROOT, only_run, step_rows, train
+from conftest import ROOT
 from rank_pool import environment
 
 from engine.checkpoint import run_folder
 from engine.checkpoint.run_folder import lock_run_folder
 from utils import locks
 from utils.errors import Unavailable
-from utils.files import read_json
 from utils.locks import locked
 from utils.processes.launch import read_stat
-from utils.status import RUN_LOG, STATUS
+from utils.status import RUN_LOG
 
-NO_FLOCK = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]
-LIBRARY = "#include <errno.h>\nint flock(int file, int operation) { errno = ENOLCK; return -1; }\n"
 HOLDER = """
 import errno, fcntl, sys, time
 from pathlib import Path
@@ -75,9 +70,8 @@ def is_free(lock: Path, **options) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", NO_FLOCK)
-def test_without_flock_a_lease_locks_a_folder(tmp_path, monkeypatch, number):
-    fail_flock(monkeypatch, number)
+def test_without_flock_a_lease_locks_a_folder(tmp_path, monkeypatch):
+    fail_flock(monkeypatch, errno.ENOLCK)
     monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
     lines: list[str] = []
     handler = logging.Handler()
@@ -114,7 +108,7 @@ def test_a_lock_that_another_host_has_removed_is_opened_again(lock, monkeypatch)
         assert lock.exists() and not is_free(lock) and leases(lock.parent) == []
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EAGAIN])
+@pytest.mark.parametrize("number", [errno.EACCES])
 def test_a_refusal_means_locked(lock, monkeypatch, number):
     fail_flock(monkeypatch, number)
     assert not is_free(lock) and leases(lock.parent) == []
@@ -194,38 +188,3 @@ def test_a_process_that_has_lost_an_essential_lease_ends(lock, no_flock, monkeyp
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert (len(exits), len(errors)) == ((1, 1) if is_essential else (0, 0))
     assert all(str(lock.parent) in error for error in errors)
-
-
-@pytest.mark.slow
-def test_of_two_resumes_without_flock_one_trains(digits_argv, tmp_path, cpu):
-    """The real programs, with a library whose `flock` fails as on Lustre; then one resume after SIGKILL."""
-    if not (compiler := shutil.which("cc") or shutil.which("gcc")):
-        pytest.skip("no C compiler")
-    (tmp_path / "noflock.c").write_text(LIBRARY)
-    library = tmp_path / "noflock.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "noflock.c"], check=True)
-    train([*digits_argv, "TRAIN.MAX_STEPS=3"], cpu)
-    folder = only_run(Path(digits_argv[2].partition("=")[2]))
-
-    def resume(steps: int) -> subprocess.Popen[str]:
-        argv = [*digits_argv[:3], "-resume=auto", *digits_argv[3:], f"TRAIN.MAX_STEPS={steps}", "REPORT_FREQ=1"]
-        argv += ["TRAIN.NUM_EPOCHS=100"]
-        command = [sys.executable, str(ROOT / "main_single_gpu.py"), *argv]
-        variables = environment() | {"LD_PRELOAD": str(library)}
-        return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    both = [resume(10**6), resume(10**6)]
-    while all(process.poll() is None for process in both):
-        time.sleep(0.1)
-    refused = next(process for process in both if process.poll() is not None)
-    (winner,) = (process for process in both if process is not refused)
-    assert refused.returncode == 1 and f"process {winner.pid} on" in refused.communicate()[0].splitlines()[-1]
-    winner.send_signal(signal.SIGKILL)
-    assert ".lock.lease." in winner.communicate()[0]
-    done = len(step_rows(folder))
-    last = resume(done + 30)
-    assert last.wait() == 0, last.communicate()[0]
-    last.communicate()
-    steps = [row["step"] for row in step_rows(folder)]
-    assert len(steps) == len(set(steps)) and leases(folder) == []
-    assert read_json(folder / STATUS)["state"] == "stopped"

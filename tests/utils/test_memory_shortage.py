@@ -8,7 +8,6 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
 from utils.errors import UserError
@@ -43,42 +42,30 @@ CPU_ALLOCATOR = (
 # The type of the exception, and its message; the part in braces is in the reason.
 GPU_SHORTAGES = [
     (torch.OutOfMemoryError, "CUDA out of memory. {Tried to allocate 2.00 GiB.}"),
-    (torch.OutOfMemoryError, ""),
     (torch.AcceleratorError, OUT_OF_MEMORY),
-    (RuntimeError, "{CUDA driver error: out of memory}"),
     (RuntimeError, "{Triton Error [CUDA]: out of memory}"),
     (RuntimeError, "CUDA error: {CUBLAS_STATUS_ALLOC_FAILED when calling} `cublasCreate(handle)`"),
-    (RuntimeError, "{cuDNN error: CUDNN_STATUS_ALLOC_FAILED}"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{DEVICE_ALLOCATION_FAILED}"),
     (RuntimeError, f"{SDPA}\n{{CUDA ran out of memory outside}} PyTorch's allocator."),
     (dist.DistBackendError, UNHANDLED_CUDA.format("{Cuda failure 2 'out of memory'}")),
-    (dist.DistBackendError, UNHANDLED_CUDA.format("{Cuda failure 'out of memory'}")),
-    (dist.DistBackendError, UNHANDLED_CUDA.format("{Failed to CUDA malloc} 6291456 bytes")),
     (dist.DistBackendError, UNHANDLED_CUDA.format("{Failed to CUDA calloc} async 32 bytes")),
     (lambda text: InductorError(torch.OutOfMemoryError(text), None), "{CUDA out of memory. Tried}"),
-    (lambda text: BackendCompilerFailed("inductor", RuntimeError(text), None), "{Triton Error [CUDA]: out of memory}"),
 ]
 HOST_SHORTAGES = [
     (MemoryError, ""),
     (RuntimeError, CPU_ALLOCATOR),
-    (RuntimeError, "DefaultCPUAllocator: {not enough memory}: you tried to allocate 8 bytes."),
     (RuntimeError, "{unable to mmap} 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
-    (RuntimeError, "{std::bad_alloc}"),
     (lambda text: OSError(12, text), "{Cannot allocate memory}"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{HOST_ALLOCATION_FAILED}"),
     (dist.DistBackendError, UNHANDLED_CUDA.format("{Failed to CUDA host alloc} 4096 bytes")),
-    (dist.DistBackendError, NCCL.format("unhandled system error", "ncclSystemError", "{Failed to malloc 64 bytes}")),
 ]
 OTHER_ERRORS = [
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k )`"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     RuntimeError(SDPA.replace("err 2", "err 1")),
     torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{ASYNCHRONOUS}"),
     dist.DistBackendError(UNHANDLED_CUDA.format("Cuda failure 1 'invalid argument'")),
     InductorError(RuntimeError(NO_CONFIG), None),
-    OSError(28, "No space left on device"),
     UserError("out of host memory; lower -num_workers"),
-    KeyError("a bug"),
 ]
 
 

@@ -42,14 +42,6 @@ def test_an_image_with_several_labels_is_hit_once_by_its_most_probable_one(cpu):
     assert (metrics.values["top1"], metrics.values["top5"]) == (60, 80)
 
 
-def test_fewer_than_five_classes(cpu):
-    sums = MetricSums(cpu.device)
-    batch = BatchSums.of(torch.tensor(0.0), torch.eye(3), torch.tensor([0, 1, 0]), 3)
-    sums.add_step(batch, torch.tensor(1.0), torch.tensor(False))
-    assert to_metrics(sums.reduced(cpu)).values["top1"] == pytest.approx(200 / 3)
-    assert to_metrics(sums.reduced(cpu)).values["top5"] == 100
-
-
 def test_restored_totals_continue(cpu):
     """Totals of a checkpoint, a window of two batches and a skipped step add up."""
     logits, targets = torch.arange(6.0).expand(6, 6), torch.arange(6)  # class 5 is the best, class 0 the worst

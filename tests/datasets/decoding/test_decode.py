@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps, features
-from torchvision.io import decode_jpeg
 
 from datasets.decoding import decode
 from datasets.decoding.bad_images import BadImage
@@ -57,8 +56,6 @@ def ycck_jpeg() -> bytes:
 KINDS = {
     "jpeg 4:2:0": lambda: encode(PHOTO, "JPEG", quality=90),
     **({"avif": lambda: encode(PHOTO, "AVIF", quality=90)} if features.check("avif") else {}),
-    "jpeg 4:2:2": lambda: encode(PHOTO, "JPEG", subsampling="4:2:2"),
-    "jpeg 4:4:4": lambda: encode(PHOTO, "JPEG", subsampling="4:4:4"),
     "jpeg progressive": lambda: encode(PHOTO, "JPEG", progressive=True),
     "jpeg in RGB": lambda: encode(PHOTO, "JPEG", keep_rgb=True),
     "jpeg grey": lambda: encode(PHOTO.convert("L"), "JPEG"),
@@ -67,23 +64,13 @@ KINDS = {
     "jpeg of two (MPO)": lambda: encode(PHOTO, "MPO", save_all=True, append_images=[PHOTO]),
     "jpeg with bytes after its end": lambda: encode(PHOTO, "JPEG") + b"\0" * 999,
     "png": lambda: encode(PHOTO, "PNG"),
-    "png grey": lambda: encode(PHOTO.convert("L"), "PNG"),
-    "png grey, alpha": lambda: encode(PHOTO.convert("LA"), "PNG"),
     "png alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "PNG"),
     "png transparent colour": lambda: encode(PHOTO, "PNG", transparency=(255, 255, 255)),
     "png 1 bit": lambda: encode(PHOTO.convert("1"), "PNG"),
-    "png palette": with_palette,
-    "png palette, transparent index": lambda: with_palette(transparency=3),
     "png palette, alpha": lambda: with_palette(transparency=bytes(range(64))),
     "webp": lambda: encode(PHOTO, "WEBP"),
-    "webp alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "WEBP"),
-    "bmp": lambda: encode(PHOTO, "BMP"),
-    "gif": lambda: encode(PHOTO, "GIF"),
     "gif transparent": lambda: encode(PHOTO.quantize(32), "GIF", transparency=0),
-    "gif animated": lambda: encode(PHOTO, "GIF", save_all=True, append_images=[PHOTO.rotate(90)]),
-    "tiff": lambda: encode(PHOTO, "TIFF", compression="tiff_lzw"),
     "tiff CMYK": lambda: encode(PHOTO.convert("CMYK"), "TIFF"),
-    "tiff 1 bit": lambda: encode(PHOTO.convert("1"), "TIFF", compression="group4"),
     "ppm": lambda: encode(PHOTO, "PPM"),
     "pgm": lambda: encode(PHOTO.convert("L"), "PPM"),
 }
@@ -98,9 +85,7 @@ def test_pixels_equal_pillows(kind):
         decode_image(data, 3, "x")
 
 
-@pytest.mark.parametrize(
-    ("kind", "orientation"), [*(("JPEG", number) for number in range(10)), ("PNG", 6), ("WEBP", 8), ("TIFF", 3)]
-)
+@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 0), ("JPEG", 5), ("JPEG", 9), ("PNG", 6), ("TIFF", 3)])
 def test_exif_orientation(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -135,17 +120,9 @@ def test_16_bits_are_scaled(kind):
         assert decode_image(encode(Image.fromarray(values), kind, exif=exif), 1, "x").shape == (1, 64, 48)
 
 
-def test_torchvision_decodes_jpegs(monkeypatch):
-    monkeypatch.setattr(decode, "_decode_with_pillow", None)
-    for kind in ("jpeg 4:2:0", "jpeg progressive", "jpeg grey"):
-        data = KINDS[kind]()
-        expected = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        assert torch.equal(decode_image(data, len(expected), "x"), expected)
-
-
 def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
     monkeypatch.setattr(decode, "open_with_pillow", None)
-    for kind in ("jpeg 4:2:0", "jpeg 4:2:2", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
+    for kind in ("jpeg 4:2:0", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
         assert decode_image(KINDS[kind](), 3, "x").shape == (3, PHOTO.height, PHOTO.width)
     for channels in (1, 3):
         assert decode_image(KINDS["jpeg grey"](), channels, "x").shape == (channels, PHOTO.height, PHOTO.width)
@@ -154,7 +131,7 @@ def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
 
 
 @pytest.mark.parametrize("has_codec", [True, False])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": b"Exif\0\0"}])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}])
 def test_a_gray_jpeg_is_expanded_to_the_pixels_of_pillow(monkeypatch, options, has_codec):
     data = encode(PHOTO.convert("L"), "JPEG", quality=90, **options)
     with Image.open(io.BytesIO(data)) as image:
@@ -167,7 +144,7 @@ def test_a_gray_jpeg_is_expanded_to_the_pixels_of_pillow(monkeypatch, options, h
     assert torch.equal(image.pixels, expected)
 
 
-@pytest.mark.parametrize("value", [0, 0xC2, 0xE1, 0xFF])
+@pytest.mark.parametrize("value", [0xC2, 0xFF])
 def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     """Each byte of the header is replaced in turn."""
 
@@ -253,17 +230,11 @@ def webp_bomb() -> bytes:
     return bytes(data)
 
 
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n"
 FLOATS = Image.fromarray(np.linspace(0, 1, 99, dtype=np.float32).reshape(9, 11))
 REFUSED = {
     "nothing": lambda: b"",
-    "eps": lambda: EPS,
-    "ico": lambda: encode(PHOTO, "ICO"),
-    "jpeg 2000": lambda: encode(PHOTO, "JPEG2000"),
     "pickle": lambda: b"\x80\x04cos\nsystem\n.",
     "half a png": lambda: encode(PHOTO, "PNG")[:20000],
-    "half a webp": lambda: encode(PHOTO, "WEBP")[:2000],
-    "png of a wrong checksum": lambda: encode(PHOTO, "PNG")[:16] + b"\1" + encode(PHOTO, "PNG")[17:],
     "png bomb": bomb,
     "jpeg bomb": jpeg_bomb,
     "jpeg of many scans": scan_bomb,
@@ -274,7 +245,6 @@ REFUSED = {
     "high": lambda: flat(1, 101, "JPEG"),
     "floats": lambda: encode(FLOATS, "TIFF"),
     "large integers": lambda: encode(Image.fromarray(np.full((9, 9), 70000, dtype=np.int32)), "TIFF"),
-    "negative integers": lambda: encode(Image.fromarray(np.full((9, 9), -1, dtype=np.int32)), "TIFF"),
 }
 
 
@@ -294,20 +264,9 @@ def test_the_largest_images_are_decoded():
     assert decode_image(flat(1000, 10, "PNG"), 3, "x").shape == (3, 10, 1000)
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
-def test_only_the_first_frame_is_decoded(kind, monkeypatch):
-    options = {"lossless": True} if kind == "WEBP" else {}
-    many = encode(PHOTO, kind, save_all=True, append_images=[PHOTO.rotate(90 * turn) for turn in (1, 2, 3)], **options)
-    with Image.open(io.BytesIO(many)) as image:
-        assert image.n_frames == 4
-        monkeypatch.setattr(type(image), "seek", lambda *_: pytest.fail("reads another frame"))
-    assert torch.equal(decode_image(many, 3, "x"), decode_image(encode(PHOTO, kind, **options), 3, "x"))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg grey", "jpeg CMYK", "ppm", "pgm"])
-def test_a_truncated_image_is_an_error(kind, channels):
+@pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg CMYK", "ppm"])
+def test_a_truncated_image_is_an_error(kind):
     data = KINDS[kind]()
     for length in (2, 20, 300, len(data) // 2, len(data) - 50, len(data) - 2, len(data) - 1):
         with pytest.raises(UserError, match=r"^x: "):
-            decode_image(data[:length], channels, "x")
+            decode_image(data[:length], 3, "x")

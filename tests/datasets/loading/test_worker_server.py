@@ -49,11 +49,9 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     ("argv", "expected"),
     [
         (["-dataset=folder", "-data_path=."], True),
-        (["-dataset=folder", "-data_path=.", "-eval", "-pretrained=a.pth"], True),
         (["-dataset=folder", "-data_path=.", "-num_workers=0"], False),
         (["-dataset=folder", "-data_path=.", "-dry_run"], False),
         (["-predict", ".", "-pretrained=a.pth"], False),
-        (["-dataset=digits"], False),
         (["-dataset=cifar10", "-data_path=."], False),
     ],
 )

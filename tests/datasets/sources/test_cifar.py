@@ -30,9 +30,8 @@ def cifar10(tmp_path):
     return root
 
 
-@pytest.mark.parametrize("at", ["parent", "itself"])
-def test_cifar10(cifar10, at):
-    given = options(cifar10 if at == "itself" else cifar10.parent)
+def test_cifar10(cifar10):
+    given = options(cifar10.parent)
     train, val = (cifar.Cifar10(given).read(split) for split in ("train", "val"))
     assert train.targets.tolist() == [label for number in range(5) for label in (number, 9, 3)]
     assert val.targets.tolist() == [5, 9, 3]
@@ -54,12 +53,9 @@ def test_cifar100(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"labels": [0]}, "does not contain the data and labels"),
         ({"data": cifar_pixels(1, 0)}, "does not contain the data and labels"),
         ({"labels": [0, 1], "data": cifar_pixels(1, 0)}, "does not contain the data and labels"),
-        ({"labels": [0], "data": "pixels"}, "does not contain the data and labels"),
         ({"labels": [10], "data": cifar_pixels(1, 0)}, "a label is not in 0..9"),
-        ({"labels": [-1], "data": cifar_pixels(1, 0)}, "a label is not in 0..9"),
         ([], "is not a CIFAR batch"),
     ],
 )

@@ -1,9 +1,6 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
 import io
-import os
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from source_helpers import options, write_classes
 
 from datasets.sources.files import image_checks
 from datasets.sources.files.image_checks import check_images, find_bad_images
-from datasets.sources.files.lists import Lists
 from datasets.sources.files.split_folders import ClassFolders
 from utils.errors import Findings
 
@@ -120,29 +116,3 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
     assert warnings()[-1].startswith("compared the bytes of 2 of 7 files")
     monkeypatch.setattr(image_checks, "_MAX_COMPARE_SECONDS", -1)
     assert warnings() == ["compared the bytes of 0 of 7 files with the size and the end of another"]
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs to change its user")
-def test_missing_and_unreadable_files_are_named_by_their_line_or_path(cpu):
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        root.chmod(0o755)
-        write_classes(root, blind=1, closed=1, open=2)
-        (root / "folder").mkdir()
-        os.mkfifo(root / "pipe")
-        images = ["blind/000.jpg", "gone.jpg", "closed/000.jpg", "open/000.jpg", "open/001.jpg", "folder", "pipe"]
-        (root / "train_list.txt").write_text("".join(f"{image} 0\n" for image in images))
-        (root / "blind").chmod(0o711)  # its files can be opened by name
-        (root / "closed").chmod(0)
-        (root / "open" / "001.jpg").chmod(0)
-        samples = Lists(options(root)).read("train")
-        os.setresuid(65534, 65534, 0)
-        try:
-            with pytest.raises(Findings) as caught:
-                check_images([samples], options(root), cpu)
-        finally:
-            os.setresuid(0, 0, 0)
-    _, *findings = str(caught.value).split("\n  ")
-    lines = {line: f"{root}/train_list.txt:{line}: '{images[line - 1]}' is not a file" for line in (2, 3, 6, 7)}
-    expected = [lines[2], lines[3], f"{root}/open/001.jpg: cannot be read (Permission denied", lines[6], lines[7]]
-    assert all(found.startswith(start) for found, start in zip(findings, expected, strict=True))

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import GREY, TINY_VIT, read_result, train
 from PIL import Image
+from source_helpers import write_image
 
-import main_single_gpu
 from configs.reading.command_line import parse_command_line
-from utils.processes.entry import run_and_report_errors
 
 NAMES = [
     r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),
@@ -23,11 +22,6 @@ def argv_for(root: Path, output: Path) -> list[str]:
     options = [*TINY_VIT, *GREY, "DATA.ON_BAD_IMAGE=skip", f"MODEL.NUM_CLASSES={len(NAMES)}"]
     flags = ["-dataset=folder", f"-data_path={root}", "-batch_size=4", f"-output={output}", "-num_workers=0"]
     return [*flags, "-opts", *options]
-
-
-def write_image(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("L", (9, 9), 50).save(path)
 
 
 @pytest.fixture
@@ -56,14 +50,3 @@ def test_a_whole_run(folders, tmp_path, cpu, capsys):
         assert all(character.isprintable() or character in "\r\n" for character in text), name
     assert texts["bad_images_0.csv"].count("\n") == len(texts["bad_images_0.csv"].splitlines())
     Image.open(folder / "curves.png").verify()
-
-
-def test_an_error_that_names_them(folders, tmp_path, capsys):
-    (folders / "train" / NAMES[2] / "\x1b[2J\n.png").unlink()
-    (folders / "train" / NAMES[2] / "\x1b[2J\n.png").symlink_to("gone")
-    argv = [*argv_for(folders, tmp_path), "DATA.ON_BAD_IMAGE=error"]
-    assert run_and_report_errors(main_single_gpu.main, argv) == 2
-    out, err = capsys.readouterr()
-    printed = out + err
-    assert all(character.isprintable() or character in "\r\n" for character in printed)
-    assert any(r"\x1b[2J\n.png' is not a file" in line for line in printed.splitlines())

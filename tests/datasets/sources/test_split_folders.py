@@ -24,7 +24,6 @@ def make(root, *folders):
     [
         (["train: a b", "validation: a b"], (6, 6, None)),  # Hugging Face
         (["train: a b", "valid: a b", "test: a b"], (6, 6, 6)),  # Roboflow
-        (["Train: a b", "Val: a b", "raw"], (6, 6, None)),
         (["Training: a b", "Testing: a b"], (4, 2, 6)),
         (["train: a b", "val: a b", "valid: a b"], (6, 6, None)),
         (["train: a b", "test"], (4, 2, None)),  # images without labels
@@ -46,9 +45,7 @@ def test_folders_of_splits(tmp_path, folders, sizes, cpu):
     [
         (["car bus bike", "train: steam electric"], ["bike", "bus", "car", "train"]),
         (["car train"], ["car", "train"]),
-        (["valid invalid"], ["invalid", "valid"]),
         (["train: test-tube bus-train"], ["bus-train", "test-tube"]),
-        (["latest strain"], ["latest", "strain"]),
     ],
 )
 def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
@@ -66,7 +63,6 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
         (["train: a b", "unsorted"], "is train the training split or a class, beside 'unsorted'"),
         (["train: a b", "val", "x y"], "is train the training split or a class, beside 'x', 'y'"),
         (["training_set: a b", "test_set: a b"], "'test_set', 'training_set' splits"),
-        (["traindata: a b", "validation: a b"], "'traindata', 'validation' splits"),
         (["train: a b", "valid: a b", "validation: a b"], "'valid' and 'validation': which one is val"),
         (["validation: a b", "test: a b"], "has no folder train beside 'validation'"),
         (["train val"], "train: contains no folders"),
@@ -102,16 +98,12 @@ def test_tables_have_the_same_names(tmp_path):
     ("sizes", "found"),
     [
         ({"Dataset/0": 9, "Dataset/1": 9, "Examples": 2}, "Dataset"),  # 18 of 20 images
-        ({"Dataset/0": 9, "Dataset/1": 9, "Examples": 3}, None),
-        ({"my data/0": 20, "my data/1": 20, "docs/figures": 2}, "my data"),
         ({"data/images/0": 9, "data/images/1": 9, "Examples": 2}, "data/images"),
         ({"Dataset/train/a": 5, "Dataset/val/b": 5, "Examples": 1}, "Dataset"),
         ({"Dataset/0": 20, "Dataset": 20, "Examples": 2}, None),  # with images of its own
-        ({"Dataset/0": 20, "Examples": 2}, None),
         ({"well/p1": 20, "well/p2": 18, "ill/p3": 1, "ill/p4": 1}, None),  # patients: 38 of 40 are well
         ({"well/p1": 20, "well/p2": 18, "ill": 2}, "well"),
         ({"hymenoptera/train/a": 9, "hymenoptera/val/b": 1}, "hymenoptera"),
-        ({"archive/hymenoptera/a": 9, "archive/hymenoptera/b": 1}, "archive/hymenoptera"),
     ],
 )
 def test_the_folder_of_the_classes_is_named(tmp_path, cpu, sizes, found):

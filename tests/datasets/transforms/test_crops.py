@@ -16,7 +16,7 @@ from datasets.decoding.partial_jpeg import Box
 from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
 from tests.datasets.photo import PHOTO, as_tensor
 
-BOXES = [(0, 0, 199, 261), (20, 30, 150, 100), (50, 60, 224, 224), (3, 5, 7, 250), (10, 200, 189, 2), (0, 0, 1, 1)]
+BOXES = [(20, 30, 150, 100), (3, 5, 7, 250), (0, 0, 1, 1)]
 
 
 def resize_crop(image: torch.Tensor, box: Box, size: int, interpolation: str = "bicubic") -> torch.Tensor:
@@ -48,10 +48,11 @@ def test_resize_crop_of_its_own_size_touches_no_pixel():
 @pytest.mark.parametrize(
     ("width", "height", "size", "crop_pct", "interpolation"),
     [
-        (261, 199, 224, 0.875, "bicubic"), (199, 261, 224, 1.0, "bilinear"), (500, 375, 96, 0.9, "bicubic"),
-        (333, 500, 64, 0.56, "bilinear"), (224, 224, 224, 0.875, "bicubic"), (90, 64, 33, 0.8, "bicubic"),
+        (261, 199, 224, 0.875, "bicubic"),
+        (333, 500, 64, 0.56, "bilinear"),
+        (90, 64, 33, 0.8, "bicubic"),
     ],
-)  # fmt: skip
+)
 def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolation):
     photo = PHOTO.resize((width, height))
     image = as_tensor(photo)
@@ -62,9 +63,7 @@ def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolatio
     assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "size"), [(261, 199, 64), (199, 261, 225), (224, 224, 64), (300, 3, 225), (90, 61, 64)]
-)
+@pytest.mark.parametrize(("width", "height", "size"), [(261, 199, 64), (300, 3, 225)])
 def test_padding_is_timms_border(width, height, size):
     photo, mean, std = PHOTO.resize((width, height)), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     as_timm = create_transform(
@@ -75,9 +74,7 @@ def test_padding_is_timms_border(width, height, size):
     assert (padded.int() - theirs.int()).abs().float().mean() < 0.1
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "size", "crop_pct"), [(261, 199, 224, 1.15), (199, 261, 223, 1.15), (300, 100, 96, 1.3)]
-)
+@pytest.mark.parametrize(("width", "height", "size", "crop_pct"), [(199, 261, 223, 1.15), (300, 100, 96, 1.3)])
 def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct):
     image = as_tensor(PHOTO.resize((width, height)))
     crop = center_crop(image, size, crop_pct)
@@ -96,7 +93,7 @@ def draw_both(height, width, scale, ratio, count):
     return own, np.array([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(count)])
 
 
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (200, 1000)])
+@pytest.mark.parametrize(("height", "width"), [(500, 375), (200, 1000)])
 @pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.6)])
 def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
     own, reference = draw_both(height, width, scale, (3 / 4, 4 / 3), 3000)
@@ -110,7 +107,7 @@ def test_random_crop_box_is_distributed_as_torchvisions(height, width, scale):
     assert (np.abs(quantiles) < 0.2 * spread).all()
 
 
-@pytest.mark.parametrize(("height", "width"), [(20, 3000), (3000, 20), (1, 1), (1, 400), (7, 3)])
+@pytest.mark.parametrize(("height", "width"), [(20, 3000), (7, 3)])
 def test_random_crop_box_falls_back_to_the_center(height, width):
     own, reference = draw_both(height, width, (1.0, 1.0), (3 / 4, 4 / 3), 3)
     assert (own == reference).all()

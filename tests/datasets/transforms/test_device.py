@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import v2
 
 from configs.schema import Data, Train
@@ -34,7 +33,7 @@ def test_affine_map_has_its_probability():
     assert torch.allclose(affine(images, matrix), images, atol=1e-3)
 
 
-@pytest.mark.parametrize(("degrees", "shift", "zoom"), [(30, 0, 1.0), (0, 0.25, 1.0), (0, 0, 1.5), (20, 0.1, 0.8)])
+@pytest.mark.parametrize(("degrees", "shift", "zoom"), [(0, 0, 1.5), (20, 0.1, 0.8)])
 def test_affine_map_equals_torchvisions(degrees, shift, zoom):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""
 
@@ -69,60 +68,23 @@ def test_the_number_of_rectangles_is_uniform_and_scales_their_area():
         assert len(images) / draws == pytest.approx(1 / 3, abs=0.03)
         area = sum(height * width for boxes in images for _, _, height, width in boxes) / len(images) / size**2
         assert area == pytest.approx((0.02 + 1 / 3) / 2, rel=0.06)
-    theirs = RandomErasing(probability=1, max_count=3, device="cpu")
-    random.seed(0)
-    erased = sum((theirs(torch.ones(1, size, size)) == 0).float().mean() for _ in range(600)) / 600
-    ours = 0.0
-    for boxes in drawn[:600]:
-        union = torch.zeros(size, size, dtype=torch.bool)
-        for top, left, height, width in boxes:
-            union[top : top + height, left : left + width] = True
-        ours += float(union.float().mean()) / 600
-    assert ours == pytest.approx(float(erased), rel=0.1)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-def test_erased_images_equal_timms_given_its_boxes(mode, count, monkeypatch):
-    """Where the fill is random, its pattern: which pixels are equal, and its moments."""
-    plain, boxes = torch.randn(60, 3, 24, 24, generator=torch.Generator().manual_seed(9)), []
-    theirs = RandomErasing(probability=1, mode=mode, max_count=count, device="cpu")
-    randint = random.randint
-
-    def recorded(low: int, high: int) -> int:  # 0 is the lowest corner; 1 the lowest count
-        value = randint(low, high)
-        if low == 1:
-            boxes.append([])
-        else:
-            boxes[-1].append((value, 24 - high))  # a corner and the side
-        return value
-
-    monkeypatch.setattr(random, "randint", recorded)
-    random.seed(0), torch.manual_seed(0)
-    reference = []
-    for image in plain:
-        if count == 1:
-            boxes.append([])
-        reference.append(theirs(image.clone()))
-    reference = torch.stack(reference)
-    drawn = [
-        [(top, left, height, width) for (top, height), (left, width) in zip(one[::2], one[1::2], strict=True)]
-        for one in boxes
-    ]
-    erase = RandomErase(
-        Data.model_validate({"IMAGE_SIZE": 24}),
-        Train.model_validate({"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": count}),
-    )
-    erased = erase(plain.clone(), *erase.collate(drawn))
-    assert torch.equal(erased == plain, reference == plain)
-    if mode == "const":
-        assert torch.equal(erased, reference)
-    for one, other in zip(erased, reference, strict=True):
-        pattern = [len(image.permute(1, 2, 0).reshape(-1, 3).unique(dim=0)) for image in (one, other)]
-        assert pattern[0] == pattern[1]  # colors
-    ours, expected = erased[erased != plain], reference[erased != plain]
-    assert float(ours.mean()) == pytest.approx(float(expected.mean()), abs=0.3 if mode == "rand" else 0.06)
-    assert float(ours.std()) == pytest.approx(float(expected.std()), abs=0.3 if mode == "rand" else 0.06)
+@pytest.mark.parametrize(("mode", "colors"), [("const", 1), ("rand", 1), ("pixel", 200)])
+def test_the_boxes_are_filled_with_zeros_a_color_or_noise(mode, colors):
+    """As in timm, the values of the noise have the mean 0 and the deviation 1."""
+    options = {"RANDOM_ERASE_PROB": 1.0, "RANDOM_ERASE_MODE": mode, "RANDOM_ERASE_COUNT": 3}
+    erase = RandomErase(Data.model_validate({"IMAGE_SIZE": 24}), Train.model_validate(options))
+    torch.manual_seed(0)
+    plain, box = torch.full((60, 3, 24, 24), 9.0), (2, 3, 10, 20)
+    erased = erase(plain.clone(), *erase.collate([[box]] * 60))
+    inside = torch.zeros(24, 24, dtype=torch.bool)
+    inside[2:12, 3:23] = True
+    assert torch.equal((erased != 9).all(1), inside.expand(60, -1, -1))
+    assert all(len(image[:, inside].unique(dim=1)[0]) == colors for image in erased)
+    values = erased[:, :, inside]
+    assert values.mean().item() == pytest.approx(0, abs=0.2)
+    assert values.std().item() == pytest.approx(float(mode != "const"), abs=0.2)
 
 
 def test_padding_is_not_erased():

@@ -12,29 +12,16 @@ from datasets.transforms.host import build_eval_host_transform, build_host_trans
 from utils.errors import UserError
 
 
-def test_flip_probability():
+@pytest.mark.parametrize(("axis", "key", "other"), [(-1, "HFLIP_PROB", "VFLIP_PROB"), (-2, "VFLIP_PROB", "HFLIP_PROB")])
+def test_flip_probability(axis, key, other):
     image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
-    whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1]}
+    whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1], other: 0.0}
     for probability in (0.0, 0.3, 1.0):
-        transform = build_host_transform(Data.model_validate(whole | {"HFLIP_PROB": probability}), Train(), seed=0)
+        transform = build_host_transform(Data.model_validate(whole | {key: probability}), Train(), seed=0)
         crops = [transform(LazyImage(image), 0, index)[0] for index in range(2000)]
-        flipped = sum(torch.equal(crop, image.flip(-1)) for crop in crops)
+        flipped = sum(torch.equal(crop, image.flip(axis)) for crop in crops)
         assert flipped + sum(torch.equal(crop, image) for crop in crops) == 2000
         assert flipped / 2000 == pytest.approx(probability, abs=0.04)
-
-
-def test_vertical_flip_keeps_the_draws_of_the_horizontal_one():
-    image = torch.arange(9, dtype=torch.uint8).view(1, 3, 3)
-    whole = {"IMAGE_SIZE": 3, "RANDOM_CROP_SCALE": [1, 1], "RANDOM_CROP_RATIO": [1, 1]}
-    plain, always = (
-        build_host_transform(Data.model_validate(whole | {"VFLIP_PROB": probability}), Train(), 0)
-        for probability in (0.0, 1.0)
-    )
-    for index in range(50):
-        assert torch.equal(always(LazyImage(image), 0, index)[0], plain(LazyImage(image), 0, index)[0].flip(-2))
-    some = build_host_transform(Data.model_validate(whole | {"VFLIP_PROB": 0.3, "HFLIP_PROB": 0.0}), Train(), 0)
-    flipped = sum(torch.equal(some(LazyImage(image), 0, index)[0], image.flip(-2)) for index in range(2000))
-    assert flipped / 2000 == pytest.approx(0.3, abs=0.04)
 
 
 def test_options_of_the_device_draw_nothing_from_an_earlier_operation():

@@ -70,9 +70,7 @@ def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(
-    "policy", [RandAugment(2, 9), RandAugment(9, 10), AutoAugment(), ColorJitter(0.4), ColorJitter(2.0)]
-)
+@pytest.mark.parametrize("policy", [RandAugment(9, 10), AutoAugment(), ColorJitter(2.0)])
 def test_no_draw_fails(policy, channels):
     """Among them posterizing to 0 bits, where timm fails with Pillow 13."""
     apply, pixels = PillowPolicies([policy]), PIXELS[:channels]
@@ -121,8 +119,6 @@ PRECEDENCE = [
     ({"COLOR_JITTER": 0.3, "AUTO_AUGMENT": True, "RAND_AUGMENT": True}, [RandAugment]),
     ({"COLOR_JITTER": 0.3, "RAND_AUGMENT": True, "AUGMENT_POLICY": "rand-m9"}, [TimmPolicy]),
     ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "3a"}, [TimmPolicy, ColorJitter]),
-    ({"COLOR_JITTER": 0.3, "AUGMENT_POLICY": "rand-t3a"}, [TimmPolicy, ColorJitter]),
-    ({"AUGMENT_POLICY": "3a"}, [TimmPolicy]),
 ]
 
 
@@ -140,7 +136,6 @@ def test_precedence(options, kinds):
         {"RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 9},
         {"AUTO_AUGMENT": True},
         {"AUGMENT_POLICY": "rand-n9"},
-        {"AUGMENT_POLICY": "augmix-m3-w3"},
         {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
     ],
 )

@@ -14,10 +14,7 @@ from configs.schema.augmentation import check_policy
 from datasets.transforms.policies import TimmPolicy
 
 PHOTO = Image.fromarray(load_sample_images().images[1]).crop((150, 100, 350, 300)).resize((48, 48))
-POLICIES = [
-    "rand-m9-mstd0.5-inc1", "rand", "rand-n3-p1.0-tweights", "rand-m7-mmax12-mstd101", "rand-t3a", "rand-t3aw-n1",
-    "3a", "original", "originalr-mstd0.5", "v0", "v0r", "augmix-m3-w3", "augmix-m5-w4-d2-a0.5-mstd1", "augmix-b1",
-]  # fmt: skip
+POLICIES = ["rand-m9-mstd0.5-inc1", "rand-n3-p1.0-tweights", "3a", "originalr-mstd0.5", "augmix-m5-w4-d2-a0.5-mstd1"]
 MEAN = (0.485, 0.456, 0.406)
 
 
@@ -61,15 +58,13 @@ def test_the_generators_of_the_process_stay_as_they_are():
 
 
 MISTAKES = {
-    "unknown; known: rand, augmix": ["", "rnd-m9", "Rand-m9", "v1"],
+    "unknown; known: rand, augmix": ["", "v1"],
     "section .* of rand": [
-        "rand-", "rand-inc", "rand-tfoo", "rand-m9 ", "rand-m٩", "rand-w9", "rand-m9.5", "rand-p2", "rand-n0",
-        "rand-n15-tweights", "rand-m" + "9" * 5000,
+        "rand-", "rand-tfoo", "rand-m9.5", "rand-p2", "rand-n0", "rand-n15-tweights", "rand-m" + "9" * 5000,
     ],
-    "section .* of augmix": ["augmix-w0", "augmix-d0", "augmix-m3-inc1", "augmix-a0"],
+    "section .* of augmix": ["augmix-w0", "augmix-m3-inc1"],
     "section 'm4' of 3a": ["3a-m4"],
     "m is given twice": ["rand-m9-m8"],
-    "t is given twice": ["rand-tweights-t3a"],
     "add mmax11": ["rand-m11"],
 }  # fmt: skip
 

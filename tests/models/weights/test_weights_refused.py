@@ -23,19 +23,11 @@ HUGE = torch.zeros(1).as_strided((10**12,), (0,))
     [
         ("norm.bias", None, "missing tensors: norm.bias;"),
         ("norm.bias", torch.ones(47), "norm.bias 47, not 48"),
-        ("norm.bias", torch.tensor(1.0), "norm.bias scalar, not 48"),
-        ("head.weight", torch.ones(7, 47), "head.weight 7x47, not 10x48"),
-        ("head.bias", torch.ones(7), "head.bias 7, not 10"),
-        ("patch_embed.proj.weight", torch.ones(48, 3, 4, 4), "patch_embed.proj.weight 48x3x4x4, not 48x3x8x8"),
         ("pos_embed", torch.ones(1, 18, 48), "pos_embed 1x18x48, not 1x17x48"),
-        ("pos_embed", torch.ones(2, 10, 48), "pos_embed 2x10x48, not 1x17x48"),
-        ("pos_embed", torch.ones(1, 10), "pos_embed 1x10, not 1x17x48"),
         ("pos_embed", torch.ones(1, 1, 48), "pos_embed 1x1x48, not 1x17x48"),
         ("norm.bias", torch.ones(48, dtype=torch.int64), "norm.bias torch.int64"),
         ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
-        ("norm.bias", torch.full((48,), 1e300, dtype=torch.float64), "NaN or infinite values: norm.bias;"),
         ("norm.bias", HUGE, "norm.bias is larger than its data"),
-        ("unused", HUGE, "unused is larger than its data"),
         ("norm.bias", torch.ones(48, device="meta"), "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48).to_sparse(), "norm.bias is larger than its data"),
     ],
@@ -74,15 +66,6 @@ def test_paths_that_are_no_weight_file(tmp_path):
         assert all(ending in message for ending in ENDINGS)
 
 
-def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
-    def denied(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    (tmp_path / "vit.safetensors").touch()
-    monkeypatch.setattr("models.weights.read.load_file", denied)
-    assert "Permission denied" in refusal(tmp_path / "vit.safetensors")
-
-
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_empty_truncated_and_foreign_files(tmp_path, ending):
@@ -98,23 +81,6 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
         with pytest.raises(UserError) as caught:
             read(path)
         assert "\n" not in str(caught.value) and str(caught.value).startswith(str(path))
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_flipped_bytes_raise_only_user_errors(tmp_path, ending):
-    """At the start and at the end, where archives have their directory, and anywhere."""
-    path = written(tmp_path, ending)
-    whole, chance = path.read_bytes(), np.random.default_rng(0)
-    for _ in range(150):
-        content = bytearray(whole)
-        low, high = [(0, 3000), (-1500, 0), (0, len(whole))][chance.integers(3)]
-        for place in chance.integers(low, high, size=3):
-            content[place % len(whole)] = chance.integers(256)
-        path.write_bytes(content)
-        try:
-            read(path)
-        except UserError as error:
-            assert "\n" not in str(error)
 
 
 def test_damaged_checkpoint(tmp_path):
@@ -138,10 +104,7 @@ NORM = "encoder.encoder_norm.bias"
 FOREIGN = {
     "another model": (paddle_state() | {"features.0.weight": np.ones(1, "f4")}, "features.0.weight, .*not in this ViT"),
     "no arrays": (paddle_state() | {NORM: np.array([None])}, f"{NORM} is not an array of numbers"),
-    "texts": (paddle_state() | {NORM: "text"}, f"{NORM} is not an array of numbers"),
-    "lists": (paddle_state() | {NORM: [1.0]}, f"{NORM} is not an array of numbers"),
     "no dict": (np.ones(3), "contains no dict of weights"),
-    "no dict in it": ({"model": 3}, "model is not an array of numbers"),
     "nothing": ({"model": {}}, "contains nothing,"),
 }
 
@@ -158,14 +121,10 @@ def test_pdparams_with_one_array_under_many_names(tmp_path):
     assert "uses one array for many tensors" in refusal(path)
 
 
-NESTED = b")" + b"q\x00h\x00\x86" * 60  # a pair of the previous pair, 60 times
 BOMBS = {
     "remembers more than there is": b"\x80\x04}r" + (2**32 - 1).to_bytes(4, "little") + b".",
-    "a key that takes for ever to hash": b"\x80\x04}" + NESTED + b"Ns.",
-    "a set": b"\x80\x04(" + NESTED + b"\x91.",
     "a text of 2 ** 60 bytes": b"\x80\x04\x8d" + (2**60).to_bytes(8, "little") + b"a.",
     "bytes in an encoding of its choice": b"\x80\x02c_codecs\nencode\n(X\x01\x00\x00\x00aX\x08\x00\x00\x00punycodetR.",
-    "a dict of pairs": b"\x80\x02ccollections\nOrderedDict\n((" + NESTED + b"Ntl\x85R.",
     "many operations": b"\x80\x04" + b"}" * 3 * 10**6 + b".",
 }  # fmt: skip
 
@@ -202,6 +161,19 @@ def test_archives_that_unpack_to_many_times_their_size(tmp_path, ending):
     with zipfile.ZipFile(tmp_path / f"vit.{ending}", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(10**8))
     assert "would unpack from" in refusal(tmp_path / f"vit.{ending}")
+
+
+def test_an_archive_with_a_damaged_directory(tmp_path):
+    path = written(tmp_path, "pth")
+    replace_bytes(path, b"PK\x01\x02", b"PK\x01\x03")
+    assert "is a damaged archive" in refusal(path)
+
+
+def test_npz_without_the_keys_of_an_attention(tmp_path):
+    arrays = google_arrays(random_vit())
+    del arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"]
+    np.savez(tmp_path / "vit.npz", **arrays)
+    assert "missing tensors: blocks.0.attn.qkv.weight;" in refusal(tmp_path / "vit.npz")
 
 
 def test_npz_with_a_billion_empty_blocks(tmp_path):
