@@ -34,7 +34,6 @@ from scripts.exporting.run import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.file_formats.hf_folder import read_metadata
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
@@ -178,21 +177,6 @@ def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsy
     assert not [path for path in (*paths, *(str(folder).encode() for folder in machine)) if path in content]
     assert b"CROP_PCT" in content
     assert "Not checked: " in capsys.readouterr().out
-
-
-def test_an_export_that_is_not_checked_is_the_one_that_is(digits_run, tmp_path):
-    """Options, class names and preprocessing do not come from the validation data."""
-    moved = str(shutil.copy(digits_run / "best.pth", tmp_path))
-    metadata = []
-    for flag in ("-dataset=digits", "-no_check"):
-        export_bytes([moved, flag], "safetensors", tmp_path)
-        metadata.append(read_metadata(tmp_path / "a.safetensors"))
-    assert metadata[0] == metadata[1]
-
-
-@pytest.mark.parametrize("name", ["CaiT", "SwinTransformer"])
-def test_families_that_timm_rebuilds(name, tmp_path):
-    assert write_export(*family_model(name), "hf", tmp_path / "hf") < 1e-4
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from configs.weights import WeightsRecord, follow
 from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.weights_record import is_description, read_record, to_metadata
+from engine.checkpoint.weights_record import read_record, to_metadata
 from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation
 from utils.atomic_file import atomic_save
@@ -240,13 +240,3 @@ def test_fine_tuning_on_other_classes_has_a_new_head(trained, tmp_path, cpu):
     before, after, log = fine_tuned_head(trained, tmp_path, ["new0", "new1", "new2", "new3"], cpu)
     assert not (after["head.weight"] == before["head.weight"]).any()
     assert "head: none of the classes in the file: new head" in log
-
-
-def test_a_checkpoint_of_images_with_a_border_is_valid():
-    config = parse_command_line(["-opts", "DATA.CROP_PCT=1.15"]).config  # of PaddleViT's volo_d5_512
-    preprocessing = {
-        "image_size": 224, "channels": 3, "crop_pct": config.data.crop_pct, "mean": [0.5] * 3, "std": [0.5] * 3,
-        "interpolation": "bicubic",
-    }  # fmt: skip
-    assert is_description({"class_names": None, "preprocessing": preprocessing})
-    assert not is_description({"class_names": None, "preprocessing": preprocessing | {"crop_pct": 11.5}})

@@ -55,8 +55,6 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     ("name", "options", "cells"),
     [
         ("swinv2_tiny_window8_256", {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}, 14),
-        ("xcit_nano_12_p8_224", {"depth": 2, "img_size": 32}, 14),
-        ("resnet18", {}, 14),
         ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2),
     ],
 )
@@ -68,11 +66,6 @@ def test_every_kind_of_model_has_maps(name, options, cells, cpu):
         maps = heat_map(model, images, evaluator_for(cpu, ENABLED=True))
     assert maps.shape == (2, cells, cells) and maps.isfinite().all()
     assert maps.amax((1, 2)).tolist() == [1, 1] and maps.amin((1, 2)).tolist() == [0, 0]
-
-
-def test_the_maps_are_sorted_by_the_number_of_the_image():
-    files = [explanation_file(index, "a.png") for index in (1, 2, 10, 999, 1000)]
-    assert files == sorted(files)
 
 
 def test_the_names_of_files_are_safe_and_unique():

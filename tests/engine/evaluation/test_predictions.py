@@ -141,11 +141,6 @@ def test_a_spreadsheet_gets_a_byte_order_mark_and_no_formulas(make, tmp_path):
     assert paths == ["'=1+1", "'+1", "'-1", "'@x", r"\t=1", "ä"]
 
 
-def test_later_errors_are_in_the_printed_table(make):
-    *lines, more = make([f"{number}.jpg" for number in range(9)], labelled=False).table(rows=1).split("\n")
-    assert [line.split()[0] for line in lines] == ["path", "0.jpg", "1.jpg"] and more == "... and 7 more"
-
-
 def test_memory_does_not_grow_with_the_number_of_images(make, tmp_path):
     def peak(count: int) -> int:
         made = make([str(number) for number in range(count)], labelled=False, chunk=100)

@@ -1,18 +1,13 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
 import csv
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, digits_flags, environment, read_result, rows, run_folders, run_script, train
+from conftest import TINY_VIT, digits_flags, read_result, rows, run_folders, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -121,28 +116,6 @@ def test_ranks_and_a_stop_change_no_bit(probed, trained_digits, tmp_path, cpu, r
     assert len(tables) == 1
     for number in (1, 2, 3):
         assert np.array_equal(np.load(tmp_path / f"embed {number}" / "embeddings.npy"), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("killed", "continued"), [(1, 2), (2, 1)])
-def test_a_killed_embedding_continues_on_any_number_of_ranks(probed, tmp_path, cpu, killed, continued):
-    argv = ["-embed", f"-resume={probed}", "-split=train", "-batch_size_eval=1"]
-    run(parse_command_line([*argv, f"-output={tmp_path / 'whole'}"]), cpu)
-    command, state = [*argv, f"-output={tmp_path / 'out'}"], tmp_path / "out" / "embeddings.npy.part.json"
-    scripts = {1: ("main_single_gpu.py",), 2: ("main_multi_gpu.py", "-ngpus=2")}
-    process = subprocess.Popen([sys.executable, *scripts[killed], *command], cwd=ROOT, env=environment(),
-                               start_new_session=True, stdout=subprocess.DEVNULL)  # fmt: skip
-    try:
-        while not state.exists():
-            assert process.poll() is None
-            time.sleep(0.005)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert not (tmp_path / "out" / "embeddings.npy").exists()
-    assert "Features: 0 of" not in run_script(*scripts[continued], *command)
-    for name in ("embeddings.npy", "embeddings.csv"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
 
 
 def test_several_labels_and_unreadable_images(tmp_path, cpu):

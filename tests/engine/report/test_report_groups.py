@@ -54,21 +54,6 @@ def test_groups_have_mean_deviation_and_number(sweep, capsys):
     assert "images differ" not in printed  # each fold has images of its own
 
 
-def test_the_terminal_shows_the_first_options_and_all_figures(tmp_path, capsys):
-    names = ["BASE_LR", "CUTMIX_ALPHA", "END_LR", "GRAD_CLIP", "MIXUP_ALPHA", "MIXUP_PROB", "SMOOTHING", "WEIGHT_DECAY"]
-    differing = [f"TRAIN.{name}" for name in names]
-    for value in (0.25, 0.5):
-        keys = [f"{key}={value}" for key in differing]
-        for seed in range(2):
-            folder = make_run(tmp_path / f"{value}-{seed}", 1, [*keys, f"SEED={seed}"])
-            write_json(folder / "result.json", {"top1": 100 * value})
-    assert main([str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    (header,) = [line.split() for line in printed.splitlines() if " metric " in line]
-    assert header[:9] == [*differing[:6], "metric", "runs", "mean"]
-    assert [*rows_of(tmp_path / "groups.csv")[0]][:8] == differing
-
-
 def test_the_matrix_of_all_folds_counts_each_image_once_per_seed(sweep):
     root, _ = sweep
     assert main([str(root)]) == 0

@@ -1,16 +1,12 @@
 """`report.py A B -mistakes`: the images that each of two models gets wrong, and McNemar's test."""
 
 import csv
-from itertools import product
 
 import numpy as np
 import pytest
-from conftest import only_run, read_result
 from run_folders import add_evaluation, make_run, write_facts, write_table
 from scipy.stats import binomtest
 
-from configs.reading.command_line import parse_command_line
-from engine.commands.run import run
 from engine.report.comparison import mcnemar
 from engine.run.facts import TrainingData
 from scripts.report import main
@@ -38,7 +34,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("pair", [*product((0, 1, 2, 9, 30), repeat=2), (480, 520), (0, 900), (250_000, 252_000)])
+@pytest.mark.parametrize("pair", [(0, 0), (0, 1), (2, 9), (9, 30), (480, 520), (0, 900), (250_000, 252_000)])
 def test_p_is_that_of_scipy(pair):
     expected = binomtest(pair[0], sum(pair)).pvalue if any(pair) else 1
     assert mcnemar(*pair) == pytest.approx(expected, rel=1e-7)
@@ -110,23 +106,3 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
     assert "per_image.csv: is missing" in problem(one, other)
     (other / "facts.jsonl").write_text('{"fact": "TrainingData", "train')
     assert "facts.jsonl: lacks" in problem(one, other) and "facts.jsonl: lacks" in problem(other, one)
-
-
-@pytest.mark.slow
-def test_evaluations_on_one_and_two_ranks_keep_equal_logits(tmp_path, trained_digits, ranks, cpu):
-    """Their top-1 is that of the evaluation, which is that of the training: a comparison finds no difference."""
-    trained, folders = trained_digits(), []
-    for size in (1, 2):
-        argv = ["-eval", f"-resume={trained}", "-save_logits", f"-output={tmp_path / str(size)}", "-batch_size_eval=50"]
-        run(parse_command_line(argv), cpu) if size == 1 else ranks(2).run(argv)
-        folders.append(only_run(tmp_path / str(size), "eval"))
-    one, two = (dict(np.load(folder / "evaluation/logits.npz", allow_pickle=False)) for folder in folders)
-    assert one.keys() == two.keys() == {"logits", "labels", "paths", "classes"}
-    assert all(one[key].dtype == two[key].dtype and (one[key] == two[key]).all() for key in one)
-    assert one["logits"].shape == (360, 10) and one["logits"].dtype == np.float16
-    top1 = 100 * (one["logits"].argmax(1) == one["labels"]).mean()
-    assert top1 == pytest.approx(read_result(folders[0])["top1"], abs=100 / 360)  # rounding may make two logits equal
-    main([str(trained), str(folders[1]), "-mistakes", f"-output={tmp_path / 'compare.html'}"])
-    (total, *_) = rows_of(tmp_path / "compare-mistakes-by-class.csv")
-    assert [[*total.values()][column] for column in (1, 3, 4, 6)] == ["360", "0", "0", "1"]
-    assert int(total["both right"]) == round(3.6 * read_result(folders[0])["top1"])

@@ -26,10 +26,7 @@ def test_no_decay_on_biases_norms_and_tokens():
 
 FAMILIES = {
     "vit_tiny_patch16_224": {"img_size": 32},
-    "deit_tiny_distilled_patch16_224": {"img_size": 32},
     "swin_tiny_patch4_window7_224": {"img_size": 56},
-    "convnext_atto": {},
-    "levit_128s": {},
 }
 
 
@@ -81,11 +78,7 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]
     return [{key: value for key, value in group.items() if key not in others} for group in optimizer.param_groups]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["adabelief", "adafactor", "adamw", "adopt", "kron", "lamb", "lion", "adahessian", "muon", "sgd", "sgdp"],
-)
-@pytest.mark.filterwarnings("ignore:.*opt_einsum")
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "lamb", "adahessian", "muon", "sgd"])
 def test_each_optimizer_is_that_of_timm(name):
     """The hyperparameters, and the weights after two steps; one that timm cannot build or step here is refused."""
 
@@ -104,9 +97,8 @@ def test_each_optimizer_is_that_of_timm(name):
         return list(model.parameters())
 
     options, own, timms = train_options(NAME=name), model(), model()
-    random = {"deterministic": True} if name.startswith("kron") else {}
     try:
-        expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay, **random)
+        expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay)
         trained = train(timms, expected)
     except Exception:
         with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER.*: {name} .*(second derivatives|required)"):
@@ -176,11 +168,6 @@ DESCRIBED = {
 def test_the_log_has_the_hyperparameters_in_use(name):
     options, expected = train_options(NAME=name, **DESCRIBED[name][0]), DESCRIBED[name][1]
     assert describe_optimizer(build_optimizer(nn.Linear(3, 2), options), options.optimizer) == expected
-
-
-def test_unknown_optimizer_suggests_the_nearest_name():
-    with pytest.raises(UserError, match=r"TRAIN\.OPTIMIZER\.NAME: .*AdamX; did you mean adam"):
-        build_optimizer(nn.Linear(2, 2), Train.model_validate({"OPTIMIZER": {"NAME": "AdamX"}}))
 
 
 def test_loaded_optimizer_state_keeps_the_current_options():
