@@ -188,19 +188,6 @@ def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, lev
     assert (tune == "lora") == any(name.endswith(".lora_B") and value.any() for name, value in resumed["ema"].items())
 
 
-BUFFERS = {
-    "beit_base_patch16_224": {"depth": 1, "embed_dim": 48, "num_heads": 3},
-    "swin_tiny_patch4_window7_224": {"depths": (2, 1, 1, 1), "num_heads": (1, 2, 4, 8), "embed_dim": 24},
-}
-
-
-@pytest.mark.parametrize("name", BUFFERS)
-def test_buffers_are_half_in_o3(name):
-    model = timm.create_model(name, num_classes=5, **BUFFERS[name])
-    logits = precision("O3").compute_copy(model.eval())(torch.randn(1, 3, 224, 224))
-    assert logits.dtype == torch.bfloat16 and logits.isfinite().all()
-
-
 @pytest.mark.parametrize(("options", "expected"), [({}, False), ({"ENABLED": True}, True), ({"TF32": True}, True)])
 def test_tf32_follows_amp_unless_set(options, expected):
     Precision(Amp.model_validate(options), CPU)

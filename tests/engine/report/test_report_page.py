@@ -183,21 +183,6 @@ def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
     assert len(ids) == len(set(ids))
 
 
-def test_the_highest_losses_repeat_no_picture_and_mark_what_is_recognized(tmp_path):
-    folder = make_evaluation_run(tmp_path / "eval")
-    figures = {"true": "cat", "path": "x.png", "probability": 24, "true_probability": 24, "loss": 1.4}
-    mistakes = [
-        {"kind": "highest_loss", "index": 0, "predicted": "dog"},
-        {"kind": "highest_loss", "index": 1, "predicted": "cat"},
-        {"kind": "most_confident", "index": 0, "predicted": "dog"},
-    ]
-    columns = ["kind", "index", "predicted", *figures]
-    write_table(folder / "evaluation" / "mistakes.csv", columns, [mistake | figures for mistake in mistakes])
-    page = read_page(folder)
-    assert len(page.all("img")) == 4 and page.text.count("predicted dog") == 1
-    assert "cat recognized with 24.00%" in page.text.partition("Highest losses")[2]
-
-
 def test_the_options_that_differ_from_the_recipe_are_shown(run):
     recipe = (run / "config.yaml").read_text()
     assert "BASE_LR: 0.01" in recipe

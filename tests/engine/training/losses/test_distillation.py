@@ -18,7 +18,6 @@ from torch import nn
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Data, Train
 from configs.schema import Loss as LossOptions
-from configs.schema.distillation import WEIGHTS_EXTENSIONS
 from configs.schema.families.vit import ViT
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
@@ -28,7 +27,6 @@ from engine.training.losses.distillation import build_step_loss, class_logits
 from engine.training.losses.loss import build_loss
 from engine.training.losses.teacher import Teacher, build_teacher
 from models.build import build_model
-from models.weights.find import EXTENSIONS
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -182,10 +180,6 @@ def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypa
     monkeypatch.setattr("engine.training.losses.teacher.build_model", lambda *_, **__: (nn.Identity(), []))
     _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=5), STUDENT, fp32())
     assert "mean [0.485, 0.456, 0.406]" in notes[0]
-
-
-def test_the_extensions_are_those_that_can_be_read():
-    assert set(WEIGHTS_EXTENSIONS) == set(EXTENSIONS)
 
 
 # Distilled heads
