@@ -13,7 +13,6 @@ from engine.checkpoint.reader import load_checkpoint
 from scripts.amp_report import report as amp_report
 from scripts.amp_report.inspection import OpRecorder, gradient_underflow
 from scripts.amp_report.report import inspect
-from utils.errors import UserError
 
 OPTIONS = ["-opts", *TINY_VIT, *GREY, "DATA.BATCH_SIZE=8", "DATA.DATASET=digits"]
 LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.1.mlp]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
@@ -103,15 +102,3 @@ def test_underflow_equals_the_underflow_of_a_cast_to_float16(scale):
     for value, share in ((gradients, found["head"][0]), (gradients * scale, found["head"][1])):
         assert share == pytest.approx((value.half() == 0).double().mean().item(), abs=1e-9)
     assert "norm" not in found  # all its gradients are 0
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-jsn=a"], "-json"),
-        (["-amp", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"], "sofmax.*softmax"),
-    ],
-)
-def test_mistakes_are_errors(argv, said):
-    with pytest.raises(UserError, match=said):
-        amp_report.main(argv)

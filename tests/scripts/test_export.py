@@ -234,11 +234,6 @@ def test_a_check_that_fails_writes_nothing(problem, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
-def test_another_format_is_answered_with_the_list():
-    with pytest.raises(UserError, match=r"'pdparams' \(choose from '?safetensors'?, '?hf'?, '?onnx'?"):
-        export.main(["best.pth", "-format", "pdparams"])
-
-
 def test_tensors_with_two_names_are_written_twice(tmp_path):
     """The position encodings of CoaT are shared by blocks, which safetensors itself refuses."""
     assert write_export(*family_model("CoaT"), "safetensors", tmp_path / "coat.safetensors") < 1e-5
@@ -318,12 +313,9 @@ def test_missing_packages_are_named(digits_run, monkeypatch):
     "argv, message",
     [
         ([], "python scripts/export.py output/RUN -format onnx "),
-        (["-format", "hf"], "python scripts/export.py output/RUN -format hf "),
-        (["RUN"], "python scripts/export.py RUN -format onnx .formats: safetensors, hf, "),
-        (["RUN", "-format", "onxn"], "invalid choice"),
+        (["RUN", "-format", "pdparams"], "invalid choice"),
         (["RUN", "-format", "hf", "-outptu=x"], "unknown flag -outptu; did you mean -output?"),
         (["RUN", "-format", "safetensors", "-output=x.bin"], "must end with .safetensors"),
-        (["RUN", "-format", "safetensors", "-output=RUN"], "is a folder"),
         (["RUN", "-format", "hf", "-output=RUN"], "is not an exported folder"),
         (["RUN/best.pth", "-format", "hf", "-output=RUN/best.pth"], "is the file to export"),
         (["RUN", "-format", "hf", "-no_check", "-check=a.npz"], "-check and -no_check"),
@@ -334,7 +326,7 @@ def test_missing_packages_are_named(digits_run, monkeypatch):
 )
 def test_wrong_arguments_are_one_line(argv, message, digits_run, tmp_path):
     argv = [text.replace("RUN", str(digits_run)).replace("EMPTY", str(tmp_path)) for text in argv]
-    with pytest.raises(UserError, match=message.replace("export.py RUN", f"export.py {digits_run}")) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         export.main(argv)
     assert "\n" not in str(caught.value)
 

@@ -160,17 +160,12 @@ def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
     ("path", "key"),
     [
         ("train/cat/a.jpg", "train/cat/a"),
-        ("a.b.c.jpeg", "a_b_c"),
         ("v1.2/.hidden.png", "v1.2/_hidden"),
         ("/absolute//a.jpg", "absolute/a"),
         ("../../up/./a.jpg", "_/__/up/a"),
-        ("__meta__/a.jpg", "_meta__/a"),
         ("a/__init__.jpg", "a/_init__"),
         ("line\nbreak\t.jpg", "line_break_"),
-        ("no extension", "no extension"),
-        (".", "_"),
         ("", "image"),
-        ("ünï 中🙂/ä.jpg", "ünï 中🙂/ä"),
         ("\udcff.jpg", "\udcff"),
     ],
 )

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from shard_files import to_shards
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import read_yaml
 from configs.weights import WeightsRecord, follow
 from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
@@ -165,13 +164,6 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     assert "20 image(s) were added as training images, such as 'bee/20.png'" in (folder / "log.txt").read_text()
     assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
-
-
-def test_preprocessing_that_the_user_wrote_wins_and_is_warned_about(trained, images, tmp_path, cpu):
-    _, log = evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.CROP_PCT=0.5")
-    assert "----- Warning: DATA.CROP_PCT is 0.5, but the checkpoint was trained with 1.0\n" in log
-    saved = read_yaml(only_run(tmp_path, "eval") / "config.yaml")[0]["DATA"]
-    assert (saved["CROP_PCT"], saved["IMAGE_SIZE"], saved["IMAGE_CHANNELS"]) == (0.5, 8, 1)
 
 
 def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, images, tmp_path, cpu):

@@ -14,6 +14,7 @@ from configs.reading.prediction import Prediction
 from engine.evaluation.part_file import PartFile
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
+from utils.tables import read_rows
 
 HOSTILE = ["=cmd()", "<script>alert(1)</script>", "a\nb", "x" * 300, "\x1b[31m", "b\udcff", '"q", 1', "日本", "-1"]
 
@@ -98,8 +99,7 @@ def test_json_has_the_same_values(make, tmp_path):
 )
 def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, label):
     made = make(threshold=threshold, multi_label=multi_label)
-    with open(made.write_csv(tmp_path), newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(made.write_csv(tmp_path))
     images = json.loads(made.write_json(tmp_path).read_text())
     labels = [label, "", label]  # of image 1, which cannot be read, none
     assert [row["label"] for row in rows] == [image["label"] for image in images] == labels

@@ -1,7 +1,5 @@
 """`report.py A B -mistakes`: the images that each of two models gets wrong, and McNemar's test."""
 
-import csv
-
 import numpy as np
 import pytest
 from run_folders import add_evaluation, make_run, write_facts, write_table
@@ -11,6 +9,7 @@ from engine.report.comparison import mcnemar
 from engine.run.facts import TrainingData
 from scripts.report import main
 from utils.errors import UserError
+from utils.tables import read_rows
 
 NAMES = ("cat", "=dog", "fox")
 COLUMNS = ("index", "path", "checksum", "label", "predicted")
@@ -29,11 +28,6 @@ def make_evaluated(folder, predicted, labels, digest="d", options=()):
     return folder
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("pair", [(0, 0), (0, 1), (2, 9), (9, 30), (480, 520), (0, 900), (250_000, 252_000)])
 def test_p_is_that_of_scipy(pair):
     expected = binomtest(pair[0], sum(pair)).pvalue if any(pair) else 1
@@ -49,7 +43,7 @@ def test_the_tables_count_each_image_once(tmp_path, capsys):
     labels_a[22] = labels_b[23] = -1
     folders = make_evaluated(tmp_path / "z", of_a, labels_a), make_evaluated(tmp_path / "b", of_b, labels_b)
     assert main([*map(str, folders), "-mistakes"]) == 0
-    total, *classes = rows_of(tmp_path / "compare-mistakes-by-class.csv")
+    total, *classes = read_rows(tmp_path / "compare-mistakes-by-class.csv")
     assert [*total.values()][:7] == ["all", "22", "1", "13", "7", "1", f"{binomtest(13, 20).pvalue:.3g}"]
     p = 2 * 0.5**12, 2 * 0.5**6
     corrected = 3 * p[0], 2 * p[1], 1  # Holm: times 3, 2, 1
@@ -58,7 +52,7 @@ def test_the_tables_count_each_image_once(tmp_path, capsys):
     figures = [[float(row[key]) for row in classes] for key in ("p", "p (Holm)")]
     assert figures[0] == pytest.approx([*p, 1], rel=1e-2) and figures[1] == pytest.approx(corrected, rel=1e-2)
     assert f"only A ({folders[0]}) wrong" in total
-    images = rows_of(tmp_path / "compare-mistakes.csv")
+    images = read_rows(tmp_path / "compare-mistakes.csv")
     assert [*images[0]][3:5] == [f"predicted by A ({folders[0]})", f"predicted by B ({folders[1]})"]
     assert [row["wrong"] for row in images] == ["A"] * 12 + ["B"] * 6 + ["B", "A", "both"]
     assert [int(row["index"]) for row in images] == [*range(18), 19, 20, 21]

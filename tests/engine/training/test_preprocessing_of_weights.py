@@ -98,15 +98,6 @@ def photos(tmp_path) -> Path:
     return tmp_path / "data"
 
 
-def test_an_evaluation_of_published_weights_has_timms_values(photos, cpu):
-    argv = ["-eval", f"-model={TV}", "-dataset=folder", f"-data_path={photos}", "-opts", "MODEL.PRETRAINED=timm"]
-    plan = plan_evaluation(parse_command_line(argv), cpu)
-    config, notes = plan.config, plan.notes
-    (fact,) = (note for note in notes if isinstance(note, Preprocessing))
-    assert (config.data.imagenet_mean, config.data.interpolation) == ((0.485, 0.456, 0.406), "bilinear")
-    assert fact.sources.startswith(f"timm's {TV}: IMAGE_SIZE, ")
-
-
 def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
     """A run of one more step."""
     run = train(

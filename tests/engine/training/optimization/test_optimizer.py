@@ -10,7 +10,7 @@ from configs.schema import Train
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.loss_scaler import LossScaler
-from engine.training.optimization.optimizer import build_optimizer, describe_optimizer, set_lr
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from utils.errors import UserError
 
 
@@ -155,19 +155,6 @@ def test_options_that_do_not_fit_the_optimizer_are_refused(message):
     with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER\.?.*{message}") as error:
         build_optimizer(nn.Linear(3, 2), train_options(**REFUSED[message]))
     assert "\n" not in str(error.value)
-
-
-DESCRIBED = {
-    "AdamW": ({}, "AdamW, betas (0.9, 0.999), eps 1e-08"),
-    "lion": ({"EPS": 1e-8, "KWARGS": {"caution": True}}, "lion, betas (0.9, 0.99), caution True; EPS has no effect"),
-    "adafactor": ({"BETAS": (0.8, 0.9)}, "adafactor, eps 1e-30, eps_scale 0.001, beta1 0.8"),
-}
-
-
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_the_log_has_the_hyperparameters_in_use(name):
-    options, expected = train_options(NAME=name, **DESCRIBED[name][0]), DESCRIBED[name][1]
-    assert describe_optimizer(build_optimizer(nn.Linear(3, 2), options), options.optimizer) == expected
 
 
 def test_loaded_optimizer_state_keeps_the_current_options():
