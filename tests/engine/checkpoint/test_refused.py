@@ -95,6 +95,18 @@ def test_the_content_of_a_folder(folder):
     assert_same_state(load_checkpoint(folder), checkpoint_state())
 
 
+def test_damage_of_each_file_is_detected(folder):
+    """A flipped bit, a cut, a byte more, a missing file."""
+    for file in sorted(folder.iterdir()):
+        data = file.read_bytes()
+        for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[: len(data) // 2], data + b"\0"):
+            file.write_bytes(damaged)
+            refusal(folder)
+        file.unlink()
+        refusal(folder)
+        file.write_bytes(data)
+
+
 def edit_content(folder: Path, change: Callable[[str], str]) -> None:
     content = folder / CONTENT
     content.write_text(change(content.read_text()))

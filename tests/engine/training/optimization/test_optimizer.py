@@ -78,7 +78,8 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]
     return [{key: value for key, value in group.items() if key not in others} for group in optimizer.param_groups]
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adamw", "lamb", "adahessian", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "kron", "lamb", "adahessian", "muon", "sgd"])
+@pytest.mark.filterwarnings("ignore:.*opt_einsum")
 def test_each_optimizer_is_that_of_timm(name):
     """The hyperparameters, and the weights after two steps; one that timm cannot build or step here is refused."""
 
@@ -97,8 +98,9 @@ def test_each_optimizer_is_that_of_timm(name):
         return list(model.parameters())
 
     options, own, timms = train_options(NAME=name), model(), model()
+    random = {"deterministic": True} if name == "kron" else {}
     try:
-        expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay)
+        expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay, **random)
         trained = train(timms, expected)
     except Exception:
         with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER.*: {name} .*(second derivatives|required)"):
