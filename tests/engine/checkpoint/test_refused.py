@@ -174,6 +174,9 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "a name above": lambda folder: edit_manifest(folder, "../x.safetensors"),
     "an absolute name": lambda folder: edit_manifest(folder, "/etc/passwd"),
     "manifest: a long name": lambda folder: edit_manifest(folder, "x" * 10**5),
+    "manifest: other spaces": lambda folder: (folder / MANIFEST).write_text(
+        json.dumps(json.loads((folder / MANIFEST).read_text()))
+    ),
     "manifest: a list": lambda folder: (folder / MANIFEST).write_text("[1]"),
     "manifest: deep": lambda folder: (folder / MANIFEST).write_text("[" * 10**6),
     "manifest: large": lambda folder: (folder / MANIFEST).write_bytes(b" " * (9 << 20)),
