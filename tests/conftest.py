@@ -172,6 +172,19 @@ def noise_folder(root: Path, train: int, val: int, shape: tuple[int, ...]) -> Pa
     return root
 
 
+def bright_channels(root: Path, **counts: int) -> None:
+    """A table and images of each split; the labels of an image are its bright channels. counts: images of a split."""
+    rng = np.random.default_rng(0)
+    for split, count in counts.items():
+        lines = ["image_path,target"]
+        for number in range(count):
+            has = rng.random(3) < 0.4
+            pixels = (rng.integers(0, 90, (8, 8, 3)) + 110 * has).astype(np.uint8)
+            Image.fromarray(pixels).save(root / f"{split}{number}.png")
+            lines.append(f"{split}{number}.png,{'|'.join(np.array(['red', 'green', 'blue'])[has])}")
+        (root / f"{split}.csv").write_text("\n".join(lines) + "\n")
+
+
 def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[Samples]:
     return read_samples(config.data, config.model.num_classes, context, *splits)
 

@@ -10,11 +10,9 @@ from conftest import GREY, TINY_VIT, train
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
-from engine.precision.op_lists import OPS
 from scripts.amp_report import report as amp_report
-from scripts.amp_report.inspection import OpRecorder, gradient_underflow, listed_name
-from scripts.amp_report.report import inspect, summary
-from utils.errors import UserError
+from scripts.amp_report.inspection import OpRecorder, gradient_underflow
+from scripts.amp_report.report import inspect
 
 OPTIONS = ["-opts", *TINY_VIT, *GREY, "DATA.BATCH_SIZE=8", "DATA.DATASET=digits"]
 LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.1.mlp]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
@@ -104,28 +102,3 @@ def test_underflow_equals_the_underflow_of_a_cast_to_float16(scale):
     for value, share in ((gradients, found["head"][0]), (gradients * scale, found["head"][1])):
         assert share == pytest.approx((value.half() == 0).double().mean().item(), abs=1e-9)
     assert "norm" not in found  # all its gradients are 0
-
-
-def test_names_of_modules_and_ops():
-    paths = [f"blocks.{block}.{name}" for block in range(3) for name in ("attn", "mlp")] + ["head"]
-    assert summary([f"blocks.{block}.attn" for block in range(3)], paths) == "blocks.*.attn"
-    assert summary(["blocks.2.mlp", "blocks.0.mlp", "head", ""], paths) == "(outside) blocks.0,2.mlp head"
-    for op, name in {
-        "_softmax_backward_data": "softmax", "native_layer_norm_backward": "layer_norm", "addmm": "linear",
-        "convolution_backward": "conv2d", "gelu_backward": "gelu", "native_batch_norm": "batch_norm",
-        "_scaled_dot_product_flash_attention_for_cpu_backward": "scaled_dot_product_attention",
-        "_scaled_dot_product_cudnn_attention": "scaled_dot_product_attention",
-    }.items():  # fmt: skip
-        assert listed_name(op) == name and name in OPS
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-jsn=a"], "-json"),
-        (["-amp", *OPTIONS, "AMP.CUSTOM_BLACK_LIST=[sofmax]"], "sofmax.*softmax"),
-    ],
-)
-def test_mistakes_are_errors(argv, said):
-    with pytest.raises(UserError, match=said):
-        amp_report.main(argv)

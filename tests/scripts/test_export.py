@@ -34,7 +34,6 @@ from scripts.exporting.run import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.file_formats.hf_folder import read_metadata
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
@@ -180,21 +179,6 @@ def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsy
     assert "Not checked: " in capsys.readouterr().out
 
 
-def test_an_export_that_is_not_checked_is_the_one_that_is(digits_run, tmp_path):
-    """Options, class names and preprocessing do not come from the validation data."""
-    moved = str(shutil.copy(digits_run / "best.pth", tmp_path))
-    metadata = []
-    for flag in ("-dataset=digits", "-no_check"):
-        export_bytes([moved, flag], "safetensors", tmp_path)
-        metadata.append(read_metadata(tmp_path / "a.safetensors"))
-    assert metadata[0] == metadata[1]
-
-
-@pytest.mark.parametrize("name", ["CaiT", "SwinTransformer"])
-def test_families_that_timm_rebuilds(name, tmp_path):
-    assert write_export(*family_model(name), "hf", tmp_path / "hf") < 1e-4
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -248,11 +232,6 @@ def test_a_check_that_fails_writes_nothing(problem, tmp_path):
     with pytest.raises(UserError, match=f"{problem}"):
         export.main(conversion("CaiT", tmp_path / "a.safetensors", **CHECKS[problem]))
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
-
-
-def test_another_format_is_answered_with_the_list():
-    with pytest.raises(UserError, match=r"'pdparams' \(choose from '?safetensors'?, '?hf'?, '?onnx'?"):
-        export.main(["best.pth", "-format", "pdparams"])
 
 
 def test_tensors_with_two_names_are_written_twice(tmp_path):
@@ -334,12 +313,9 @@ def test_missing_packages_are_named(digits_run, monkeypatch):
     "argv, message",
     [
         ([], "python scripts/export.py output/RUN -format onnx "),
-        (["-format", "hf"], "python scripts/export.py output/RUN -format hf "),
-        (["RUN"], "python scripts/export.py RUN -format onnx .formats: safetensors, hf, "),
-        (["RUN", "-format", "onxn"], "invalid choice"),
+        (["RUN", "-format", "pdparams"], "invalid choice"),
         (["RUN", "-format", "hf", "-outptu=x"], "unknown flag -outptu; did you mean -output?"),
         (["RUN", "-format", "safetensors", "-output=x.bin"], "must end with .safetensors"),
-        (["RUN", "-format", "safetensors", "-output=RUN"], "is a folder"),
         (["RUN", "-format", "hf", "-output=RUN"], "is not an exported folder"),
         (["RUN/best.pth", "-format", "hf", "-output=RUN/best.pth"], "is the file to export"),
         (["RUN", "-format", "hf", "-no_check", "-check=a.npz"], "-check and -no_check"),
@@ -350,7 +326,7 @@ def test_missing_packages_are_named(digits_run, monkeypatch):
 )
 def test_wrong_arguments_are_one_line(argv, message, digits_run, tmp_path):
     argv = [text.replace("RUN", str(digits_run)).replace("EMPTY", str(tmp_path)) for text in argv]
-    with pytest.raises(UserError, match=message.replace("export.py RUN", f"export.py {digits_run}")) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         export.main(argv)
     assert "\n" not in str(caught.value)
 

@@ -116,16 +116,6 @@ def test_a_shard_is_at_most_as_large_as_wanted_unless_one_image_is_larger(folder
     assert names[too_large] == ["train/cat/large.png", "train/cat/large.cls"]
 
 
-def test_the_real_format_gives_the_extension(folders):
-    picture = Image.new("RGB", (9, 7), "red")
-    for number, kind in enumerate(("png", "webp", "bmp", "gif", "tiff", "ppm")):
-        picture.save(folders / "val" / "cat" / f"z{number}.jpg", kind)
-    (shard,) = shards_of(write(folders, shard_mb=1), "val")
-    with tarfile.open(shard) as archive:
-        names = [name for name in archive.getnames() if "/z" in name and not name.endswith(".cls")]
-    assert [name.rpartition(".")[2] for name in names] == ["png", "webp", "bmp", "gif", "tif", "ppm"]
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, channels):
     mode, extension = ("RGB", ".ppm") if channels == 3 else ("L", ".pgm")
@@ -170,17 +160,12 @@ def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
     ("path", "key"),
     [
         ("train/cat/a.jpg", "train/cat/a"),
-        ("a.b.c.jpeg", "a_b_c"),
         ("v1.2/.hidden.png", "v1.2/_hidden"),
         ("/absolute//a.jpg", "absolute/a"),
         ("../../up/./a.jpg", "_/__/up/a"),
-        ("__meta__/a.jpg", "_meta__/a"),
         ("a/__init__.jpg", "a/_init__"),
         ("line\nbreak\t.jpg", "line_break_"),
-        ("no extension", "no extension"),
-        (".", "_"),
         ("", "image"),
-        ("ünï 中🙂/ä.jpg", "ünï 中🙂/ä"),
         ("\udcff.jpg", "\udcff"),
     ],
 )

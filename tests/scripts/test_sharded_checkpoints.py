@@ -1,6 +1,5 @@
 """The folder of a sharded checkpoint is taken wherever best.pth is: export, conversion, averages, -pretrained."""
 
-import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from models.weights.find import find_weights
 from models.weights.read import read_weights
-from scripts import average_checkpoints, export
+from scripts import export
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -51,15 +50,6 @@ def test_it_is_exported_to_one_file(runs, tmp_path, source):
     target = tmp_path / "model.safetensors"
     assert export.main([str(sharded / source), "-format", "safetensors", "-output", str(target)]) == 0
     assert equal(load_file(target), load_checkpoint(run / "best.pth")["ema"])
-
-
-def test_its_run_is_averaged(runs, capsys):
-    tables = []
-    for run in runs:
-        average_checkpoints.main([str(run)])
-        tables.append(capsys.readouterr().out)
-    assert ".shards" in tables[1]
-    assert re.findall(r"\d+\.\d\d", tables[0]) == re.findall(r"\d+\.\d\d", tables[1])
 
 
 def test_it_initializes_a_run_and_one_process_resumes_it(runs, tmp_path):

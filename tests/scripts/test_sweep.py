@@ -129,17 +129,6 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
 
 
 @pytest.mark.slow
-def test_a_sweep_with_a_plugin_continues_with_other_workers(tmp_path, plugin):
-    argv = [f"-output={tmp_path}", f"-plugin={plugin}", "-set=LOSS.NAME=power", "-epochs=1", *DIGITS, "DATA.FOLD=0"]
-    assert sweep.main(argv) == 0
-    (status,) = tmp_path.glob("*/*/status.json")
-    status.write_text(json.dumps(json.loads(status.read_text()) | {"state": "interrupted"}))
-    assert sweep.main([*argv[:2], "-num_workers=1", *argv[2:]]) == 0
-    assert json.loads(status.read_text())["state"] == "finished"
-    assert "NUM_WORKERS: 1" in (status.parent / "config.yaml").read_text()
-
-
-@pytest.mark.slow
 def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
     few = ["DATA.FOLD=0", "SAVE_FREQ=1", "VALIDATE_FREQ=60"]
     argv = [f"-output={tmp_path}", "-set=SEED=0,1", "-jobs=2", "-epochs=60", *DIGITS, *few]

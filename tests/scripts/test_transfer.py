@@ -91,16 +91,3 @@ def test_the_table_has_a_row_per_method(folder, started, capsys):
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == [f"| {name}" for name in METHODS]
     assert rows[2][4] == "50.5 ± 0.5" and rows[3][1] == "0" and rows[3][4] == "40.0 ± 0.0"
-
-
-def test_a_backbone_that_was_trained_before_is_used_for_all_classes(folder, started, tmp_path):
-    configs, classes = started
-    weights = tmp_path / "mine.pth"
-    weights.touch()
-    assert transfer.main([f"-images={folder}", "-seeds=1", f"-pretrained={weights}"]) == 0
-    assert classes == [["a", "b", "c", "d"]] * (len(METHODS) - 1) * len(EPOCHS)
-    from_scratch = [config for config in configs if config.model.pretrained is None]
-    assert len(from_scratch) == len(EPOCHS) and {config.model.tuned for config in from_scratch} == {"full"}
-    assert {config.model.pretrained for config in configs} == {None, str(weights)}
-    with pytest.raises(UserError, match=r"none.pth: no such file"):
-        transfer.main([f"-images={folder}", "-pretrained=none.pth"])

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="endurance-") as temporary:
         root = Path(temporary)
-        trained, _ = train_once(root / "trained")
+        trained = train_once(root / "trained")
         tests = _tests(root, trained, flags.n, flags.seed)
         results = [measure(part, test) for name in flags.names or _NAMES for part, test in tests[name].items()]
     return report(results, flags.json)

@@ -5,8 +5,7 @@
 
 A fault passes if the processes end with the right exit status, with one line that names the problem and without a
 traceback; and if they leave no process, no temporary file, and a good checkpoint. Faults that cannot be provoked on a
-machine are skipped. tests/stress/faults/catalogue.py lists the faults. Two are provoked at a time, and scripts of one
-process are forked from an interpreter that has imported their modules.
+machine are skipped. tests/stress/faults/catalogue.py lists the faults. Two are provoked at a time.
 """
 
 import re
@@ -16,14 +15,12 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "shards"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from faults.catalogue import all_faults
-from faults.preloaded import Interpreter
 from faults.processes import SINGLE, finish, reset_signals
 from faults.runner import Fault, Outcome, run_fault
 from faults.scene import Scene
@@ -35,9 +32,9 @@ from utils.processes.entry import run_and_report_errors
 _AT_A_TIME = 2
 _WAITING_AT_A_TIME = 6
 _REPRESENTATIVE = (
-    r"^(command line|launcher|recipe|data|image|weights|teacher|predict|features|checkpoint|resume: [ab]|tar: )"
+    r"^(command line|launcher|recipe|data|image|weights|teacher|predict|checkpoint|resume: a,|tar: )"
     r"|^(tar server: (away|goes)|SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
-    r"|^(Ctrl-C on|the launcher)|^sharded run: (rank 0 killed|named)|^output: (a file|read-only|a full disk)"
+    r"|^(Ctrl-C on|the launcher)|^sharded run: rank 0 killed|^output: (a file|read-only|a full disk)"
 )
 
 
@@ -63,51 +60,36 @@ def chosen_faults(pattern: str) -> list[Fault]:
     return faults
 
 
-def train_once(folder: Path) -> tuple[Path, list[str]]:
-    """Trains the run from which the faults take their checkpoints.
-
-    Returns its folder, and the modules that it imported: those that import others before those that they import.
-    """
+def train_once(folder: Path) -> Path:
+    """Trains the run from which the faults take their checkpoints, and returns its folder."""
     folder.mkdir()
     scene = Scene(folder, folder)
-    finish(scene, SINGLE, scene.digits(), environment={"PYTHONPROFILEIMPORTTIME": "1"})
+    finish(scene, SINGLE, scene.digits())
     (run,) = scene.output.iterdir()
-    modules = re.findall(r"^import time: .*\| +(\S+)$", (folder / "printed").read_text(), re.MULTILINE)
-    return run, modules[::-1]
+    return run
 
 
 def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
     """Provokes the faults, two at a time, and those that wait beside them."""
-    trained, modules = train_once(root / "trained")
-    interpreters: SimpleQueue[Interpreter] = SimpleQueue()
+    trained = train_once(root / "trained")
 
     def provoke(number: int, fault: Fault) -> Outcome:
         (folder := root / str(number)).mkdir()
-        interpreter = None if fault.waits else interpreters.get()
-        try:
-            outcome = run_fault(fault, Scene(folder, trained, interpreter))
-        finally:
-            if interpreter:
-                interpreters.put(interpreter)
-            shutil.rmtree(folder)
+        outcome = run_fault(fault, Scene(folder, trained))
+        shutil.rmtree(folder)
         verdict = outcome.skipped or "; ".join(outcome.problems) or "as expected"
         show_progress(f"{number} of {len(faults)}, {fault.name}: {verdict} ({outcome.seconds:.0f} s)")
         return outcome
 
     with ThreadPoolExecutor(_AT_A_TIME) as busy, ThreadPoolExecutor(_WAITING_AT_A_TIME) as waiting:
-        for _ in range(_AT_A_TIME):
-            interpreters.put(Interpreter(modules))
         started = [
             (waiting if one.waits else busy).submit(provoke, number, one) for number, one in enumerate(faults, 1)
         ]
         try:
-            outcomes = [future.result() for future in started]
+            return [future.result() for future in started]
         finally:  # Ctrl-C ends after the running faults
             for pool in (busy, waiting):
                 pool.shutdown(cancel_futures=True)
-    for _ in range(_AT_A_TIME):
-        interpreters.get().close()
-    return outcomes
 
 
 def results_by_subject(outcomes: Sequence[Outcome]) -> list[Result]:

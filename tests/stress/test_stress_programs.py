@@ -4,7 +4,6 @@ import json
 import mmap
 import time
 from pathlib import Path
-from types import ModuleType
 
 import endure
 import fault_bench
@@ -12,13 +11,12 @@ import fuzz
 import numpy as np
 import pytest
 import run_all
-import trace_files
 import try_clusters
 from faults import processes, runner
 from faults.catalogue import all_faults
 from faults.runner import Fault, run_fault
 from faults.scene import Scene
-from fuzz_cases import KINDS, Kind, make_case
+from fuzz_cases import KINDS, Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -63,10 +61,6 @@ def test_undamaged_examples_are_read(tmp_path):
         assert answers.count("read") >= len(answers) / 2, (name, answers)
 
 
-def test_a_fuzz_case_depends_on_seed_and_number_only():
-    assert make_case("images", 0, 7) == make_case("images", 0, 7) != make_case("images", 1, 7)
-
-
 def test_fuzz_findings(tmp_path, monkeypatch):
     def read(data, folder):
         if data == b"large":
@@ -103,31 +97,13 @@ def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
 
 def test_names_in_the_catalogue_are_unique():
     names = [fault.name for fault in all_faults()]
-    assert len(set(names)) == len(names) > 250
+    assert len(set(names)) == len(names)
 
 
 def test_an_unknown_test_is_refused():
     for program, argv in ((endure, ["x"]), (fuzz, ["x"]), (try_clusters, ["x"]), (fault_bench, ["-only", "nonsense"])):
         with pytest.raises(UserError):
             program.main(argv)
-
-
-def test_traced_phases_depth_and_upward_calls(tmp_path):
-    sources = {
-        "utils/leaf.py": "def call(function): return [function() for _ in range(2)]\nclass Body: call(int)",
-        "engine/training/step.py": "def train_steps(after_step): return list(map(int, utils_leaf.call(after_step)))",
-        "engine/commands/train.py": "def report(): return 1\ndef train(): training_step.train_steps(report); report()",
-    }
-    modules = {"utils_leaf": ModuleType("leaf"), "training_step": ModuleType("step"), "train": ModuleType("train")}
-    with trace_files.Tracer(tmp_path) as tracer:
-        for (file, source), module in zip(sources.items(), modules.values(), strict=True):
-            vars(module).update(modules)
-            exec(compile(source, tmp_path / file, "exec"), vars(module))
-        modules["train"].train()
-    leaf, _, train = sources
-    assert tracer.files == {"before the first step": {train}, "in the steps": {*sources}, "after them": {train}}
-    assert list(tracer.depth.values()) == [1, 4, 2]
-    assert trace_files.upward_calls(tracer.calls) == {("in the steps", leaf, train): 2}
 
 
 def test_one_table_of_all_programs(capsys, monkeypatch, tmp_path):

@@ -42,11 +42,6 @@ def runs(context: ProcessContext, folder: Path) -> dict[str, Path]:
     return {"unbroken": unbroken, "back": back, **copies}
 
 
-def train_wide(context: ProcessContext, output: Path) -> Path:
-    """One step of a model whose tensors are nearly all of a checkpoint."""
-    return train(output, context, "MODEL.EMBED_DIM=192", "TRAIN.MAX_STEPS=1")
-
-
 def train(output: Path, context: ProcessContext, *options: str) -> Path:
     batch_size = f"-batch_size={96 // context.world_size}"
     argv = ["-dataset=digits", batch_size, f"-output={output}", "-opts", *OPTIONS, "PARALLEL.STRATEGY=fsdp", *options]

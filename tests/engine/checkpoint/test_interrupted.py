@@ -1,16 +1,10 @@
 """A signal saves after the current step or evaluation batch; the resumed run equals one without a signal."""
 
-import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, TINY_VIT, assert_same_state, only_run, rows, states, step_rows, train
-from rank_pool import environment
+from conftest import assert_same_state, only_run, rows, states, step_rows, train
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
@@ -92,38 +86,3 @@ def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
         assert not exit_codes
         os.kill(os.getpid(), signal.SIGINT)
     assert exit_codes == [130]
-
-
-def start_two_ranks(output: Path) -> subprocess.Popen:
-    """Starts a very long run on two ranks; returns after the first log line of an epoch."""
-    argv = ["-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={output}", "-opts", *TINY_VIT]
-    command = [sys.executable, "main_multi_gpu.py", *argv, "MODEL.NUM_CLASSES=1000", "TRAIN.NUM_EPOCHS=1000"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen([*command, "REPORT_FREQ=2"], cwd=ROOT, env=environment(""), **pipes)
-    for line in process.stdout:
-        if line.startswith("Epoch["):
-            break
-    return process
-
-
-def process_of_rank(rank: int, launcher: int) -> int:
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == launcher and f"\0RANK={rank}\0" in f"\0{(entry / 'environ').read_text()}":
-                return int(entry.name)
-    raise LookupError(f"no process of rank {rank}")
-
-
-@pytest.mark.slow
-def test_signal_to_one_rank_interrupts_both(tmp_path):
-    process = start_two_ranks(tmp_path)
-    os.kill(process_of_rank(1, process.pid), signal.SIGTERM)  # rank 0 receives no signal
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, printed
-    folder = only_run(tmp_path)
-    command = f"main_multi_gpu.py -ngpus=2 -resume={folder}"
-    assert re.search(rf"----- Interrupted by SIGTERM; saved; resume with: \S*python\S* {command}\n", printed), printed
-    assert "Traceback" not in printed and "error" not in printed
-    assert read_json(folder / STATUS)["state"] == "interrupted"
-    assert states(folder)["done_steps"] > 0

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -96,23 +95,16 @@ def test_the_content_of_a_folder(folder):
     assert_same_state(load_checkpoint(folder), checkpoint_state())
 
 
-def test_every_damage_is_detected(folder):
-    """Flipped bits, cuts and missing files."""
-    rng = random.Random(0)
+def test_damage_of_each_file_is_detected(folder):
+    """A flipped bit, a cut, a byte more, a missing file."""
     for file in sorted(folder.iterdir()):
-        original = file.read_bytes()
-        for _ in range(40):
-            data = bytearray(original)
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-            file.write_bytes(data)
+        data = file.read_bytes()
+        for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[: len(data) // 2], data + b"\0"):
+            file.write_bytes(damaged)
             refusal(folder)
-            file.write_bytes(original[: rng.randrange(len(original))])
-            refusal(folder)
-        file.write_bytes(original + b"\0")
-        refusal(folder)
         file.unlink()
         refusal(folder)
-        file.write_bytes(original)
+        file.write_bytes(data)
 
 
 def edit_content(folder: Path, change: Callable[[str], str]) -> None:
@@ -182,6 +174,9 @@ HOSTILE: dict[str, Callable[[Path], Any]] = {
     "a name above": lambda folder: edit_manifest(folder, "../x.safetensors"),
     "an absolute name": lambda folder: edit_manifest(folder, "/etc/passwd"),
     "manifest: a long name": lambda folder: edit_manifest(folder, "x" * 10**5),
+    "manifest: other spaces": lambda folder: (folder / MANIFEST).write_text(
+        json.dumps(json.loads((folder / MANIFEST).read_text()))
+    ),
     "manifest: a list": lambda folder: (folder / MANIFEST).write_text("[1]"),
     "manifest: deep": lambda folder: (folder / MANIFEST).write_text("[" * 10**6),
     "manifest: large": lambda folder: (folder / MANIFEST).write_bytes(b" " * (9 << 20)),

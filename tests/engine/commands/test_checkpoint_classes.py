@@ -15,12 +15,11 @@ from safetensors.torch import save_file
 from shard_files import to_shards
 
 from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import read_yaml
 from configs.weights import WeightsRecord, follow
 from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.weights_record import is_description, read_record, to_metadata
+from engine.checkpoint.weights_record import read_record, to_metadata
 from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation
 from engine.run.log import RunLogger
@@ -168,13 +167,6 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
 
 
-def test_preprocessing_that_the_user_wrote_wins_and_is_warned_about(trained, images, tmp_path, cpu):
-    _, log = evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.CROP_PCT=0.5")
-    assert "----- Warning: DATA.CROP_PCT is 0.5, but the checkpoint was trained with 1.0\n" in log
-    saved = read_yaml(only_run(tmp_path, "eval") / "config.yaml")[0]["DATA"]
-    assert (saved["CROP_PCT"], saved["IMAGE_SIZE"], saved["IMAGE_CHANNELS"]) == (0.5, 8, 1)
-
-
 def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, images, tmp_path, cpu):
     with pytest.raises(
         UserError, match=r"^DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1, with the checkpoint's"
@@ -241,13 +233,3 @@ def test_fine_tuning_on_other_classes_has_a_new_head(trained, tmp_path, cpu):
     before, after, log = fine_tuned_head(trained, tmp_path, ["new0", "new1", "new2", "new3"], cpu)
     assert not (after["head.weight"] == before["head.weight"]).any()
     assert "head: none of the classes in the file: new head" in log
-
-
-def test_a_checkpoint_of_images_with_a_border_is_valid():
-    config = parse_command_line(["-opts", "DATA.CROP_PCT=1.15"]).config  # of PaddleViT's volo_d5_512
-    preprocessing = {
-        "image_size": 224, "channels": 3, "crop_pct": config.data.crop_pct, "mean": [0.5] * 3, "std": [0.5] * 3,
-        "interpolation": "bicubic",
-    }  # fmt: skip
-    assert is_description({"class_names": None, "preprocessing": preprocessing})
-    assert not is_description({"class_names": None, "preprocessing": preprocessing | {"crop_pct": 11.5}})

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, run_script, train
+from conftest import GREY, TINY_VIT, train
 from PIL import Image
 from test_predict import predict
 
@@ -16,7 +16,6 @@ from datasets.decoding.bad_images import BadImage
 from datasets.loading.loader import Loaders
 from datasets.loading.sampler import EvalSampler
 from engine.commands.run import run
-from engine.evaluation.part_file import PartFile
 from utils.errors import UserError
 
 CLASSES = ["ant", "bee", "cat"]
@@ -122,17 +121,6 @@ def test_a_folder_of_runs_is_the_newest_run_of_each_name_with_a_checkpoint(folds
     assert len(predict(tmp_path / "out", cpu, *argv[1:])) == 36
 
 
-@pytest.mark.slow
-def test_two_ranks_write_the_same_bytes(images, folds, tmp_path, cpu):
-    shutil.copytree(images, photos := tmp_path / "photos")
-    (photos / "bee" / "01.png").write_bytes(b"hello")
-    argv = ["-predict", str(photos), "-batch_size_eval=5", "-num_workers=1", "-resume", *map(str, folds)]
-    one = predict(tmp_path / "one", cpu, *argv[1:])
-    assert [Path(row["path"]).name for row in one if row["error"]] == ["01.png"]
-    run_script("main_multi_gpu.py", "-ngpus=2", *argv, f"-output={tmp_path / 'two'}")
-    assert (tmp_path / "one" / "predictions.csv").read_bytes() == (tmp_path / "two" / "predictions.csv").read_bytes()
-
-
 def test_several_labels(images, tmp_path, cpu):
     """The mean of sigmoids."""
     names = sorted(str(path.relative_to(images)) for path in images.rglob("*.png"))
@@ -145,26 +133,6 @@ def test_several_labels(images, tmp_path, cpu):
     assert np.abs(probabilities(rows) - means).max() <= 1.01e-6 and np.ptp(means.sum(1)) > 0.01
     labelled = predict(tmp_path / "labelled", cpu, "-split=all", "-resume", *map(str, runs))
     assert np.abs(probabilities(labelled) - means).max() <= 1.01e-6 and labelled[0]["target"] == "ant"
-
-
-def test_a_killed_prediction_continues_with_the_same_runs_only(images, folds, tmp_path, cpu, capsys, monkeypatch):
-    """36 images of one each are 36 batches; results are kept every 8 batches."""
-    argv, append, out = [str(images), "-batch_size_eval=1", "-resume"], PartFile.append, tmp_path / "out"
-    runs = list(map(str, folds))
-    expected = predict(tmp_path / "whole", cpu, *argv, *runs)
-
-    def stop(part: PartFile, results) -> None:
-        if part.num_samples == 16:
-            raise KeyboardInterrupt
-        append(part, results)
-
-    for names in (runs[:2], runs):
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(PartFile, "append", stop)
-            predict(out, cpu, *argv, *names)
-    assert "starts again" in capsys.readouterr().out
-    assert predict(out, cpu, *argv, *runs) == expected
-    assert "continues after 16 of 36 images" in capsys.readouterr().out
 
 
 def test_labelled_images_have_the_figures_of_the_mean(images, folds, tmp_path, cpu, capsys):

@@ -1,6 +1,5 @@
 """The held-out test images: evaluated once, at the end of a finished run, with the best weights."""
 
-import csv
 import json
 
 import numpy as np
@@ -12,6 +11,7 @@ from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.optimization.schedule import Schedule
 from utils.errors import UserError
+from utils.tables import read_rows
 
 TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3"]
 
@@ -56,8 +56,8 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, cpu, tmp_path
     assert f"----- Best top-1: {best['top1']:.2f}% (epoch 2), macro F1 {best['f1']:.2f}%, worst class F1 " in log
     summary = json.loads((folder / "evaluation-test" / "summary.json").read_text())
     assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
-    with open(folder / "evaluation-test" / "per_class.csv", newline="") as file:
-        assert [(row["class"], row["count"]) for row in csv.DictReader(file)] == [("blue", "17"), ("red", "17")]
+    classes = read_rows(folder / "evaluation-test" / "per_class.csv")
+    assert [(row["class"], row["count"]) for row in classes] == [("blue", "17"), ("red", "17")]
     assert json.loads((folder / "evaluation" / "summary.json").read_text())["samples"] == 24
 
 

@@ -117,20 +117,6 @@ def test_any_real_label_is_right(model, weights, tmp_path, cpu):
     assert read_result(only_run(tmp_path / "out", "eval"))["samples"] == len(losses) < 40
 
 
-@pytest.mark.slow
-def test_two_ranks_count_each_sample_once(model, weights, tmp_path, cpu, ranks):
-    """20 images in 7 batches; each image has two ReaL labels."""
-    write_images(tmp_path / "real", [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, 21)])
-    (tmp_path / "real" / "real.json").write_text(json.dumps([[number, 999 - number] for number in range(20)]))
-    write_set(tmp_path / "a", dict(list(IN_A.items())[:2]), model)
-    for name in ("a", "real"):
-        argv = f"imagenet-{name}", tmp_path / name, weights
-        ranks(2).run(["-eval", *flags(*argv, tmp_path / f"two-{name}")])
-        of_two = read_result(only_run(tmp_path / f"two-{name}", "eval"))
-        assert [of_two[key] for key in ("top1", "top5", "loss")] == evaluate(*argv, tmp_path / f"one-{name}", cpu)
-        assert of_two["samples"] == 20
-
-
 @pytest.mark.parametrize(
     ("dataset", "content", "options", "line"),
     [

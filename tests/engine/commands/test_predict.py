@@ -1,6 +1,5 @@
 """-predict: the same answers as -eval, from the checkpoint alone, for images of any origin."""
 
-import csv
 import json
 import os
 import shutil
@@ -30,6 +29,7 @@ from engine.evaluation.results import SampleResults
 from engine.plan.evaluation import name_classes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.tables import read_rows
 
 CLASSES = ["<script>", "=ant", "a\nb", "dog"]
 MODEL = [option for option in TINY_VIT if not option.startswith("MODEL.NUM_CLASSES")]
@@ -58,12 +58,7 @@ def trained(images, tmp_path_factory, cpu) -> Path:
 def predict(folder: Path, cpu: ProcessContext, *argv: str) -> list[dict[str, str]]:
     """The rows of predictions.csv."""
     assert run(parse_command_line(["-predict", *argv, f"-output={folder}"]), cpu) == 0
-    return rows_of(folder)
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with open(folder / "predictions.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_rows(folder / "predictions.csv")
 
 
 def top1(rows: list[dict[str, str]]) -> float:
@@ -162,7 +157,9 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
     (tmp_path / "a.jpg").write_bytes(b"hello")
     with pytest.raises(UserError, match=r"none of the 1 images can be read; .*predictions.csv has the reasons"):
         predict(tmp_path / "out", cpu, str(tmp_path / "a.jpg"), f"-pretrained={trained / 'best.pth'}")
-    assert rows_of(tmp_path / "out")[0]["error"].startswith("is not an image of a supported format")
+    assert read_rows(tmp_path / "out" / "predictions.csv")[0]["error"].startswith(
+        "is not an image of a supported format"
+    )
 
 
 def test_without_output_there_is_a_new_folder_with_a_log(images, trained, cpu):
@@ -174,7 +171,7 @@ def test_without_output_there_is_a_new_folder_with_a_log(images, trained, cpu):
     assert folder.name.startswith(f"predict-{trained.name[:3]}")
     assert {path.name for path in folder.iterdir()} >= {"predictions.csv", "log.txt", "config.yaml"}
     assert f"Predictions: {folder}/predictions.csv" in (folder / "log.txt").read_text()
-    assert len(rows_of(folder)) == 1
+    assert len(read_rows(folder / "predictions.csv")) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_path, cpu, capsys):
@@ -254,7 +251,7 @@ def test_explanations_are_complete_after_an_interruption(images, trained, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("killed", "continued"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("killed", "continued"), [(1, 2), (2, 1)])
 def test_a_killed_prediction_continues_on_any_number_of_ranks(images, trained, tmp_path, cpu, killed, continued):
     """SIGKILL to all processes, as soon as some results are kept; the file is that of an undisturbed run."""
     (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in sorted(images.rglob("*.png")) * 30))

@@ -17,21 +17,6 @@ def raise_error(error: Exception):
     return fail
 
 
-@pytest.mark.parametrize(
-    ("flags", "fixes"),
-    [
-        ([], r"lower -batch_size and raise -accum_iter, or set MODEL.GRAD_CHECKPOINTING=true, or use -amp"),
-        (["-amp"], r"lower -batch_size and raise -accum_iter, or set MODEL.GRAD_CHECKPOINTING=true"),
-    ],
-)
-def test_out_of_gpu_memory_in_training(digits_argv, cpu, monkeypatch, flags, fixes):
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines.")
-    monkeypatch.setattr("engine.training.trainer.train_steps", raise_error(error))
-    size = r"out of GPU memory with vit at -batch_size 64, DATA.IMAGE_SIZE 8, (float32|O1: .*); peak \d+\.\d\d GB: "
-    with pytest.raises(UserError, match=rf"^{size}{fixes} \(CUDA out of memory. Tried to allocate 2 GiB\.\)$"):
-        run(parse_command_line([*flags, *digits_argv]), cpu)
-
-
 def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypatch, tmp_path):
     """The caller of the function that fails takes any RuntimeError for a checkpoint of another model."""
     run(parse_command_line([*digits_argv, "TRAIN.MAX_STEPS=1"]), cpu)

@@ -1,6 +1,5 @@
 """Average precision of several labels per image: scikit-learn, a case by hand, several ranks, files."""
 
-import csv
 import json
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import nn
 
 from datasets.batch import PADDING
 from engine.evaluation.results import SampleResults, average_precisions, mean_average_precision, score_classes
+from utils.tables import read_rows
 
 N, C = 200, 6
 
@@ -79,13 +79,11 @@ def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu)
     )
     assert summary == json.loads((tmp_path / "e" / "summary.json").read_text())
     assert summary["mean_ap"] == results.metrics().score and not {"top1", "f1", "ece"} & summary.keys()
-    with open(tmp_path / "e" / "per_class.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "e" / "per_class.csv")
     assert [row["class"] for row in rows] == ["'=sum", *names[1:]]
     assert [int(row["count"]) for row in rows] == targets.sum(0).tolist()
     assert [row["ap"] for row in rows] == [*(f"{ap:.4f}" for ap in results.average_precisions[:-1]), ""]
-    with open(tmp_path / "e" / "mistakes.csv", newline="") as file:
-        worst = next(csv.DictReader(file))
+    worst = read_rows(tmp_path / "e" / "mistakes.csv")[0]
     index = int(results.losses.argmax())
     assert (int(worst["index"]), worst["kind"]) == (index, "highest_loss")
     assert set(worst["true"].split(" | ")) == {rows[label]["class"] for label in np.flatnonzero(targets[index])} or {""}

@@ -3,39 +3,10 @@
 import pytest
 import timm
 import torch
-from test_pictures import evaluator_for, tiny_vit
+from test_pictures import evaluator_for
 from torch import nn
 
 from engine.evaluation.explain import explanation_file, heat_map, input_gradient
-
-SIDE = 8  # pixels of the square, and of a patch
-
-
-def squares(number: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images (N, 3, 32, 32) of noise with one square, whose color is the class; labels (N,) and patches (N, 2)."""
-    images = 0.3 * torch.randn(number, 3, 32, 32, generator=generator)
-    labels, patches = (
-        torch.randint(high, shape, generator=generator) for high, shape in ((3, (number,)), (4, (number, 2)))
-    )
-    for image, label, (row, column) in zip(images, labels, patches * SIDE, strict=True):
-        image[label, row : row + SIDE, column : column + SIDE] += 3
-    return images, labels, patches
-
-
-@pytest.mark.parametrize("options", [{}, {"global_pool": "avg", "class_token": False}], ids=["rollout", "gradient"])
-def test_a_map_peaks_at_the_square_that_decides_the_class(options, cpu):
-    generator, model = torch.Generator().manual_seed(0), tiny_vit(depth=2, num_classes=3, **options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(100):
-        images, labels, _ = squares(32, generator)
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    images, labels, patches = squares(50, generator)
-    assert (model(images).argmax(1) == labels).float().mean() > 0.95
-    maps = nn.functional.adaptive_avg_pool2d(heat_map(model, images, evaluator_for(cpu)), 4).flatten(1)
-    found = (maps.argmax(1) == 4 * patches[:, 0] + patches[:, 1]).float().mean().item()
-    assert found > 0.8  # by chance: 0.06
 
 
 def test_the_gradient_is_that_of_finite_differences(cpu):
@@ -55,8 +26,6 @@ def test_the_gradient_is_that_of_finite_differences(cpu):
     ("name", "options", "cells"),
     [
         ("swinv2_tiny_window8_256", {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}, 14),
-        ("xcit_nano_12_p8_224", {"depth": 2, "img_size": 32}, 14),
-        ("resnet18", {}, 14),
         ("deit_tiny_distilled_patch16_224", {"img_size": 32, "depth": 2}, 2),
     ],
 )
@@ -68,11 +37,6 @@ def test_every_kind_of_model_has_maps(name, options, cells, cpu):
         maps = heat_map(model, images, evaluator_for(cpu, ENABLED=True))
     assert maps.shape == (2, cells, cells) and maps.isfinite().all()
     assert maps.amax((1, 2)).tolist() == [1, 1] and maps.amin((1, 2)).tolist() == [0, 0]
-
-
-def test_the_maps_are_sorted_by_the_number_of_the_image():
-    files = [explanation_file(index, "a.png") for index in (1, 2, 10, 999, 1000)]
-    assert files == sorted(files)
 
 
 def test_the_names_of_files_are_safe_and_unique():

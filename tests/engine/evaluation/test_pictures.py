@@ -77,7 +77,6 @@ def test_fused_attention_is_restored(cpu):
     ("name", "options"),
     [
         ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
-        ("cait_xxs24_224", {"img_size": 32, "depth": 2, "embed_dim": 24}),
         ("resnet18", {}),
     ],
 )

@@ -1,24 +1,18 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
-import csv
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TINY_VIT, digits_flags, environment, read_result, rows, run_folders, run_script, train
-from PIL import Image
+from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows, run_folders, train
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.features.store import FeatureFile
 from utils.errors import UserError
+from utils.tables import read_rows
 
 
 def probe_flags(output: Path, trained: Path, *options: str) -> list[str]:
@@ -57,7 +51,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     val = features_of(probed.parent, "val")
     assert features_of(probed.parent, "train").shape == (1437, 16)
     run(parse_command_line(["-embed", f"-resume={probed}", f"-output={tmp_path / 'val'}"]), cpu)
-    embedded = list(csv.DictReader((tmp_path / "val" / "embeddings.csv").open()))
+    embedded = read_rows(tmp_path / "val" / "embeddings.csv")
     targets = np.array([int(row["target"]) for row in embedded])
     logits = val @ model["head.weight"].numpy().T + model["head.bias"].numpy()
     assert 100 * (logits.argmax(1) == targets).mean() == pytest.approx(result["top1"])
@@ -123,39 +117,9 @@ def test_ranks_and_a_stop_change_no_bit(probed, trained_digits, tmp_path, cpu, r
         assert np.array_equal(np.load(tmp_path / f"embed {number}" / "embeddings.npy"), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("killed", "continued"), [(1, 2), (2, 1)])
-def test_a_killed_embedding_continues_on_any_number_of_ranks(probed, tmp_path, cpu, killed, continued):
-    argv = ["-embed", f"-resume={probed}", "-split=train", "-batch_size_eval=1"]
-    run(parse_command_line([*argv, f"-output={tmp_path / 'whole'}"]), cpu)
-    command, state = [*argv, f"-output={tmp_path / 'out'}"], tmp_path / "out" / "embeddings.npy.part.json"
-    scripts = {1: ("main_single_gpu.py",), 2: ("main_multi_gpu.py", "-ngpus=2")}
-    process = subprocess.Popen([sys.executable, *scripts[killed], *command], cwd=ROOT, env=environment(),
-                               start_new_session=True, stdout=subprocess.DEVNULL)  # fmt: skip
-    try:
-        while not state.exists():
-            assert process.poll() is None
-            time.sleep(0.005)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert not (tmp_path / "out" / "embeddings.npy").exists()
-    assert "Features: 0 of" not in run_script(*scripts[continued], *command)
-    for name in ("embeddings.npy", "embeddings.csv"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
-
-
 def test_several_labels_and_unreadable_images(tmp_path, cpu):
     """The labels are the bright channels; one image of the training is damaged, and its row is left out."""
-    generator = np.random.default_rng(0)
-    for split, count in (("train", 60), ("val", 30)):
-        lines = ["image_path,target"]
-        for number in range(count):
-            has = generator.random(3) < 0.4
-            pixels = (generator.integers(0, 90, (8, 8, 3)) + 110 * has).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / f"{split}{number}.png")
-            lines.append(f"{split}{number}.png,{'|'.join(np.array(['red', 'green', 'blue'])[has])}")
-        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    bright_channels(tmp_path, train=60, val=30)
     (tmp_path / "train1.png").write_bytes((tmp_path / "train1.png").read_bytes()[:40])
     options = ["MODEL.TUNE=probe", "MODEL.FEATURES=token_avg", "MODEL.NUM_CLASSES=null", "DATA.MULTI_LABEL=true"]
     argv = ["-dataset=csv", f"-data_path={tmp_path}", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts"]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GREY, ROOT, TINY_RESNET, TINY_VIT, assert_same_state, rows, states, train
+from conftest import GREY, ROOT, TINY_VIT, assert_same_state, rows, states, train
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
@@ -115,13 +115,6 @@ def test_compiled_training_on_a_gpu_equals_eager_training(digits_argv, gpu, mode
     """With `max` and without accumulation, CUDA graphs replay the passes."""
     argv = ["-amp", *digits_argv, f"TRAIN.ACCUM_ITER={accum_iter}", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MAX_STEPS=10"]
     assert_close_training(argv, mode, gpu)
-
-
-@pytest.mark.slow
-def test_compiled_training_of_a_model_with_batch_norm_equals_eager_training(tmp_path, cpu):
-    argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path}", "-opts", *TINY_RESNET, *GREY]
-    argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MAX_STEPS=3"]
-    assert_close_training(argv, "model", cpu)
 
 
 def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -> None:

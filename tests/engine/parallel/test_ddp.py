@@ -1,12 +1,11 @@
 """Gradients of three ranks: buckets, 16-bit hooks, non-finite values, exact resume, a run of one rank continued."""
 
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import sharding_cases
 import torch
-from conftest import GREY, TINY_VIT, assert_same_state, only_run, states
+from conftest import assert_same_state
 from timm.models.deit import VisionTransformerDistilled
 from torch import nn
 from torch.nn.utils import parameters_to_vector
@@ -17,16 +16,6 @@ from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
 
 RANKS = 3
-STEPS = 5
-
-
-def argv_for(output: Path, *more: str) -> list[str]:
-    """Five steps of a model of several buckets; two micro-steps each on three ranks."""
-    options = [
-        *TINY_VIT, *GREY, "MODEL.EMBED_DIM=96", "PARALLEL.BUCKET_MB=0.1", "TRAIN.BASE_LR=1e-3", "TRAIN.GRAD_CLIP=1.0",
-        "DATA.GLOBAL_BATCH_SIZE=96", "REPORT_FREQ=1", f"TRAIN.MAX_STEPS={STEPS}",
-    ]  # fmt: skip
-    return ["-dataset=digits", "-batch_size=16", "-num_workers=0", f"-output={output}", "-opts", *options, *more]
 
 
 EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype
@@ -117,14 +106,3 @@ def test_stochastic_rounding_draws_the_same_numbers_on_all_ranks(ranks):
     first, *others = ranks(RANKS)(weights_in_o3)
     for other in others:
         assert_same_state(other, first)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hook", ["bf16", "fp16"])
-def test_resume_is_exact_with_each_hook(tmp_path, ranks, hook):
-    options = (f"PARALLEL.COMM_HOOK={hook}", "MODEL.DROPOUT=0.1", "TRAIN.MIXUP_ALPHA=0.8")
-    whole, parts = (argv_for(tmp_path / name, *options) for name in ("whole", "parts"))
-    ranks(RANKS).run(whole, [*parts, "TRAIN.MAX_STEPS=2"], [*parts, "MODEL.RESUME=auto"])
-    whole, parts = (only_run(tmp_path / name) for name in ("whole", "parts"))
-    assert_same_state(states(parts), states(whole))
-    assert states(parts)["done_steps"] == STEPS and "Resume: epoch 1, step 2," in (parts / "log.txt").read_text()

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fake_gpu import GPU, fake_gpu
-from timm.layers import LayerNorm2d, RmsNorm, RmsNorm2d
+from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import nn
 
@@ -34,10 +34,8 @@ def convolutions(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "layer norm": vit,
-    "rms norm": lambda: vit(norm_layer=RmsNorm),
     "group norm": lambda: convolutions(lambda channels: nn.GroupNorm(4, channels)),
     "layer norm 2d": lambda: convolutions(LayerNorm2d),
-    "rms norm 2d": lambda: convolutions(RmsNorm2d),
     "batch norm": lambda: convolutions(nn.BatchNorm2d),
 }
 

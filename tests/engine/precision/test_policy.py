@@ -30,7 +30,7 @@ def test_autocast_on_a_gpu_is_fp16_with_loss_scaling():
     assert precision.dtype == torch.float16 and precision.scaler.get_scale() == 2.0**16
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.1, 1e6])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     "options", [{}, {"ENABLED": True, "DTYPE": "float16", "INIT_LOSS_SCALING": 8.0}, {"ENABLED": True, "LEVEL": "O2"}]

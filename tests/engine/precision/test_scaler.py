@@ -203,13 +203,11 @@ def test_skipped_first_step_leaves_no_momentum():
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
-@pytest.mark.parametrize("max_norm", [None, 1.0])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
-def test_non_finite_gradients_never_change_the_weights(optimizer_class, fused, max_norm, bad):
+@pytest.mark.parametrize(("max_norm", "bad"), [(None, math.nan), (1.0, math.inf), (1.0, 3e38)])
+def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     """Gradients of 3e38 are finite; their norm is not."""
     model = nn.Linear(4, 3)
-    optimizer = optimizer_class(model.parameters(), lr=0.1, fused=fused)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     scaler = LossScaler(CPU)
 
     def step(value: float) -> torch.Tensor:
@@ -229,16 +227,15 @@ def test_non_finite_gradients_never_change_the_weights(optimizer_class, fused, m
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.SGD])
-@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e6], ids=["clipped", "sometimes", "never"])
-@pytest.mark.parametrize("scale", [1.0, 65536.0])
-def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm, scale):
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0], ids=["clipped", "sometimes"])
+def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm):
     """Eight steps, one with an overflow. The unfused optimizer receives unscaled and clipped gradients."""
     results = []
     for fused in (True, False):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4, bias=False))
         optimizer = optimizer_class(model.parameters(), lr=0.01, fused=fused)
-        scaler = LossScaler(CPU, fp16({"INIT_LOSS_SCALING": scale, "USE_DYNAMIC_LOSS_SCALING": False}), scales=True)
+        scaler = LossScaler(CPU, fp16({"INIT_LOSS_SCALING": 65536.0, "USE_DYNAMIC_LOSS_SCALING": False}), scales=True)
         for step in range(8):
             loss = model(torch.randn(4, 8)).square().sum() * (math.inf if step == 3 else step)
             scaler.scale(loss).backward()

@@ -10,6 +10,7 @@ from run_folders import add_evaluation, make_run, write_facts, write_json
 
 from engine.run.facts import TrainingData
 from scripts.report import main
+from utils.tables import read_rows
 
 NAMES = ("cat", "=dog", "fox")
 
@@ -25,11 +26,6 @@ def make_folds(root, rate, scores):
         add_evaluation(folder, NAMES)
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.fixture
 def sweep(tmp_path):
     scores = {0.01: [50, 61, 72, 53, 64, 75.5], 0.02: [40, 40, 40, 40, 40, 43]}
@@ -41,7 +37,7 @@ def sweep(tmp_path):
 def test_groups_have_mean_deviation_and_number(sweep, capsys):
     root, scores = sweep
     assert main([str(root)]) == 0
-    rows = rows_of(root / "groups.csv")
+    rows = read_rows(root / "groups.csv")
     assert [row["TRAIN.BASE_LR"] for row in rows] == ["0.01", "0.02"]  # the best run first
     for row, values in zip(rows, scores.values(), strict=True):
         assert (row["runs"], row["metric"]) == ("6", "top1")
@@ -52,21 +48,6 @@ def test_groups_have_mean_deviation_and_number(sweep, capsys):
     printed, page = capsys.readouterr().out, Reader((root / "compare.html").read_text())
     assert "0.01           top1    6     62.5833  " in printed and "0.01 top1 6 62.5833 " in page.text
     assert "images differ" not in printed  # each fold has images of its own
-
-
-def test_the_terminal_shows_the_first_options_and_all_figures(tmp_path, capsys):
-    names = ["BASE_LR", "CUTMIX_ALPHA", "END_LR", "GRAD_CLIP", "MIXUP_ALPHA", "MIXUP_PROB", "SMOOTHING", "WEIGHT_DECAY"]
-    differing = [f"TRAIN.{name}" for name in names]
-    for value in (0.25, 0.5):
-        keys = [f"{key}={value}" for key in differing]
-        for seed in range(2):
-            folder = make_run(tmp_path / f"{value}-{seed}", 1, [*keys, f"SEED={seed}"])
-            write_json(folder / "result.json", {"top1": 100 * value})
-    assert main([str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    (header,) = [line.split() for line in printed.splitlines() if " metric " in line]
-    assert header[:9] == [*differing[:6], "metric", "runs", "mean"]
-    assert [*rows_of(tmp_path / "groups.csv")[0]][:8] == differing
 
 
 def test_the_matrix_of_all_folds_counts_each_image_once_per_seed(sweep):
@@ -101,7 +82,7 @@ def test_there_is_no_matrix_of_a_part_of_the_images(sweep, capsys, fault):
     assert printed.count("No confusion matrix of all folds: ") == 1 and not (root / "confusion-1.csv").exists()
     assert (root / "confusion-2.csv").exists()
     assert ("0.01-1-2 is left out: failed: full disk" in printed) == (fault == "unfinished")
-    assert rows_of(root / "groups.csv")[0]["runs"] == ("5" if fault == "unfinished" else "6")
+    assert read_rows(root / "groups.csv")[0]["runs"] == ("5" if fault == "unfinished" else "6")
 
 
 def test_each_option_that_differs_is_a_column_and_single_runs_are_no_group(sweep, capsys):
@@ -118,5 +99,5 @@ def test_each_option_that_differs_is_a_column_and_single_runs_are_no_group(sweep
     assert not (root / "single/groups.csv").exists() and "only in seed" not in capsys.readouterr().out
     again = make_run(root / "again", 1, ["TRAIN.BASE_LR=1", "SEED=5"])
     assert main([str(single[0]), str(again), "-output", str(root / "single/compare.html")]) == 0
-    (row,) = rows_of(root / "single/groups.csv")
+    (row,) = read_rows(root / "single/groups.csv")
     assert json.loads(row["mean"]) == 10 and json.loads(row["std"]) == 0

@@ -1,20 +1,15 @@
 """`report.py A B -mistakes`: the images that each of two models gets wrong, and McNemar's test."""
 
-import csv
-from itertools import product
-
 import numpy as np
 import pytest
-from conftest import only_run, read_result
 from run_folders import add_evaluation, make_run, write_facts, write_table
 from scipy.stats import binomtest
 
-from configs.reading.command_line import parse_command_line
-from engine.commands.run import run
 from engine.report.comparison import mcnemar
 from engine.run.facts import TrainingData
 from scripts.report import main
 from utils.errors import UserError
+from utils.tables import read_rows
 
 NAMES = ("cat", "=dog", "fox")
 COLUMNS = ("index", "path", "checksum", "label", "predicted")
@@ -33,12 +28,7 @@ def make_evaluated(folder, predicted, labels, digest="d", options=()):
     return folder
 
 
-def rows_of(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize("pair", [*product((0, 1, 2, 9, 30), repeat=2), (480, 520), (0, 900), (250_000, 252_000)])
+@pytest.mark.parametrize("pair", [(0, 0), (0, 1), (2, 9), (9, 30), (480, 520), (0, 900), (250_000, 252_000)])
 def test_p_is_that_of_scipy(pair):
     expected = binomtest(pair[0], sum(pair)).pvalue if any(pair) else 1
     assert mcnemar(*pair) == pytest.approx(expected, rel=1e-7)
@@ -53,7 +43,7 @@ def test_the_tables_count_each_image_once(tmp_path, capsys):
     labels_a[22] = labels_b[23] = -1
     folders = make_evaluated(tmp_path / "z", of_a, labels_a), make_evaluated(tmp_path / "b", of_b, labels_b)
     assert main([*map(str, folders), "-mistakes"]) == 0
-    total, *classes = rows_of(tmp_path / "compare-mistakes-by-class.csv")
+    total, *classes = read_rows(tmp_path / "compare-mistakes-by-class.csv")
     assert [*total.values()][:7] == ["all", "22", "1", "13", "7", "1", f"{binomtest(13, 20).pvalue:.3g}"]
     p = 2 * 0.5**12, 2 * 0.5**6
     corrected = 3 * p[0], 2 * p[1], 1  # Holm: times 3, 2, 1
@@ -62,7 +52,7 @@ def test_the_tables_count_each_image_once(tmp_path, capsys):
     figures = [[float(row[key]) for row in classes] for key in ("p", "p (Holm)")]
     assert figures[0] == pytest.approx([*p, 1], rel=1e-2) and figures[1] == pytest.approx(corrected, rel=1e-2)
     assert f"only A ({folders[0]}) wrong" in total
-    images = rows_of(tmp_path / "compare-mistakes.csv")
+    images = read_rows(tmp_path / "compare-mistakes.csv")
     assert [*images[0]][3:5] == [f"predicted by A ({folders[0]})", f"predicted by B ({folders[1]})"]
     assert [row["wrong"] for row in images] == ["A"] * 12 + ["B"] * 6 + ["B", "A", "both"]
     assert [int(row["index"]) for row in images] == [*range(18), 19, 20, 21]
@@ -110,23 +100,3 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
     assert "per_image.csv: is missing" in problem(one, other)
     (other / "facts.jsonl").write_text('{"fact": "TrainingData", "train')
     assert "facts.jsonl: lacks" in problem(one, other) and "facts.jsonl: lacks" in problem(other, one)
-
-
-@pytest.mark.slow
-def test_evaluations_on_one_and_two_ranks_keep_equal_logits(tmp_path, trained_digits, ranks, cpu):
-    """Their top-1 is that of the evaluation, which is that of the training: a comparison finds no difference."""
-    trained, folders = trained_digits(), []
-    for size in (1, 2):
-        argv = ["-eval", f"-resume={trained}", "-save_logits", f"-output={tmp_path / str(size)}", "-batch_size_eval=50"]
-        run(parse_command_line(argv), cpu) if size == 1 else ranks(2).run(argv)
-        folders.append(only_run(tmp_path / str(size), "eval"))
-    one, two = (dict(np.load(folder / "evaluation/logits.npz", allow_pickle=False)) for folder in folders)
-    assert one.keys() == two.keys() == {"logits", "labels", "paths", "classes"}
-    assert all(one[key].dtype == two[key].dtype and (one[key] == two[key]).all() for key in one)
-    assert one["logits"].shape == (360, 10) and one["logits"].dtype == np.float16
-    top1 = 100 * (one["logits"].argmax(1) == one["labels"]).mean()
-    assert top1 == pytest.approx(read_result(folders[0])["top1"], abs=100 / 360)  # rounding may make two logits equal
-    main([str(trained), str(folders[1]), "-mistakes", f"-output={tmp_path / 'compare.html'}"])
-    (total, *_) = rows_of(tmp_path / "compare-mistakes-by-class.csv")
-    assert [[*total.values()][column] for column in (1, 3, 4, 6)] == ["360", "0", "0", "1"]
-    assert int(total["both right"]) == round(3.6 * read_result(folders[0])["top1"])

@@ -117,25 +117,6 @@ def test_the_state_comes_first(tmp_path, status, shown):
     assert shown.format(folder=tmp_path / "a run") in page.text.partition("Model and data")[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "shown"),
-    [
-        (
-            ["DATA.BATCH_SIZE=32", "TRAIN.ACCUM_ITER=4"],
-            "batch size 32 × 4 accumulation steps × 2 devices = 256, seed 0",
-        ),
-        (["TRAIN.MODEL_EMA=true"], "Evaluated weights exponential moving average (EMA)"),
-        (["TRAIN.LINEAR_SCALED_LR=256"], "peak learning rate 0.003 before scaling"),
-        (["MODEL.NUM_CLASSES=10"], "validation top-5"),
-    ],
-)
-def test_an_option_is_named_where_it_matters(tmp_path, options, shown):
-    assert shown in read_page(make_run(tmp_path / "run", options=options, world_size=2)).text
-    plain = make_run(tmp_path / "plain", options=["MODEL.NUM_CLASSES=3"])
-    write_json(plain / "result.json", {"top1": 30.0, "top5": 100.0})
-    assert shown not in read_page(plain).text
-
-
 def test_a_resumed_run_says_so(run):
     write_facts(run, [Devices(2, "cuda:0", "O1: float16"), *FACTS_OF_RUN[1:]])
     status = json.loads((run / "status.json").read_text())
@@ -200,27 +181,6 @@ def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
     assert "Test images Measured on 12 test images, with the weights of epoch 3. 3 classes" in page.text
     ids = [tag["id"] for _, tag in page.tags if "id" in tag]
     assert len(ids) == len(set(ids))
-
-
-def test_a_loss_scale_is_shown_unless_it_is_one(run):
-    assert "oss scale" not in read_page(run).text and "kipped steps" not in read_page(run).text
-    (run / "steps.csv").write_text((run / "steps.csv").read_text().replace(",1.0,0,", ",1024.0,0,"))
-    assert "Loss scale 1,024" in read_page(run).text
-
-
-def test_the_highest_losses_repeat_no_picture_and_mark_what_is_recognized(tmp_path):
-    folder = make_evaluation_run(tmp_path / "eval")
-    figures = {"true": "cat", "path": "x.png", "probability": 24, "true_probability": 24, "loss": 1.4}
-    mistakes = [
-        {"kind": "highest_loss", "index": 0, "predicted": "dog"},
-        {"kind": "highest_loss", "index": 1, "predicted": "cat"},
-        {"kind": "most_confident", "index": 0, "predicted": "dog"},
-    ]
-    columns = ["kind", "index", "predicted", *figures]
-    write_table(folder / "evaluation" / "mistakes.csv", columns, [mistake | figures for mistake in mistakes])
-    page = read_page(folder)
-    assert len(page.all("img")) == 4 and page.text.count("predicted dog") == 1
-    assert "cat recognized with 24.00%" in page.text.partition("Highest losses")[2]
 
 
 def test_the_options_that_differ_from_the_recipe_are_shown(run):

@@ -74,12 +74,6 @@ def test_name_of_a_folder(tmp_path):
             parse_command_line(["-opts", f"NAME={name}"])
 
 
-def test_a_resumed_run_keeps_its_name(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=1", "NAME=mine"], cpu)
-    assert folder.name.startswith("mine-2")
-    assert parse_command_line([f"-resume={folder}"]).run_name == "mine"
-
-
 def test_printed_command_is_quoted_and_repeats_processes_and_device():
     command = parse_command_line(["-ngpus=3", "-device=cpu"], "main_multi_gpu.py")
     python, *words = shlex.split(next_command(command, "-resume=a folder"))

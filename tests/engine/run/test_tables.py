@@ -45,19 +45,6 @@ def test_rows_without_a_position_are_left_out_and_the_file_is_kept(tmp_path, dam
     assert str(path) in warning and "metrics.damaged.csv" in warning
 
 
-def test_a_run_with_a_damaged_table_is_resumed(digits_argv, cpu):
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
-    for name, column in (("metrics.csv", "val_top1"), ("steps.csv", "step")):
-        header, *rows = (folder / name).read_text().splitlines()
-        cells = rows[0].split(",")
-        cells[header.split(",").index(column)] = "?"
-        (folder / name).write_text("\n".join([header, ",".join(cells), *rows[1:], ""]))
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
-    (warning,) = read_facts(folder / FACTS).warnings
-    assert f"{folder / 'steps.csv'}: 1 row has no number in the column step" in warning
-    assert best_epoch(read_rows(folder / "metrics.csv"), METRICS["top1"])[0] == 2
-
-
 def test_a_result_has_the_trainable_parameters_and_the_time_of_all_starts(digits_argv, cpu):
     folder = train([*digits_argv, "MODEL.FREEZE_BACKBONE=true", "TRAIN.MAX_STEPS=23"], cpu)
     model, before = read_facts(folder / FACTS).get(Model), read_result(folder)

@@ -9,7 +9,7 @@ from conftest import assert_same_state, digits_flags, only_run, read_result, row
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from configs.reading.command_line import parse_command_line, to_yaml
+from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import parse_value
 from engine.training import batch_size
 from engine.training.batch_size import find_batch_size, largest_size
@@ -104,14 +104,6 @@ def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
     monkeypatch.setattr(batch_size, "build_state", build)
     config = parse_command_line(["-batch_size=1", "-opts", "DATA.IMAGE_SIZE=16"]).config
     assert batch_size._train_two_steps(config, cpu.device) == math.inf
-
-
-def test_auto_stays_in_yaml(tmp_path):
-    first = parse_command_line(["-batch_size=auto", "-opts", AUTO[1]]).config
-    (tmp_path / "config.yaml").write_text(to_yaml(first))
-    assert parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config == first.model_copy(
-        update={"save": first.save}
-    )
 
 
 @pytest.mark.parametrize(

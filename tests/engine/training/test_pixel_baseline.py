@@ -11,7 +11,6 @@ from PIL import Image
 from configs.reading.command_line import parse_command_line
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, decode_small
-from engine.commands.run import run
 from engine.plan.training import plan_training
 from engine.progress import Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts
@@ -135,8 +134,3 @@ def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
     assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
     assert read_facts(folder / FACTS).get(PixelBaseline) == (None if stop else expected)
     ready.set()
-
-
-def test_a_dry_run_prints_it(digits_argv, cpu, capsys):
-    assert run(parse_command_line(["-dry_run", *digits_argv]), cpu) == 0
-    assert "Pixel baseline 9" in capsys.readouterr().out

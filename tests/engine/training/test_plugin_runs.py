@@ -15,7 +15,7 @@ from conftest import ROOT, assert_same_state, states, train
 from rank_pool import environment
 from safetensors.torch import load_file
 
-from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
+from configs.parts import DEVICE_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import parse_value
 from configs.schema import Loss, Train
@@ -74,14 +74,6 @@ def test_a_function_that_cannot_be_called_is_one_line(
     (tmp_path / "bare.py").write_text(f"from configs.parts import *\n@{code}\n")
     with pytest.raises(UserError, match=error):
         run(parse_command_line([f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, option]), cpu)
-
-
-@pytest.mark.parametrize("options", [None, {"scale": [0.1, 2]}])
-def test_an_option_may_be_a_tuple(plugin, options):
-    open_plugin(plugin)
-    checked = HOST_AUGMENTATIONS.check_named({"range": options})
-    operation = HOST_AUGMENTATIONS.build("range", checked["range"])
-    assert operation.keywords["options"].scale == ((0.1, 2.0) if options else (0.5, 1.0))
 
 
 def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(monkeypatch):

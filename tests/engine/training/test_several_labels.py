@@ -4,17 +4,14 @@ import csv
 import io
 import json
 
-import numpy as np
 import pytest
-from conftest import TINY_VIT, only_run, read_result, rows, train
-from PIL import Image
+from conftest import TINY_VIT, bright_channels, only_run, read_result, rows, train
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from scripts.report import main as report
 
-COLORS = ("red", "green", "blue")
 TINY = [
     *TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=3", "DATA.MULTI_LABEL=true",
     "DATA.ON_BAD_IMAGE=skip", "TRAIN.BASE_LR=3e-3", "TRAIN.MIXUP_ALPHA=0.2", "TRAIN.CUTMIX_ALPHA=1.0",
@@ -26,15 +23,8 @@ TINY = [
 @pytest.fixture
 def argv(tmp_path) -> list[str]:
     """64 images; the labels are the bright channels. One of each split cannot be read."""
-    generator = np.random.default_rng(0)
-    for split, count in (("train", 64), ("val", 30), ("test", 20)):
-        lines = ["image_path,target"]
-        for number in range(count):
-            has = generator.random(3) < 0.4
-            pixels = (generator.integers(0, 90, (8, 8, 3)) + 110 * has).astype(np.uint8)
-            Image.fromarray(pixels).save(tmp_path / f"{split}{number}.png")
-            lines.append(f"{split}{number}.png,{'|'.join(np.array(COLORS)[has])}")
-        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    bright_channels(tmp_path, train=64, val=30, test=20)
+    for split in ("train", "val", "test"):
         (tmp_path / f"{split}1.png").write_bytes((tmp_path / f"{split}1.png").read_bytes()[:40])
     flags = ["-dataset=csv", f"-data_path={tmp_path}", "-batch_size=8", "-num_workers=0"]
     return [*flags, f"-output={tmp_path / 'out'}", "-opts", *TINY]

@@ -51,13 +51,6 @@ def cells_of(grid: np.ndarray) -> np.ndarray:
     return np.array([grid[16 + 196 * r :, 164 * c :][:196, :160] for r in range(4) for c in range(4)]).astype(int)
 
 
-@pytest.mark.parametrize("channels", [[], RGB], ids=["gray", "rgb"])
-def test_it_shows_the_images_and_mix_shares_of_the_first_step(digits_argv, cpu, channels):
-    argv = [*digits_argv, *AUGMENTED, *channels]
-    shown, images = cells_of(picture(train([*argv, "TRAIN.MAX_STEPS=1"], cpu))), expected(argv, 0, cpu)
-    assert abs(shown - images).max() <= 1 and len(np.unique(images, axis=0)) == 16
-
-
 def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv, cpu, tmp_path, monkeypatch):
     argv = [*digits_argv, *AUGMENTED]
     folder = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)

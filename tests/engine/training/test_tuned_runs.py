@@ -1,7 +1,6 @@
 """Runs with MODEL.TUNE: their best weights have plain names, and adapters in them, in all later runs."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -59,16 +58,3 @@ def test_the_folder_for_peft_has_the_best_adapters_and_head(adapted):
     assert all(torch.equal(tensor, state["model"][names[name]]) for name, tensor in tensors.items())
     config = json.loads((adapted / "adapter" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], len(config["target_modules"])) == (4, 10, 8)
-
-
-def test_the_log_has_the_memory_of_what_is_trained(adapted):
-    """A float32 value, its gradient and AdamW's two moments have 16 bytes."""
-    (line,) = re.findall(r"Tuned \(lora\): .*", (adapted / "log.txt").read_text())
-    trained, total, states, all_states, full, all_full = map(float, re.findall(r"\d+\.\d+", line))
-    width, classes, rank = 16, 10, 4
-    adapters = 2 * rank * (width + 3 * width + 2 * width + 2 * (width + 4 * width))
-    assert trained == pytest.approx((adapters + classes * (width + 1)) / 1e6, abs=1e-3)
-    assert states == pytest.approx(12 * trained, abs=0.1) and all_states == pytest.approx(states + 4 * total, abs=0.1)
-    assert full == pytest.approx(12 * (total - adapters / 1e6), abs=0.1) and all_full == pytest.approx(
-        full / 0.75, abs=0.1
-    )

@@ -3,46 +3,32 @@
 from dataclasses import replace
 
 from faults.checkpoints import checkpoint_faults, resume_faults
-from faults.command_line import command_line_faults, recipe_faults
-from faults.data import data_set_faults, list_faults
-from faults.distillation import distillation_faults
-from faults.features import feature_faults
-from faults.images import image_faults
-from faults.prediction import prediction_faults
+from faults.inputs import input_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
 from faults.sharded import sharded_faults
 from faults.tar import tar_faults
 from faults.tar_cache import cache_faults
 from faults.tar_servers import server_faults
-from faults.weights import weights_faults
 
 from utils.errors import MAY_PASS
 
 _SUBJECTS = (
-    command_line_faults, recipe_faults, list_faults, data_set_faults, image_faults, tar_faults, server_faults,
-    cache_faults, weights_faults, distillation_faults, prediction_faults, feature_faults, checkpoint_faults,
-    resume_faults, sharded_faults, output_faults, signal_faults, rank_faults, worker_faults,
+    input_faults, tar_faults, server_faults, cache_faults, checkpoint_faults, resume_faults, sharded_faults,
+    output_faults, signal_faults, rank_faults, worker_faults,
 )  # fmt: skip
 
 
 # The exit status says that a retry may cure them. Of the others, those with an error line are refused.
 _MAY_PASS = (
     "a GPU that is named but missing", "-device=cuda without a GPU", "command line: not enough memory",
-    "recipe: missing", "recipe: a missing base",
-    "data: no such folder", "data: no list", "data: no list for validation",
-    "data: a missing test image", "image: missing", "image: a folder",
-    "image: a pipe", "tar: no such folder",
-    "tar: no writable place for the index", "tar server: a refused connection", "tar server: an unknown host",
-    "tar server: status 503", "tar server: status 403",
-    "tar server: goes away", "tar server: shards are replaced during the run",
-    "weights: missing", "weights: an unreachable Hub", "teacher: missing", "teacher: PaddleViT's default",
-    "predict: no such path",
-    "checkpoint: missing", "checkpoint: a folder without one", "resume: another run has locked the folder",
-    "resume: a full disk",
-    "sharded run: named, no manifest", "output: a file", "output: no folder for files", "output: read-only",
-    "output: a full disk", "output: a disk that fills up while saving", "output: a limit on the file size",
-    "output: the folder is moved", "the folder of the shell is deleted", "worker killed", "worker stopped",
+    "data: no list", "tar: no writable place for the index",
+    "tar server: an unknown host", "tar server: goes away",
+    "tar server: shards are replaced during the run", "weights: missing", "weights: an unreachable Hub",
+    "teacher: missing", "checkpoint: missing", "resume: a full disk",
+    "output: a file", "output: no folder for files", "output: read-only", "output: a full disk",
+    "output: a disk that fills up while saving", "output: a limit on the file size", "output: the folder is moved",
+    "the folder of the shell is deleted", "worker killed", "worker stopped",
 )  # fmt: skip
 
 

@@ -11,14 +11,21 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults.preloaded import ROOT, ForkedScript, script_environment
 from faults.scene import Scene
 
 from utils.errors import UserError
 
+ROOT = Path(__file__).parents[3]
 SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
 HANG_SECONDS = 300.0  # a process that does not end within this time hangs, also on a slow machine
 _MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
+_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE")
+
+
+def script_environment() -> dict[str, str]:
+    """This process's environment without a launcher's variables, for a script of one thread on the CPU."""
+    inherited = {key: value for key, value in os.environ.items() if key not in _LAUNCHER_VARIABLES}
+    return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def reset_signals() -> None:
@@ -35,7 +42,7 @@ def reset_signals() -> None:
 class Running:
     """The processes of a started script: `process` and its descendants."""
 
-    def __init__(self, process: subprocess.Popen | ForkedScript, scene: Scene, marker: str) -> None:
+    def __init__(self, process: subprocess.Popen, scene: Scene, marker: str) -> None:
         self.process, self.scene = process, scene
         self._variable = f"{_MARKER}={marker}".encode()
 
@@ -120,22 +127,14 @@ def start(
     printed: str = "printed",
     environment: dict[str, str] | None = None,
     shell: str | None = None,
-    can_fork: bool = True,
 ) -> Running:
-    """Starts an entry script in a new session.
-
-    printed: the file in the scene's folder for the output.
-    can_fork: whether the script of one process may be forked from the scene's interpreter.
-    """
+    """Starts an entry script in a new session. printed: the file in the scene's folder for the output."""
     marker = uuid.uuid4().hex
     own = {_MARKER: marker} | (environment or {})
-    output = scene.folder / printed
-    if scene.interpreter and can_fork and script == SINGLE and not shell:
-        return Running(scene.interpreter.start(script, argv, output, own), scene, marker)
     command = [sys.executable, str(ROOT / script), *argv]
     if shell:
         command = ["sh", "-c", shell.replace("{}", 'exec "$@"'), "sh", *command]
-    with open(output, "wb") as file:
+    with open(scene.folder / printed, "wb") as file:
         process = subprocess.Popen(
             command,
             cwd=scene.folder,
@@ -148,10 +147,8 @@ def start(
     return Running(process, scene, marker)
 
 
-def finish(
-    scene: Scene, script: str, argv: Sequence[str], printed: str = "printed", environment: dict[str, str] | None = None
-) -> None:
+def finish(scene: Scene, script: str, argv: Sequence[str], printed: str = "printed") -> None:
     """Runs an entry script to its end; raises UserError if it fails."""
-    if start(scene, script, argv, printed, environment).process.wait():
+    if start(scene, script, argv, printed).process.wait():
         text = (scene.folder / printed).read_text().strip()
         raise UserError(f"a run that should succeed failed: {text[-300:]}")

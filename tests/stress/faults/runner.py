@@ -32,7 +32,6 @@ class Fault:
     prints: a pattern for something else that must be printed.
     shell: a shell command that starts the script; `{}` in it stands for the script's command.
     check: looks for further problems after the processes have ended.
-    can_fork: False if the script must have a process of its own, for instance to start loading workers.
     waits: whether the script spends most of its time in waiting, so that other faults can be provoked meanwhile.
     may_cut_save: whether `act` may end a rank while it saves; the next start then removes the temporary folder.
     """
@@ -48,7 +47,6 @@ class Fault:
     environment: dict[str, str] = field(default_factory=dict)
     shell: str | None = None
     check: Callable[[Scene], list[str]] | None = None
-    can_fork: bool = True
     waits: bool = False
     may_cut_save: bool = False
 
@@ -84,9 +82,7 @@ def run_fault(fault: Fault, scene: Scene) -> Outcome:
 
 
 def _run(fault: Fault, argv: Sequence[str], scene: Scene, outcome: Outcome) -> None:
-    running = start(
-        scene, fault.script, argv, environment=fault.environment, shell=fault.shell, can_fork=fault.can_fork
-    )
+    running = start(scene, fault.script, argv, environment=fault.environment, shell=fault.shell)
     grace_seconds = GRACE_SECONDS
     try:
         if fault.act:

@@ -95,7 +95,7 @@ def signal_faults() -> list[Fault]:
     return [
         *faults,
         Fault("Ctrl-C twice", training, None, (130,), act=send(signal.SIGINT, times=2)),
-        Fault("SIGTERM during the start", training, None, (143,), act=during_the_start, can_fork=False),
+        Fault("SIGTERM during the start", training, None, (143,), act=during_the_start),
         Fault("SIGKILL", training, None, (137,), act=send(signal.SIGKILL), state="running"),
     ]
 
@@ -183,8 +183,8 @@ def worker_faults() -> list[Fault]:
     two = two_ranks(loading)
     killed, unanswered = r"loading worker \d+ was killed by SIGKILL", r"no loading worker has answered"
     return [
-        Fault("worker killed", loading, killed, act=to_worker(signal.SIGKILL), can_fork=False),
-        Fault("worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP), can_fork=False),
+        Fault("worker killed", loading, killed, act=to_worker(signal.SIGKILL)),
+        Fault("worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP)),
         Fault("ranks: few open files", two, r"ulimit -n is 40", (1,), MULTI, shell="ulimit -n 40; {}"),
         Fault("little memory for torch", loading, r"ulimit -v is 500000", (1,), shell="ulimit -v 500000; {}"),
     ]

@@ -11,11 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from faults.preloaded import Interpreter
 from PIL import Image
-
-from engine.checkpoint.reader import FORMAT, load_checkpoint
-from utils.atomic_file import atomic_save
 
 TINY = [
     "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
@@ -48,9 +44,9 @@ class RunsCode:
         return os.system, ("touch exploded",)
 
 
-def image_bytes(form: str = "JPEG", size: tuple[int, int] = (16, 12), **options: Any) -> bytes:
-    pixels = np.random.default_rng(0).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer := io.BytesIO(), form, **options)
+def image_bytes() -> bytes:
+    pixels = np.random.default_rng(0).integers(256, size=(12, 16, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), "JPEG")
     return buffer.getvalue()
 
 
@@ -63,11 +59,10 @@ class Scene:
     """The files of one fault.
 
     trained: the folder of a finished run: copy it, do not change it.
-    interpreter: forks to run scripts; None: each script is a new process.
     """
 
-    def __init__(self, folder: Path, trained: Path, interpreter: Interpreter | None = None) -> None:
-        self.folder, self.trained, self.interpreter = folder, trained, interpreter
+    def __init__(self, folder: Path, trained: Path) -> None:
+        self.folder, self.trained = folder, trained
         self.output = folder / "output"
         self.resources = ExitStack()  # servers of this fault, which end with it
 
@@ -82,7 +77,7 @@ class Scene:
 
     @cached_property
     def data(self) -> Path:
-        """The images, as class folders, as lists and as csv files."""
+        """The images, as class folders and as lists."""
         root = self.folder / "data"
         for split, count in (("train", 12), ("val", 4)):
             paths = [f"{split}/{name}/{number}.jpg" for number in range(count) for name in ("cat", "dog")]
@@ -91,7 +86,6 @@ class Scene:
             labels = ["cat" not in path for path in paths]
             rows = "".join(f"{path} {label:d}\n" for path, label in zip(paths, labels, strict=True))
             self.write(f"data/{split}_list.txt", rows)
-            self.write(f"data/{split}.csv", "image_path,target\n" + rows.replace(" ", ","))
         return root
 
     def write(self, name: str, content: str | bytes) -> Path:
@@ -104,21 +98,6 @@ class Scene:
     def run_copy(self) -> Path:
         """Copies a finished run on the digits to the output folder."""
         return Path(shutil.copytree(self.trained, self.output / self.trained.name))
-
-    def edited_checkpoint(self, **changes: Any) -> Path:
-        """The `last.pth` of a copied run with changed content and a valid checksum."""
-        last = self.run_copy() / "last.pth"
-        atomic_save(last, load_checkpoint(last) | {"format": FORMAT} | changes)
-        return last
-
-    def edited_weights(self, **changes: torch.Tensor | None) -> Path:
-        """A plain .pth of the trained weights with changes: `__` in a name means a dot, None removes the tensor."""
-        state = load_checkpoint(self.trained / "last.pth")["model"]
-        for name, tensor in changes.items():
-            state[name.replace("__", ".")] = tensor
-        path = self.folder / "weights.pth"
-        torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, path)
-        return path
 
 
 def with_last(flag: str, change: Callable[[Path], Any], *options: str) -> Callable[[Scene], list[str]]:

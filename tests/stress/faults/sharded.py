@@ -26,8 +26,6 @@ def sharded_faults() -> list[Fault]:
     flipped_part = _in_folder(lambda folder: flipped(folder / PART))
     without_part = _in_folder(lambda folder: (folder / PART).unlink(), ranks=1)
     cut_manifest = _in_folder(lambda folder: truncated(folder / "manifest.json"), resume="auto")
-    no_manifest = _named(lambda folder: (folder / "manifest.json").unlink())
-    other_file = _named(lambda folder: (folder / "x").touch())
     faults = [
         Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed", may_cut_save=True),
         Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed", may_cut_save=True),
@@ -38,9 +36,6 @@ def sharded_faults() -> list[Fault]:
         finished("a part with a bit flipped", flipped_part, script=MULTI, prints=r"Resume: skipped: .*is damaged"),
         finished("a missing part, one process resumes", without_part, prints=r"Resume: skipped: .*is missing"),
         finished("a manifest that is cut short, -resume=auto", cut_manifest, script=MULTI),
-        Fault("named, no manifest", no_manifest, r"has no manif"),
-        Fault("named, a file too many", other_file, r"is damaged: 'x' is"),
-        Fault("named, of another model", _named(lambda _: None, "MODEL.EMBED_DIM=32"), r"is of another model"),
     ]
     return [replace(fault, name=f"sharded run: {fault.name}") for fault in faults]
 
@@ -66,14 +61,5 @@ def _in_folder(change: Callable[[Path], Any], ranks: int = 2, resume: str | None
         change(folder / "last.shards")
         flags = (f"-resume={resume or folder}", f"-batch_size={64 // ranks}")
         return scene.digits(LONGER, FSDP, flags=(*flags, *([f"-ngpus={ranks}"] if ranks > 1 else [])))
-
-    return provoke
-
-
-def _named(change: Callable[[Path], Any], *options: str) -> Provoke:
-    def provoke(scene: Scene) -> list[str]:
-        last = sharded_copy(scene) / "last.shards"
-        change(last)
-        return scene.digits(*options, flags=(f"-resume={last}",))
 
     return provoke

@@ -1,12 +1,11 @@
 """Faults of web servers with tar shards: they refuse, go away, or change the shards."""
 
 import os
-import socket
 import time
 
-from fault_server import FaultHandler, FaultServer, body, status
+from fault_server import FaultHandler, FaultServer, body
 from faults.processes import Running
-from faults.runner import Fault, Provoke, finished
+from faults.runner import Fault, finished
 from faults.scene import Scene
 from faults.tar import secret_is_kept, tar_flags
 from faults.tar_served import CACHE, PATTERN, SHORT_TIMEOUT, is_equal, resumed, served
@@ -22,30 +21,14 @@ def hang_up(handler: FaultHandler) -> None:
 
 
 def _refusing_servers() -> list[Fault]:
-    def at(url: str) -> Provoke:
-        return lambda scene: tar_flags(scene, f"{url}/{PATTERN}", SHORT_TIMEOUT)
+    def unknown(scene: Scene) -> list[str]:
+        return tar_flags(scene, f"http://no-such-host.invalid/d/{PATTERN}", SHORT_TIMEOUT)
 
-    def refused(scene: Scene) -> list[str]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        return at(f"http://127.0.0.1:{port}")(scene)
-
-    limit, network = SHORT_TIMEOUT, r", after \d+ s of attempts; check the"
-    table: dict[str, tuple[Provoke, str]] = {
-        "an unknown host": (at("http://no-such-host.invalid/d"), rf"invalid/d/\S+\.tar: the host .*{network}"),
-        "a refused connection": (refused, rf"http://127\.0\.0\.1:\d+/\S+\.tar: the connection is refused{network}"),
-        "status 403": (served(answer=status(403)), r"http://\S+\.tar: access is refused \(status 403\)"),
-        "status 503": (served(limit, answer=status(503)), rf"\.tar: the server answers with status 503{network}"),
-    }
-
-    def fault(name: str, provoke: Provoke, line: str) -> Fault:
-        return Fault(f"tar server: {name}", provoke, line, waits=line.endswith(network), check=secret_is_kept)
-
+    whole = served(CACHE, answer=body(ranges=False))
+    line = r"invalid/d/\S+\.tar: the host .*, after \d+ s of attempts; check the"
     return [
-        *(fault(name, *entry) for name, entry in table.items()),
-        finished(
-            "tar server: whole files only, with a cache", served(CACHE, answer=body(ranges=False)), check=is_equal()
-        ),
+        Fault("tar server: an unknown host", unknown, line, waits=True, check=secret_is_kept),
+        finished("tar server: whole files only, with a cache", whole, check=is_equal()),
     ]
 
 

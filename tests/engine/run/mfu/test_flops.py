@@ -5,7 +5,6 @@ import timm
 import torch
 
 from configs.reading.command_line import parse_command_line
-from engine.precision.policy import Precision
 from engine.run.mfu.flops import forward_flops, training_flops
 from models.build import build_model
 
@@ -49,20 +48,6 @@ def test_frozen_backbone_counts_its_forward_pass_only():
     model, _ = build_model(options.model, options.data, CPU)
     forward, _ = vit_forward_flops(192, 12, 224, 16, 3, 1000)
     assert training_flops(model, options.data) == forward + 2 * 192 * 1000
-
-
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-def test_precision_and_dropout_do_not_change_the_count(level):
-    argv = ["-opts", "MODEL.DEPTH=2", "MODEL.EMBED_DIM=48", "DATA.IMAGE_SIZE=32", "MODEL.NUM_CLASSES=10"]
-    options = config(*argv)
-    plain = training_flops(build_model(options.model, options.data, CPU)[0], options.data)
-    lists = ["AMP.CUSTOM_BLACK_LIST=[softmax,linear]", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.5"]
-    options = config("-amp", *argv, f"AMP.LEVEL={level}", *lists)
-    model, _ = build_model(options.model, options.data, CPU)
-    precision = Precision(options.amp, CPU)
-    precision.apply_op_lists(model)
-    precision.attach(model)
-    assert training_flops(precision.weights.master, options.data) == plain
 
 
 def test_grouped_convolutions_are_counted_per_group():

@@ -39,7 +39,7 @@ def test_cross_entropy_is_that_of_torch(smoothing, weights):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
+@pytest.mark.parametrize("threshold", [None, 0.2])
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_binary_cross_entropy_is_that_of_timm(smoothing, threshold, weights):
     """timm's mixup smooths mixed targets; timm's loss returns the mean over the batch."""

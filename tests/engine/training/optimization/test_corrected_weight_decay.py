@@ -19,9 +19,7 @@ from models.timm_model import classifiers
 
 STEPS, BATCH, TUNED_FOR, BASE_LR, DECAY, HEAD_SCALE = 8, 64, 8, 0.003, 0.3, 10.0
 FACTORS = {"LINEAR": BATCH / TUNED_FOR, "SQRT": math.sqrt(BATCH / TUNED_FOR)}
-OPTIMIZERS = {name: {} for name in ("adamc", "sgdc", "lionc", "lambc")} | {
-    name: {"corrected_weight_decay": True} for name in ("nadamw", "lion", "lamb")
-}
+OPTIMIZERS = {"adamc": {}, "sgdc": {}, "lamb": {"corrected_weight_decay": True}}
 
 
 def our_state(name: str, cpu, *options: str, batch: int = BATCH) -> TrainState:

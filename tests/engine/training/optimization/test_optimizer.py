@@ -10,7 +10,7 @@ from configs.schema import Train
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.loss_scaler import LossScaler
-from engine.training.optimization.optimizer import build_optimizer, describe_optimizer, set_lr
+from engine.training.optimization.optimizer import build_optimizer, set_lr
 from utils.errors import UserError
 
 
@@ -26,10 +26,7 @@ def test_no_decay_on_biases_norms_and_tokens():
 
 FAMILIES = {
     "vit_tiny_patch16_224": {"img_size": 32},
-    "deit_tiny_distilled_patch16_224": {"img_size": 32},
     "swin_tiny_patch4_window7_224": {"img_size": 56},
-    "convnext_atto": {},
-    "levit_128s": {},
 }
 
 
@@ -81,10 +78,7 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]
     return [{key: value for key, value in group.items() if key not in others} for group in optimizer.param_groups]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["adabelief", "adafactor", "adamw", "adopt", "kron", "lamb", "lion", "adahessian", "muon", "sgd", "sgdp"],
-)
+@pytest.mark.parametrize("name", ["adafactor", "adamw", "kron", "lamb", "adahessian", "muon", "sgd"])
 @pytest.mark.filterwarnings("ignore:.*opt_einsum")
 def test_each_optimizer_is_that_of_timm(name):
     """The hyperparameters, and the weights after two steps; one that timm cannot build or step here is refused."""
@@ -104,7 +98,7 @@ def test_each_optimizer_is_that_of_timm(name):
         return list(model.parameters())
 
     options, own, timms = train_options(NAME=name), model(), model()
-    random = {"deterministic": True} if name.startswith("kron") else {}
+    random = {"deterministic": True} if name == "kron" else {}
     try:
         expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay, **random)
         trained = train(timms, expected)
@@ -163,24 +157,6 @@ def test_options_that_do_not_fit_the_optimizer_are_refused(message):
     with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER\.?.*{message}") as error:
         build_optimizer(nn.Linear(3, 2), train_options(**REFUSED[message]))
     assert "\n" not in str(error.value)
-
-
-DESCRIBED = {
-    "AdamW": ({}, "AdamW, betas (0.9, 0.999), eps 1e-08"),
-    "lion": ({"EPS": 1e-8, "KWARGS": {"caution": True}}, "lion, betas (0.9, 0.99), caution True; EPS has no effect"),
-    "adafactor": ({"BETAS": (0.8, 0.9)}, "adafactor, eps 1e-30, eps_scale 0.001, beta1 0.8"),
-}
-
-
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_the_log_has_the_hyperparameters_in_use(name):
-    options, expected = train_options(NAME=name, **DESCRIBED[name][0]), DESCRIBED[name][1]
-    assert describe_optimizer(build_optimizer(nn.Linear(3, 2), options), options.optimizer) == expected
-
-
-def test_unknown_optimizer_suggests_the_nearest_name():
-    with pytest.raises(UserError, match=r"TRAIN\.OPTIMIZER\.NAME: .*AdamX; did you mean adam"):
-        build_optimizer(nn.Linear(2, 2), Train.model_validate({"OPTIMIZER": {"NAME": "AdamX"}}))
 
 
 def test_loaded_optimizer_state_keeps_the_current_options():
