@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from configs.schema import Config
 from utils.errors import UserError
 
+_WHOLE_EPOCH = 10**9  # micro-steps: more than any epoch has
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -37,11 +39,14 @@ class BatchPlan:
 def plan_batches(options: Config, ranks: int) -> BatchPlan:
     """Returns the plan: as many micro-steps as DATA.GLOBAL_BATCH_SIZE needs, else TRAIN.ACCUM_ITER.
 
-    With DATA.BATCH_SIZE auto, the micro-batch is 1: it becomes a divisor of a rank's share.
+    The epoch of a probe is one step. With DATA.BATCH_SIZE auto, the micro-batch is 1: it becomes a divisor of a rank's
+    share.
 
     Raises:
         UserError: the global batch is not a multiple of the batch size over all ranks.
     """
+    if options.model.tuned == "probe":
+        return BatchPlan(1, _WHOLE_EPOCH, ranks)
     total, batch_size = options.data.global_batch_size, options.data.batch_size or 1
     if total is None:
         return BatchPlan(batch_size, options.train.accum_iter, ranks)

@@ -15,9 +15,9 @@ from configs.batch_plan import plan_batches
 from configs.data_sets import properties_of
 from configs.reading.model_options import model_follows_source
 from configs.reading.old_keys import precision_follows_preset
-from configs.reading.option_layers import OptionLayers, flatten
-from configs.reading.probe_options import probe_has_one_step
+from configs.reading.option_layers import OptionLayers, flatten, nest
 from configs.schema import Config, Data, Train
+from configs.schema.data import AUTO
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.weights import NORMALIZATION, WEIGHT_RULES
@@ -25,6 +25,8 @@ from utils.errors import UserError
 from utils.metric_table import metrics_of
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
+_SIZE, _EVAL_SIZE = "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"
+_PROBE_DATA = {"DATA.GLOBAL_BATCH_SIZE": None, "DATA.BALANCED_SAMPLING": False, "DATA.REPEATED_AUGMENTATION": 1}
 _WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
 
 
@@ -50,7 +52,7 @@ def complete(given: OptionLayers, family_name: str, model_only: bool = False) ->
     """Applies all rules to the given options; returns the sections, not yet checked, and lines for the log."""
     draft = Draft(values=dict(flatten(given.values)), given=given, family_name=family_name, model_only=model_only)
     notes = [note for rule in RULES for note in rule(draft)]
-    return _nested(draft.values), notes
+    return nest(draft.values), notes
 
 
 def data_set_follows_path(layers: OptionLayers) -> list[str]:
@@ -145,6 +147,28 @@ def warmup_follows_epochs(draft: Draft) -> list[str]:
     return [f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"]
 
 
+def probe_has_one_epoch(draft: Draft) -> list[str]:
+    """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; optimizer, order and steps have no effect.
+
+    Raises:
+        UserError: the strategy shards the model.
+    """
+    values = draft.values
+    if values.get("MODEL.TUNE") != "probe" or values.get("EVAL.ENABLED"):
+        return []
+    if (strategy := values.get("PARALLEL.STRATEGY", "ddp")) != "ddp":
+        raise UserError(f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp")
+    sections = {"TRAIN": Train().model_dump(mode="json", by_alias=True), "EVAL_RAW": False, **_PROBE_DATA}
+    used = dict(flatten(sections)) | {EPOCHS: 1, WARMUP: 0}
+    del used["TRAIN.SMOOTHING"]  # of the loss
+    unused = [key for key, value in used.items() if draft.given.level(key) and values[key] != value]
+    values |= {key: value for key, value in used.items() if key in values} | {EPOCHS: 1, WARMUP: 0}
+    size = values.get(_SIZE, Data.model_fields["batch_size"].default)
+    size = size if (own := values.get(_EVAL_SIZE)) in (None, AUTO) else own
+    values |= {_SIZE: 1, _EVAL_SIZE: size} if size != AUTO else {}
+    return [f"MODEL.TUNE probe: {', '.join(unused)} have no effect"] if unused else []
+
+
 def amp_keys_need_amp(draft: Draft) -> list[str]:
     """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
     if draft.values.get("AMP.ENABLED") is True:
@@ -163,6 +187,7 @@ RULES: tuple[Callable[[Draft], list[str]], ...] = (
     distillation_follows_teacher,
     token_follows_distillation,
     warmup_follows_epochs,
+    probe_has_one_epoch,
 )
 
 
@@ -264,18 +289,6 @@ def warnings(config: Config, facts: Facts) -> list[str]:
 def describe_rules() -> str:
     """The text of `-h RULES`: the first sentence of each rule."""
     of_layers = (data_set_follows_path, model_follows_source, precision_follows_preset)
-    rules = (*of_layers, *RULES, probe_has_one_step, *WEIGHT_RULES, *FACT_RULES)
+    rules = (*of_layers, *RULES, *WEIGHT_RULES, *FACT_RULES)
     sentences = [(rule.__doc__ or "").partition("\n")[0] for rule in rules]
     return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))
-
-
-def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys -> sections."""
-    sections: dict[str, Any] = {}
-    for dotted, value in values.items():
-        section = sections
-        *names, key = dotted.split(".")
-        for name in names:
-            section = section.setdefault(name, {})
-        section[key] = value
-    return sections

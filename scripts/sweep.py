@@ -108,7 +108,7 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
             raise UserError(f"-set: the name {name} is taken or too long; give each value once, and fewer keys")
         given = [f"{key}={value}" for key, value in pairs if value != "null" or key not in required]
         command = parse_command_line(others, set_options=given)
-        if command.name != "train" or command.config.model.resume:
+        if command.name not in ("train", "probe") or command.config.model.resume:
             raise UserError("a sweep trains, and resumes its runs itself; remove -resume, -eval, -predict and the like")
         if not runs:
             options = non_default_options(command.config)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from PIL import Image
 from rank_pool import RankPool, environment
 
+from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
@@ -191,7 +192,7 @@ def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[S
 
 def train_batches_for(config: Config, samples: Samples, context: ProcessContext) -> Iterator[Batch]:
     """All training batches of a run."""
-    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    batches = build_train_batches(config, samples, context, plan_batches(config, context.world_size))
     return batches.iterate(0, 0, config.train.num_epochs)
 
 

@@ -71,9 +71,9 @@ def busy_note() -> str | None:
 _PIP_NAMES = {"sklearn": "scikit-learn", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13"}
 # By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
 _FEATURES = {
-    "tensorboard": ("curves", ("train", "dry_run")),
-    "matplotlib": ("curves.png", ("train", "dry_run")),
-    "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "dry_run", "eval", "predict", "profile")),
+    "tensorboard": ("curves", ("train", "probe", "dry_run")),
+    "matplotlib": ("curves.png", ("train", "probe", "dry_run")),
+    "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "probe", "dry_run", "eval", "predict", "profile")),
 }
 
 

@@ -16,7 +16,6 @@ from configs.reading.model_options import model_follows_source, read_family, set
 from configs.reading.old_keys import REMOVED, precision_follows_preset, replace_old_keys
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, flatten
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
-from configs.reading.probe_options import probe_has_one_step
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.rules import complete, data_set_follows_path
 from configs.schema import Config
@@ -67,7 +66,8 @@ class Command:
             return "dry_run" if self.dry_run else "profile"
         if self.prediction:
             return "predict"
-        return "eval" if self.config.eval.enabled else "train"
+        trains = "probe" if self.config.model.tuned == "probe" else "train"
+        return "eval" if self.config.eval.enabled else trains
 
     @property
     def given_keys(self) -> frozenset[str]:
@@ -127,7 +127,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     old_keys, preset = replace_old_keys(layers, family), precision_follows_preset(layers)
     check_types(layers)
     values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
-    config, probe_notes = probe_has_one_step(check_options(values, layers), layers.values)
+    config = check_options(values, layers)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
     return Command(
@@ -139,7 +139,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*replaced, *plugin_notes, *dataset_notes, *old_keys, *preset, *notes, *probe_notes),
+        notes=(*replaced, *plugin_notes, *dataset_notes, *old_keys, *preset, *notes),
         prediction=prediction,
         split=arguments.split,
         others=tuple(parse_command_line([*argv, f"-resume={run}"], prog, set_options) for run in runs[1:]),

@@ -6,7 +6,6 @@ from typing import Any
 
 from configs.reading.old_keys import REMOVED
 from configs.reading.option_layers import expand_switches, flatten
-from configs.reading.probe_options import PLACEHOLDERS
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -115,10 +114,9 @@ def non_default_options(config: Config) -> dict[str, str]:
 def non_default_lines(config: Config) -> str:
     """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
 
-    Without the options of the training, if the run only evaluates, and without the placeholders of a probe.
+    Without the options of the training, if the run only evaluates.
     """
     unused: tuple[str, ...] = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
-    unused += PLACEHOLDERS if config.model.tuned == "probe" else ()
     options = non_default_options(config).items()
     parts = [part for key, value in options if not (part := f"{key}={value}").startswith(unused)]
     return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -130,3 +130,15 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def nest(values: dict[str, Any]) -> dict[str, Any]:
+    """The nested sections of dotted keys; the inverse of `flatten`."""
+    sections: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section = sections
+        *names, key = dotted.split(".")
+        for name in names:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return sections

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from configs.schema import Data, Train
+from configs.batch_plan import BatchPlan
+from configs.schema import Config, Data
 from datasets.batch import Batch
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.loader import BatchReader, Loader, num_workers
@@ -44,26 +45,19 @@ class BatchSource:
         return iter(Loader(self._reader, sampler, self._context, bad_images))
 
 
-def build_train_batches(
-    data: Data,
-    train: Train,
-    samples: Samples,
-    seed: int,
-    context: ProcessContext,
-    timeout_seconds: float,
-    batches_per_step: int = 1,
-) -> BatchSource:
-    """The training batches of this rank. An epoch has a multiple of `batches_per_step` batches."""
-    reader = BatchReader(samples, data, build_host_transform(data, train, seed), timeout_seconds)
+def build_train_batches(config: Config, samples: Samples, context: ProcessContext, batch: BatchPlan) -> BatchSource:
+    """The training batches of this rank, as many as the steps of `batch` need."""
+    data, train = config.data, config.train
+    reader = BatchReader(samples, data, build_host_transform(data, train, config.seed), config.timeout_seconds)
     sampler = TrainSampler(
         len(samples),
-        data.batch_size,
+        batch.micro_batch,
         train.num_epochs,
-        seed,
+        config.seed,
         context.rank,
         context.world_size,
         repeats=data.repeated_augmentation,
-        batches_per_step=batches_per_step,
+        batches_per_step=batch.accumulation if batch.whole_steps else 1,
         balanced_targets=samples.targets if data.balanced_sampling else None,
         windows=shard_windows(samples, data),
     )

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,7 +12,11 @@ from engine.checkpoint.reader import FORMAT
 from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
 from utils.atomic_file import atomic_save, tensor_bytes
 from utils.cpu_cores import control_groups
+from utils.distributed import ProcessContext
 from utils.torch_compat import tree_map_only
+
+if TYPE_CHECKING:
+    from engine.checkpoint.shard_writer import ShardWriter
 
 
 class BackgroundWriter:
@@ -95,3 +99,19 @@ def _free_bytes_in(group: Path) -> float:
         return int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
     except (OSError, ValueError):  # no such group, or the limit is 'max'
         return math.inf
+
+
+def build_writer(
+    is_sharded: bool,
+    folder: Path,
+    keep: int,
+    on_written: Callable[[Path, dict[str, Any]], None],
+    context: ProcessContext,
+    timeout_seconds: float,
+) -> "CheckpointWriter | ShardWriter | None":
+    """The writer of this rank; None on a rank that writes no checkpoints. Arguments: see `CheckpointWriter`."""
+    if is_sharded:
+        from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
+
+        return ShardWriter(folder, keep, on_written, context, timeout_seconds)
+    return CheckpointWriter(folder, keep, on_written) if context.is_main else None

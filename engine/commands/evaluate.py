@@ -12,7 +12,7 @@ from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.folder import open_new_folder, start_log
-from engine.run.result import write_result
+from engine.run.result import Result, write_result
 from engine.run.step_report import log_validation
 from engine.training.eval_model import build_eval_files
 from utils.device import device_name, peak_memory_bytes
@@ -36,21 +36,22 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
     if results:  # on the main process
         about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
-        result = {
-            **metrics.values,
-            **about,
-            "samples": metrics.samples,
-            "finished": True,
-            "numeric_precision": precision,
-            "images_per_second": metrics.samples / seconds,
-            "peak_memory_bytes": peak_memory_bytes(context.device),
-            "device": device_name(context.device),
-        }
+        result = Result(
+            metrics=metrics.values,
+            split=plan.split,
+            checkpoint=about["checkpoint"],
+            samples=metrics.samples,
+            finished=True,
+            numeric_precision=precision,
+            images_per_second=metrics.samples / seconds,
+            peak_memory_bytes=peak_memory_bytes(context.device),
+            device=device_name(context.device),
+        )
         write_result(folder, result)  # before the files, which may fail
         files = build_eval_files(config, samples, evaluator, folder)
         summary = files.write(metrics, results, session.model, epoch=None, **about)
         figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
-        write_result(folder, result | figures)
+        write_result(folder, replace(result, **figures))
         score = f"{plan.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
         score += class_figures(read_contents(folder))
         logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")

@@ -22,7 +22,7 @@ from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function of the same name.
-_MODULES = {"train": "train", "eval": "evaluate", "predict": "predict", "profile": "profile", "dry_run": "dry_run"}
+_MODULES = {name: name for name in ("train", "probe", "predict", "profile", "dry_run")} | {"eval": "evaluate"}
 
 
 def run(command: Command, context: ProcessContext) -> int:

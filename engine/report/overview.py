@@ -149,6 +149,8 @@ def _preprocessing(run: RunContents) -> str:
 
 def _training(run: RunContents) -> str:
     options = run.options
+    if options["MODEL.TUNE"] == "probe":
+        return f"linear probe, seed {option(options['SEED'])}"
     epochs, learning_rate, seed = (option(options[key]) for key in ("TRAIN.NUM_EPOCHS", "TRAIN.BASE_LR", "SEED"))
     is_scaled = options["TRAIN.LINEAR_SCALED_LR"] or options["TRAIN.SQRT_SCALED_LR"]
     return (

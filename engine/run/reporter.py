@@ -16,7 +16,7 @@ from engine.run.curves import PICTURE, draw_curves
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
-from engine.run.result import write_result
+from engine.run.result import Result, write_result
 from engine.run.step_report import StepReport, format_speed, log_lines
 from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, cell, metric_figures, step_row, training_scalars
 from engine.run.timing.step_timer import StepTimer, TimerTotals
@@ -25,7 +25,7 @@ from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metric_table import METRICS, Metric
-from utils.metrics import Metrics, to_metrics
+from utils.metrics import Metrics, MetricSums, to_metrics
 from utils.tables import format_duration
 
 
@@ -75,8 +75,8 @@ class Reporter(Observer):
         self._epochs: CsvFile | None = None  # of the main process
         self._steps: CsvFile | None = None
         self._bar: tqdm[Any] = tqdm(disable=True)  # of the epoch
-        self._epoch_start: _IntervalStart  # both: from the start of an epoch on
-        self._report_start: _IntervalStart
+        no_sums = MetricSums(context.device).totals()
+        self._epoch_start = self._report_start = _IntervalStart(0.0, no_sums, no_sums, timer.totals())
         self._time_left = TimeLeft(num_epochs, max_steps)
         self._is_first_step = True
         self._epoch_seconds = 0.0
@@ -212,12 +212,12 @@ class Reporter(Observer):
         for table in filter(None, (self._epochs, self._steps)):
             table.sync()
 
-    def finish(self, result: dict[str, Any]) -> None:
+    def finish(self, result: Result) -> None:
         """Writes `result.json`, draws curves.png and closes the files."""
         if self._epochs:
             write_result(self.folder, result)
             self._draw_curves()
-        self.close(result)
+        self.close(result.entries)
 
     def _draw_curves(self) -> None:
         """Warns of a full disk: the checkpoint and the result of the run are more important."""

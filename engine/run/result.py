@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,72 @@ PICTURES = "pictures"  # a folder in the evaluation's
 
 
 RESULT = "result.json"
-_OF_SPLIT = (*METRICS, "samples")
-TEST_KEYS = (*_OF_SPLIT, "error")  # of the entry `test`
 BASELINES = ("pixel_baseline", "majority_class")
-RESULT_KEYS = (
-    *_OF_SPLIT, "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score", "raw_score",
-    "knn_top1", "probe_l2", *BASELINES,
-    "test", "finished", "stopped_early", "reason", "train_seconds", "total_seconds", "images_per_second",
-    "peak_memory_bytes", "numeric_precision", "device", "parameters", "trainable_parameters",
-)  # fmt: skip
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
 
 Rows = list[dict[str, str]]
+_Metrics = Mapping[str, float | None]  # by name; missing ones are unknown
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """The entry `test` of a result. error: the reason why no image was evaluated."""
+
+    metrics: _Metrics = field(default_factory=dict)
+    samples: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The content of `result.json` (docs/operation.md) of a training run or an evaluation. None: not known.
+
+    metrics: of the best epoch, or of the evaluation; the next figures, too.
+    """
+
+    metrics: _Metrics = field(default_factory=dict)
+    samples: int | None = None
+    split: str | None = None
+    precision: float | None = None
+    recall: float | None = None
+    f1: float | None = None
+    ece: float | None = None
+    epoch: int | None = None
+    checkpoint: str | None = None
+    average_score: float | None = None
+    raw_score: float | None = None
+    knn_top1: float | None = None
+    probe_l2: float | None = None
+    pixel_baseline: float | None = None
+    majority_class: float | None = None
+    test: TestResult | None = None
+    finished: bool = False
+    stopped_early: bool | None = None
+    reason: str | None = None
+    train_seconds: float | None = None
+    total_seconds: float | None = None
+    images_per_second: float | None = None
+    peak_memory_bytes: int | None = None
+    numeric_precision: str | None = None
+    device: str | None = None
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The entries of the file. JSON has no numbers that are not finite: they are None."""
+        return _entries(self) | {"test": _entries(self.test) if self.test else None}
+
+
+def _entries(result: Result | TestResult) -> dict[str, Any]:
+    values = {name: result.metrics.get(name) for name in METRICS}
+    values |= {one.name: getattr(result, one.name) for one in fields(result) if one.name != "metrics"}
+    return {key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in values.items()}
+
+
+def write_result(folder: Path, result: Result) -> None:
+    """Raises OSError; an older file is then unchanged."""
+    atomic_write(folder / RESULT, json.dumps(result.entries, indent=2) + "\n")
 
 
 def points(rows: Rows, x_column: str, y_column: str) -> list[tuple[float, float]]:
@@ -47,15 +102,3 @@ def best_epoch(rows: Rows, metric: Metric) -> tuple[int, float] | None:
         return None
     epoch, score = max(scores, key=lambda p: (metric.rank({"loss": losses.get(p[0]), metric.name: p[1]}), -p[0]))
     return int(epoch), score
-
-
-def with_all_keys(values: Mapping[str, Any], keys: Sequence[str] = RESULT_KEYS) -> dict[str, Any]:
-    """The values, and None for the other keys; also for a number that is not finite, which JSON does not have."""
-    known = {key: value for key, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
-    return dict.fromkeys(keys) | known
-
-
-def write_result(folder: Path, result: dict[str, Any]) -> None:
-    """Writes the result with all keys. Raises OSError; an older file is then unchanged."""
-    test = with_all_keys(result["test"], TEST_KEYS) if result.get("test") else None
-    atomic_write(folder / RESULT, json.dumps(with_all_keys(result | {"test": test}), indent=2) + "\n")

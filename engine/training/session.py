@@ -71,15 +71,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
 def _build_batches(plan: Plan, context: ProcessContext) -> tuple[BatchSource, EpochLayout]:
     """The training batches of this rank, and how they are divided into steps."""
     config, data, batch = plan.config, plan.config.data, plan.batch
-    batches = build_train_batches(
-        data,
-        config.train,
-        plan.train,
-        config.seed,
-        context,
-        config.timeout_seconds,
-        batches_per_step=batch.accumulation if batch.whole_steps else 1,
-    )
+    batches = build_train_batches(config, plan.train, context, batch)
     plan.train.notes.append(batches.workers_note)
     windows = shard_windows(plan.train, data)
     layout = EpochLayout(

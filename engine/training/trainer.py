@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,11 +14,11 @@ from torch import nn
 from datasets.batch import Batch
 from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.checkpoint.split_entry import split_to_entry
-from engine.checkpoint.writer import CheckpointWriter
+from engine.checkpoint.writer import build_writer
 from engine.evaluation.results import SampleResults
 from engine.parallel.rank_exchange import RankExchange
 from engine.progress import EpochProgress, Observer
-from engine.run.result import RESULT
+from engine.run.result import RESULT, Result
 from engine.run.step_report import log_validation
 from engine.run.timing.slow_ranks import SlowRanks
 from engine.training.peft_folder import PeftFolder
@@ -32,16 +34,19 @@ from engine.training.train_batch import TrainBatch
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json
+from utils.metric_table import METRICS
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
 
-if TYPE_CHECKING:
-    from engine.checkpoint.shard_writer import ShardWriter
+_FIGURES = ("samples", "average_score", "raw_score", "knn_top1", "probe_l2")  # of a result, that `finish` keeps
 
 
 class Trainer:
-    """Trains a run from its start, or from a checkpoint, to its end."""
+    """Trains a run from its start, or from a checkpoint, to its end.
+
+    result: the figures so far that `finish` does not measure. interrupted: the signal that ended the training.
+    """
 
     def __init__(self, session: Session, record: Record) -> None:
         self.session, self.record, self.plan, self.state = session, record, session.plan, session.state
@@ -52,10 +57,14 @@ class Trainer:
         saves = self.config.save_freq_steps, self.config.save_freq_minutes
         self.trigger = SaveTrigger(exchange, self.context.is_main, *saves)
         self.interrupted: Interrupted | None = None
-        before = read_json(record.folder / RESULT) if self._has_ended() else {}  # nothing is left to evaluate
-        self._evaluated = {key: before.get(key) for key in ("samples", "average_score", "raw_score")}
+        self.result = Result()
+        if self.has_ended():  # nothing is left to evaluate
+            before = read_json(record.folder / RESULT)
+            figures: dict[str, Any] = {key: before.get(key) for key in _FIGURES}
+            self.result = replace(self.result, **figures)
         self._will_compile = self.config.train.compile != "none"
-        self.writer = self._build_writer()
+        writes = self.state.strategy.is_sharded, record.folder, self.config.keep_checkpoints, self._on_written
+        self.writer = build_writer(*writes, self.context, self.config.timeout_seconds)
         self.report = RunReport(record) if self.context.is_main else None
         self.baseline = BaselineThread(session, record)
         self.observers: tuple[Observer, ...] = (record.reporter, TrainBatch(session, record), self.baseline)
@@ -71,30 +80,28 @@ class Trainer:
     def progress(self) -> EpochProgress:
         return self.position.progress
 
-    def train(self) -> dict[str, Any]:
-        """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives (then `interrupted` is set).
+    def train(self) -> Result:
+        """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives."""
+        batches = iter(()) if self.has_ended() else self._batches()  # the workers start
+        with self.started():
+            while not self.has_ended() and self._train_epoch(batches):
+                pass
+        return self.finish()
 
-        Returns:
-            The content of `result.json` (docs/operation.md), without unknown figures.
-        """
-        batches = iter(()) if self._has_ended() else self._batches()  # the workers start
-        self.start()
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """Opens the tables and starts the clock. A signal ends the body after a step, and the run is saved."""
+        self.record.reporter.start(self.progress.epoch, self.progress.step)
+        self._start_clock()
         with defer_signals(self.trigger.signals):
             if self.position.best_is_unsaved:
                 self._save(is_best=True)
             try:
-                while not self._has_ended() and self._train_epoch(batches):
-                    pass
+                yield
             except Interrupted as signal:
                 self.interrupted = signal
                 self._save()
             self.wait_until_saved()
-        return self._result()
-
-    def start(self) -> None:
-        """Opens the tables and starts the clock."""
-        self.record.reporter.start(self.progress.epoch, self.progress.step)
-        self._start_clock()
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from the current position to the end of the last epoch."""
@@ -107,7 +114,7 @@ class Trainer:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """A function of the position, equal on all ranks."""
         epochs_done = self.progress.epoch
         is_last = epochs_done == self.config.train.num_epochs
@@ -121,20 +128,29 @@ class Trainer:
         return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best["epoch"] >= train.patience
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
-        """Trains, evaluates, reports and saves one epoch; returns False if `TRAIN.MAX_STEPS` ends the run."""
-        config, progress, max_steps = self.config, self.progress, self.config.train.max_steps
+        """Trains, evaluates, reports and saves one epoch; returns whether the run goes on."""
+        progress, max_steps = self.progress, self.config.train.max_steps
         stop_step = progress.steps
         if max_steps is not None:
             stop_step = min(stop_step, max_steps - progress.epoch * progress.steps)
-        self.record.reporter.start_epoch(progress)
-        self._start_clock()
+        self.start_epoch()
         try:
-            self._train_steps(batches, stop_step)
+            train_steps(self.state, batches, progress, stop_step, self.after_step)
         except NonFiniteGradients as error:
             self._abort(error)
         if progress.done_steps < progress.steps:
             self._save()
             return False
+        return self.end_epoch()
+
+    def start_epoch(self) -> None:
+        """Starts the clocks of an epoch, or of the rest of one."""
+        self.record.reporter.start_epoch(self.progress)
+        self._start_clock()
+
+    def end_epoch(self) -> bool:
+        """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run goes on."""
+        config, progress, max_steps = self.config, self.progress, self.config.train.max_steps
         epochs_done = progress.epoch + 1
         evaluated: Evaluated | None = None
         validation: Metrics | None = None
@@ -156,9 +172,6 @@ class Trainer:
         if self.report:
             self.report.update(evaluated if is_best else None)
         return not ends
-
-    def _train_steps(self, batches: Iterator[Batch], stop_step: int) -> None:
-        train_steps(self.state, batches, self.progress, stop_step, self.after_step)
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports the step, and saves if a checkpoint is due; called on every rank."""
@@ -195,24 +208,24 @@ class Trainer:
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
-        self._evaluated["samples"] = evaluated.metrics.samples
+        self.result = replace(self.result, samples=evaluated.metrics.samples)
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self._stops_early(epochs_done))
         if not state.average or not (self.config.eval_raw or is_last):
             return evaluated, None, is_best
         raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
-        self._evaluated |= {"average_score": evaluated.metrics.score, "raw_score": raw.score}
+        self.result = replace(self.result, average_score=evaluated.metrics.score, raw_score=raw.score)
         return evaluated, raw, is_best
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, session = time.perf_counter(), self.session
-        metrics, results = session.evaluator.evaluate(model, session.val_batches, self._after_eval_batch)
+        metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
         log_validation(self.record.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         return metrics, results
 
-    def _after_eval_batch(self) -> None:
+    def after_eval_batch(self) -> None:
         """Saves if due. A run resumed from this checkpoint repeats the evaluation."""
         if self.trigger.should_save():
             self._save()
@@ -236,15 +249,6 @@ class Trainer:
             at_epoch_end = content["done_steps"] == 0 and self._is_due(epoch, self.config.save_freq)
             self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
 
-    def _build_writer(self) -> "CheckpointWriter | ShardWriter | None":
-        """Builds the writer; None on a rank that writes no checkpoints."""
-        folder, keep = self.record.folder, self.config.keep_checkpoints
-        if self.state.strategy.is_sharded:
-            from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
-
-            return ShardWriter(folder, keep, self._on_written, self.context, self.config.timeout_seconds)
-        return CheckpointWriter(folder, keep, self._on_written) if self.context.is_main else None
-
     def wait_until_saved(self) -> None:
         if self.writer:
             self.writer.wait()
@@ -257,27 +261,31 @@ class Trainer:
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.record.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 
-    def _result(self) -> dict[str, Any]:
-        best, clock, model = self.position.best, self.position.clock, self.record.reporter.model
-        result = {
-            **(best | {"split": "val"} if best else {}),
-            "checkpoint": str(saved_path(self.record.folder / (BEST if best else LAST)).absolute()),
-            "images_per_second": clock.images / clock.seconds if clock.images else None,
-            "train_seconds": clock.seconds,
-            "total_seconds": clock.total_seconds,
-            "parameters": model.parameters,
-            "trainable_parameters": model.trainable,
-            "peak_memory_bytes": peak_memory_bytes(self.context.device),
-            "numeric_precision": self.state.precision.name,
-            "device": device_name(self.context.device),
-            "finished": self._has_ended(),
-            "stopped_early": self._has_ended() and self._stops_early(self.progress.epoch),
-            **self._evaluated,
-        }
-        if best and result["stopped_early"]:
+    def finish(self) -> Result:
+        """The result of the training, before the evaluations of its best checkpoint."""
+        best, clock, model = self.position.best or {}, self.position.clock, self.record.reporter.model
+        stops_early, reason = self.has_ended() and self._stops_early(self.progress.epoch), None
+        if stops_early:
             epochs, patience = self.progress.epoch - best["epoch"], self.config.train.patience
-            result["reason"] = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
-        return result
+            reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
+        return replace(
+            self.result,
+            metrics={name: best[name] for name in METRICS if name in best},
+            split="val" if best else None,
+            epoch=best.get("epoch"),
+            checkpoint=str(saved_path(self.record.folder / (BEST if best else LAST)).absolute()),
+            images_per_second=clock.images / clock.seconds if clock.images else None,
+            train_seconds=clock.seconds,
+            total_seconds=clock.total_seconds,
+            parameters=model.parameters,
+            trainable_parameters=model.trainable,
+            peak_memory_bytes=peak_memory_bytes(self.context.device),
+            numeric_precision=self.state.precision.name,
+            device=device_name(self.context.device),
+            finished=self.has_ended(),
+            stopped_early=stops_early,
+            reason=reason,
+        )
 
 
 def _forward_is_local(state: TrainState) -> bool:

@@ -14,6 +14,7 @@ import timm.data
 import torch
 from torch.utils.data import DataLoader
 
+from configs.batch_plan import plan_batches
 from configs.schema import Config, Data
 from datasets.decoding.decode import open_image
 from datasets.decoding.partial_jpeg import Box
@@ -116,7 +117,7 @@ def measure_turn(
 
 def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
-    batches = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    batches = build_train_batches(config, samples, context, plan_batches(config, context.world_size))
     transform = build_train_transform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
         if normalizes:

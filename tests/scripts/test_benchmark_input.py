@@ -12,6 +12,7 @@ import torch
 from conftest import samples_for
 from PIL import Image
 
+from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.loading.batches import build_train_batches
 from datasets.loading.loader import BatchReader
@@ -130,7 +131,7 @@ def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
     stream = streams.limit_batches(config, cpu)
     assert [next(stream) for _ in range(3)] == [8] * 3
     (samples,) = samples_for(config, cpu, "train")
-    ours = build_train_batches(config.data, config.train, samples, config.seed, cpu, 600).iterate(0, 0, 1)
+    ours = build_train_batches(config, samples, cpu, plan_batches(config, 1)).iterate(0, 0, 1)
     assert torch.equal(torch.stack(decoded), torch.cat([batch.images for batch in ours]))
 
 

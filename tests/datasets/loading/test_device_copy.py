@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import assert_same_state, samples_for
 
+from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.loading.batches import build_train_batches
 from utils.distributed import ProcessContext
@@ -18,7 +19,7 @@ def batches_on(context: ProcessContext, *flags: str):
     config = parse_command_line(["-dataset=fake", *flags, "-opts", *OPTIONS]).config
     host = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     (samples,) = samples_for(config, host, "train")
-    source = build_train_batches(config.data, config.train, samples, config.seed, context, config.timeout_seconds)
+    source = build_train_batches(config, samples, context, plan_batches(config, context.world_size))
     return source.iterate(0, 0, 1)
 
 

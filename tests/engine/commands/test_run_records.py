@@ -11,8 +11,9 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
-from engine.run.result import RESULT_KEYS, TEST_KEYS, with_all_keys
+from engine.run.result import Result
 from utils.files import read_json
+from utils.metric_table import METRICS
 from utils.status import KEYS, STATUS
 
 TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=2"]
@@ -26,13 +27,12 @@ def documented(title: str) -> list[str]:
 
 def test_every_key_is_documented():
     assert sorted(documented("status.json")) == sorted(KEYS)
-    assert sorted(documented("result.json")) == sorted(RESULT_KEYS)
+    assert sorted(documented("result.json")) == sorted(Result().entries)
 
 
 def test_numbers_that_json_lacks_are_null():
-    assert with_all_keys({"loss": float("nan"), "top1": 1.0}, ("loss", "top1", "epoch")) == {
-        "loss": None, "top1": 1.0, "epoch": None,
-    }  # fmt: skip
+    entries = Result({"loss": float("nan"), "top1": 1.0}, ece=float("inf")).entries
+    assert (entries["loss"], entries["top1"], entries["top5"], entries["ece"]) == (None, 1.0, None, None)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     flags = ["-dataset=folder", "-data_path=data", "-batch_size=8", "-num_workers=0", "-output=out"]
     folder = train([*flags, "-opts", *TINY, "TRAIN.MAX_STEPS=1"], cpu).absolute()
     stopped, result = read_json(folder / STATUS), read_result(folder)
-    assert list(stopped) == list(KEYS) and list(result) == list(RESULT_KEYS)
+    assert list(stopped) == list(KEYS) and list(result) == list(Result().entries)
     assert (stopped["state"], stopped["exit_status"], stopped["step"]) == ("stopped", 0, 1)
     assert result["checkpoint"] == stopped["checkpoint"] == str(folder / "last.pth")
 
@@ -62,7 +62,7 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     finished, result = read_json(folder / STATUS), read_result(folder)
     assert finished["state"] == "finished" and finished["resume"] is None
     assert (result["split"], result["samples"], result["finished"]) == ("val", 16, True)
-    assert tuple(result["test"]) == TEST_KEYS and result["test"]["samples"] == 16
+    assert [*result["test"]] == [*METRICS, "samples", "error"] and result["test"]["samples"] == 16
 
     train([f"-resume={finished['checkpoint']}"], cpu)  # nothing is left to train
     again, position = read_json(folder / STATUS), ("checkpoint", "epoch", "step", "state", "exit_status")
@@ -72,6 +72,6 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
 
     run(parse_command_line(["-eval", f"-pretrained={result['checkpoint']}", "-output=eval"]), cpu)
     evaluated = read_result(only_run(Path("eval"), "eval"))
-    assert list(evaluated) == list(RESULT_KEYS)
+    assert list(evaluated) == list(Result().entries)
     same = ("top1", "loss", "samples", "split", "checkpoint")
     assert [evaluated[key] for key in same] == [result[key] for key in same]

@@ -16,6 +16,7 @@ from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter, peak_memory_bytes
+from engine.run.result import Result
 from engine.run.timing.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, MetricSums
@@ -125,7 +126,7 @@ def test_curves_that_cannot_be_written_end_no_run(tmp_path, cpu):
     (tmp_path / "curves.png").mkdir()
     run.epoch(*[(1.0, 1.0, False)] * STEPS)
     run.reporter.stop(EpochProgress(0, STEPS, STEPS, MetricSums(cpu.device)))  # a checkpoint follows
-    run.reporter.finish({"top1": 1.0})
+    run.reporter.finish(Result({"top1": 1.0}))
     assert (tmp_path / "result.json").exists() and run.log.count("curves.png: cannot be drawn (Is a directory)") == 2
 
 

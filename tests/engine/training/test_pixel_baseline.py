@@ -129,7 +129,7 @@ def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
     """It is ready when the best epoch has been evaluated."""
     ready, expected = threading.Event(), PixelBaseline(12.5, 10.0, 8, 8)
     monkeypatch.setattr(MEASURE, lambda *arguments: expected if ready.wait(600) else None)
-    monkeypatch.setattr("engine.commands.train.evaluate_best", lambda *arguments: ready.set() or {})
+    monkeypatch.setattr("engine.training.finish._evaluate_best", lambda *arguments: ready.set())
     folder = train([*digits_argv, *stop], cpu)
     assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
     assert read_facts(folder / FACTS).get(PixelBaseline) == (None if stop else expected)

@@ -1,0 +1,110 @@
+"""A run whose only step fits the head on the features of the frozen backbone.
+
+Legend: N samples, F width of the features, C classes.
+"""
+
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from datasets.sources.samples import Samples
+from engine.features.linear_probe import ROWS, fit_probe, knn_top1
+from engine.features.store import extract
+from engine.run.result import Result
+from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.trainer import Trainer
+from models.features import FeatureModel
+from models.timm_model import classifiers
+from utils.distributed import broadcast_object, call_on_main
+from utils.errors import UserError
+from utils.metrics import BatchSums
+
+Features = tuple[torch.Tensor, torch.Tensor]  # of the readable samples, float32 (N, F), and their targets, (N, ...)
+
+
+def run_probe(trainer: Trainer) -> Result:
+    """Runs an epoch of one step, which fits the head; with the evaluation, files and result of a training.
+
+    The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
+    and for other probes with this backbone, these images and this preprocessing.
+
+    Raises:
+        UserError: the head is not one linear layer; the features are not finite, or of fewer than two images.
+    """
+    with trainer.started():
+        if not trainer.has_ended():
+            trainer.start_epoch()
+            if not trainer.progress.done_steps:
+                _fit_head(trainer)
+            trainer.end_epoch()
+    return trainer.finish()
+
+
+def _fit_head(trainer: Trainer) -> None:
+    weights, progress, context = trainer.state.precision.weights, trainer.progress, trainer.context
+    model = FeatureModel(trainer.state.eval_model, trainer.config.model.name)
+    heads = classifiers(weights.saved)
+    if len(heads) > 1 or not isinstance(heads[0], nn.Linear) or heads[0].bias is None:
+        raise UserError(
+            f"MODEL.TUNE probe: the head of {trainer.config.model.name} is not one linear layer; set it to head"
+        )
+    train = _features(trainer, model, trainer.plan.train, "train")
+    val = _features(trainer, model, trainer.plan.val, "val")
+    fitted = call_on_main(lambda: _fit(trainer, train, val), context)  # None on other ranks
+    weight, bias, figures = broadcast_object(fitted[:3] if fitted else None, context)  # type: ignore[misc]
+    with torch.no_grad():
+        heads[0].weight.copy_(weight)
+        heads[0].bias.copy_(bias)
+    weights.sync_after_load()
+    trainer.result = replace(trainer.result, **figures)
+    if fitted:  # the sums are over all ranks
+        no = torch.zeros((), device=context.device)
+        progress.sums.add_step(fitted[3], no, no > 0)
+    progress.done_steps += 1
+    trainer.after_step(progress)
+
+
+def _features(trainer: Trainer, model: FeatureModel, samples: Samples, split: str) -> Features:
+    """The features of a split on the main process, none on the others; a collective call."""
+    config, bad_images, device = trainer.config, trainer.session.bad_images, trainer.context.device
+    root = Path(config.save) / "features"
+    place = lambda digest: root / f"{split}-{digest[:16]}" / "features.npy"  # noqa: E731
+    evaluator = trainer.session.evaluator
+    file = extract(config, samples, evaluator, model, place, bad_images, trainer.after_eval_batch)
+    if file is None:
+        return torch.empty(0), torch.empty(0)
+    readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
+    values = torch.from_numpy(file.values[readable])
+    if len(values) < 2 or not values.isfinite().all():
+        problem = "fewer than two images can be read" if len(values) < 2 else "NaN or infinite; use bfloat16"
+        raise UserError(f"MODEL.TUNE probe: features of {split}: {problem}")
+    return values.to(device), torch.from_numpy(samples.targets[readable]).to(device)
+
+
+def _fit(
+    trainer: Trainer, train: Features, val: Features
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], BatchSums]:
+    """Weight (C, F) and bias (C,) on the CPU, figures for result.json, and the sums of the training images."""
+    config, matmul, classes = trainer.config, torch.backends.cuda.matmul, trainer.config.model.num_logits
+    class_weights = read_class_weights(config.loss, trainer.plan.train.targets, classes, trainer.context.device)
+    loss = build_loss(config.loss, config.train.smoothing, class_weights)
+    tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
+    weight, bias, l2 = fit_probe(*train, classes, loss)
+    figures = {"probe_l2": l2}
+    trainer.record.logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+    if not config.data.multi_label:
+        figures["knn_top1"] = knn_top1(*train, *val, classes)
+        trainer.record.logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
+    sums = []
+    for rows, labels in zip(*(tensor.split(ROWS) for tensor in train), strict=True):
+        logits = F.linear(rows, weight, bias)
+        sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
+    matmul.allow_tf32 = tf32
+    return weight.cpu(), bias.cpu(), figures, reduce(add, sums)
