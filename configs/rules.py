@@ -151,7 +151,7 @@ def probe_has_one_epoch(draft: Draft) -> list[str]:
     """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; optimizer, order and steps have no effect.
 
     Raises:
-        UserError: the strategy shards the model.
+        UserError: the strategy shards the model; no batch size.
     """
     values = draft.values
     if values.get("MODEL.TUNE") != "probe" or values.get("EVAL.ENABLED"):
@@ -165,7 +165,9 @@ def probe_has_one_epoch(draft: Draft) -> list[str]:
     values |= {key: value for key, value in used.items() if key in values} | {EPOCHS: 1, WARMUP: 0}
     size = values.get(_SIZE, Data.model_fields["batch_size"].default)
     size = size if (own := values.get(_EVAL_SIZE)) in (None, AUTO) else own
-    values |= {_SIZE: 1, _EVAL_SIZE: size} if size != AUTO else {}
+    if size == AUTO:
+        raise UserError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
+    values |= {_SIZE: 1, _EVAL_SIZE: size}
     return [f"MODEL.TUNE probe: {', '.join(unused)} have no effect"] if unused else []
 
 

@@ -1,4 +1,4 @@
-"""The memory format of convolutional models, and cuDNN's choice of their algorithms."""
+"""The memory format of convolutional models."""
 
 from typing import Literal
 
@@ -13,23 +13,18 @@ def prepare_convolutions(
 ) -> list[str]:
     """Applies `MODEL.CHANNELS_LAST` to `model` on its device; returns a line for the log if something was set.
 
-    Only the weights are converted: the first convolution converts the images, and later ones keep their format. On a
-    GPU cuDNN times its algorithms for each new shape, unless they must be deterministic. Models with one convolution,
-    the patch embedding, are left as they are.
+    Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
+    with one convolution, the patch embedding, are left as they are.
 
     Raises:
         UserError: `channels_last` is True, and the memory format of the weights `is_fixed`: sharded ones, or O3.
     """
     if is_fixed and channels_last is True:
         raise UserError("MODEL.CHANNELS_LAST true: not with sharded weights or AMP.LEVEL O3; use auto")
-    is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
-    on_gpu = device.type == "cuda"
-    parts = []
-    if (is_convolutional and on_gpu and not is_fixed) if channels_last == "auto" else channels_last:
-        model.to(memory_format=torch.channels_last)
-        parts.append("channels last (MODEL.CHANNELS_LAST)")
-    benchmark = is_convolutional and on_gpu and not torch.are_deterministic_algorithms_enabled()
-    torch.backends.cudnn.benchmark = benchmark
-    if benchmark:
-        parts.append("cuDNN times its algorithms (not with DETERMINISTIC)")
-    return [f"Convolutions: {', '.join(parts)}"] if parts else []
+    if channels_last == "auto":
+        is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
+        channels_last = is_convolutional and device.type == "cuda" and not is_fixed
+    if not channels_last:
+        return []
+    model.to(memory_format=torch.channels_last)
+    return ["Convolutions: channels last (MODEL.CHANNELS_LAST)"]

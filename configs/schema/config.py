@@ -114,7 +114,7 @@ class Config(Section):
             )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
-        if (self.eval.enabled or self.model.tuned == "probe") and not self.data.eval_batch_size:
+        if self.eval.enabled and not self.data.eval_batch_size:
             raise ValueError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
         if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
             raise ValueError(

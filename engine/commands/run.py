@@ -14,7 +14,6 @@ from utils.device import (
     keep_freed_memory,
     op_without_deterministic_algorithm,
     peak_memory_bytes,
-    use_deterministic_algorithms,
 )
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
@@ -34,7 +33,6 @@ def run(command: Command, context: ProcessContext) -> int:
     config = command.config
     top_k = command.prediction.top_k if command.prediction else None
     check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
-    use_deterministic_algorithms(config.deterministic)
     if context.device.type == "cpu":
         keep_freed_memory()
     try:

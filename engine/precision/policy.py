@@ -15,6 +15,7 @@ from engine.precision.master_weights import MasterWeights, check_equal_rounding,
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.norms import keeps_fp32_weights, set_norm_dtypes
 from engine.precision.op_lists import apply_op_lists
+from engine.precision.process_switches import uses_tf32
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.sharded import is_sharded
@@ -56,20 +57,10 @@ class Precision:
         self.options, self.device = options, device
         self.dtype = _compute_dtype(options, device)
         self.level = options.level if options.enabled else "O0"
-        self.tf32 = options.enabled if options.tf32 is None else options.tf32
+        self.tf32 = uses_tf32(options)
         self._caches_casts = not is_sharded
         self.scales_loss = self.dtype == torch.float16
         self.scaler = LossScaler(device, options, self.scales_loss, total_norm)
-        self._set_tf32()
-
-    def _set_tf32(self) -> None:
-        """Sets TF32 for fp32 matrix products and convolutions on a GPU; torch enables only the latter by default.
-
-        This uses the older of torch's two interfaces: torch's compiler reads it, and reading raises after the newer
-        one was set.
-        """
-        torch.backends.cuda.matmul.allow_tf32 = self.tf32
-        torch.backends.cudnn.allow_tf32 = self.tf32
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass."""

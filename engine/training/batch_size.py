@@ -18,7 +18,7 @@ from configs.schema import Config
 from datasets.loading.worker_server import start_worker_server
 from engine.training.step import train_steps
 from engine.training.trial import build_state, ready_batches
-from utils.device import keep_freed_memory, peak_memory_bytes, use_deterministic_algorithms
+from utils.device import keep_freed_memory, peak_memory_bytes
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.memory_shortage import find_shortage
@@ -105,7 +105,6 @@ def _measure_in_child(config: Config, device: torch.device) -> float:
 def _train_two_steps(config: Config, device: torch.device) -> float:
     """The peak memory that it takes, in bytes; infinite if the memory is exhausted."""
     context = ProcessContext(rank=0, local_rank=0, world_size=1, local_world_size=1, device=device)
-    use_deterministic_algorithms(config.deterministic)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:

@@ -13,6 +13,7 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
 from engine.precision.policy import Precision
+from engine.precision.process_switches import set_process_switches
 from engine.run.facts import Fact
 from engine.run.mfu.flops import copy_to_meta
 from engine.run.timing.step_timer import StepTimer
@@ -21,18 +22,17 @@ from engine.training.eval_model import (
     attention_notes,
     dummy_images,
 )
-from engine.training.losses.distillation import build_step_loss
-from engine.training.losses.loss import Loss, build_loss, read_class_weights
+from engine.training.losses.distillation import StepLoss, build_step_loss
+from engine.training.losses.loss import build_loss, read_class_weights
 from engine.training.optimization.optimizer import (
     build_optimizer,
     check_sharded_optimizer,
     describe_optimizer,
     describe_tuning,
 )
-from engine.training.optimization.schedule import build_schedule
+from engine.training.optimization.schedule import Schedule, build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
-from models.attention import allow_kernels
 from models.build import build_model
 from models.convolutions import prepare_convolutions
 from utils.distributed import ProcessContext
@@ -49,38 +49,29 @@ def build_train_state(
 ) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
+    Each part works on the result of those before it. The switches come before the first operation. The model draws its
+    weights from SEED alone. Its batch norms, memory format and op lists, and the loss, which turns on a second head for
+    a teacher, change it before the average and the description copy it. Sharding replaces its parameters: `attach`,
+    which makes them the master weights of a copy, and the optimizer come after it. Compilation and the wrapper of the
+    strategy are around the module that is computed, and last.
+
     plan: of the run; without it, the run is a trial: it has no data.
     """
-    train, data, device = config.train, config.data, context.device
-    allow_kernels(config.model.attention, device)
-    torch.manual_seed(derive_seed(config.seed, "initialization"))
-    model, weight_notes = _build_model(config, device, plan)
-    notes: list[str | Fact] = [f"Pretrained: {note}" for note in weight_notes]
-    notes += describe_tuning(model, config.model.tuned, train)
+    train, device = config.train, context.device
+    notes: list[str | Fact] = [*set_process_switches(config, device)]
+    model, model_notes = _build_model(config, device, plan)
     strategy = build_strategy(config.parallel, context)
-    if config.parallel.sync_bn and context.world_size > 1:
-        model = synchronize_batch_norms(model, device)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
-    is_fixed = strategy.is_sharded or precision.level == "O3"
-    notes += prepare_convolutions(model, config.model.channels_last, device, is_fixed)
-    apply_op_lists(model, config.model.attention, precision)
-    base_loss, loss_notes = _build_base_loss(config, device, plan)
-    names = plan.class_names if plan else None
-    loss, teacher_notes = build_step_loss(base_loss, train, model, config.model, data, precision, names)
+    model, prepared_notes = _prepare(model, config, context, strategy, precision)
+    loss, loss_notes = _build_loss(config, device, plan, model, precision)
     average, meta_model = build_average(model, train), copy_to_meta(model)
-    notes += [*loss_notes, *teacher_notes, *_shard(config, strategy, precision, model, average)]
+    shard_notes = _shard(config, strategy, precision, model, average)
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
-    optimizer = build_optimizer(model, train, schedule.peak_lr)
-    notes += [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] if config.model.tuned != "probe" else []
-    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
-        notes.append(f"Compile: {compiled}, in the first step")
-    images = dummy_images(data, context)
-    with precision.autocast(), run_eagerly(), torch.no_grad():
-        notes += attention_notes(compute_model, images)
-    with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
-        wrapped = strategy.wrap(compute_model, images)
+    optimizer, optimizer_notes = _build_optimizer(model, config, schedule)
+    wrapped, wrap_notes = _wrap(compute_model, config, context, strategy, precision)
+    notes += [*model_notes, *prepared_notes, *loss_notes, *shard_notes, *optimizer_notes, *wrap_notes]
     state = TrainState(
         config=config,
         context=context,
@@ -93,7 +84,7 @@ def build_train_state(
         optimizer=optimizer,
         schedule=schedule,
         loss=loss,
-        transform=build_train_transform(data, train, config.model.num_logits).to(device),
+        transform=build_train_transform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
     return state, notes
@@ -109,21 +100,60 @@ def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module
 
 
 def _build_model(config: Config, device: torch.device, plan: Plan | None) -> tuple[nn.Module, list[str]]:
-    """The model, and lines for the log. A checkpoint has all weights; the pretrained ones may be missing by then."""
+    """The model. A checkpoint has all weights; the pretrained ones may be missing by then."""
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
     rows, notes = _match_classes(options, plan)
     model, weight_notes = build_model(options, config.data, device, head_rows=rows)
-    return model, weight_notes + notes
+    tuned = describe_tuning(model, config.model.tuned, config.train)
+    return model, [*(f"Pretrained: {note}" for note in weight_notes + notes), *tuned]
 
 
-def _build_base_loss(config: Config, device: torch.device, plan: Plan | None) -> tuple[Loss, list[str]]:
-    """The loss without a teacher, and lines for the log."""
-    class_weights, notes = None, list[str]()
+def _prepare(
+    model: nn.Module, config: Config, context: ProcessContext, strategy: Strategy, precision: Precision
+) -> tuple[nn.Module, list[str]]:
+    """The model with the batch norms, the memory format and the ops of the options."""
+    if config.parallel.sync_bn and context.world_size > 1:
+        model = synchronize_batch_norms(model, context.device)
+    is_fixed = strategy.is_sharded or precision.level == "O3"
+    notes = prepare_convolutions(model, config.model.channels_last, context.device, is_fixed)
+    apply_op_lists(model, config.model.attention, precision)
+    return model, notes
+
+
+def _build_loss(
+    config: Config, device: torch.device, plan: Plan | None, model: nn.Module, precision: Precision
+) -> tuple[StepLoss, list[str]]:
+    """The loss of a step, with the teacher if there is one."""
+    class_weights, notes, train = None, list[str](), config.train
     if plan:
         class_weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, device)
     if class_weights is not None:
         notes = [f"Loss: class weights from {class_weights.min():.3g} to {class_weights.max():.3g}"]
-    return build_loss(config.loss, config.train.smoothing, class_weights), notes
+    loss = build_loss(config.loss, train.smoothing, class_weights)
+    names = plan.class_names if plan else None
+    step_loss, teacher_notes = build_step_loss(loss, train, model, config.model, config.data, precision, names)
+    return step_loss, notes + teacher_notes
+
+
+def _build_optimizer(model: nn.Module, config: Config, schedule: Schedule) -> tuple[torch.optim.Optimizer, list[str]]:
+    optimizer = build_optimizer(model, config.train, schedule.peak_lr)
+    if config.model.tuned == "probe":
+        return optimizer, []
+    return optimizer, [f"Optimizer: {describe_optimizer(optimizer, config.train.optimizer)}"]
+
+
+def _wrap(
+    model: nn.Module, config: Config, context: ProcessContext, strategy: Strategy, precision: Precision
+) -> tuple[nn.Module, list[str | Fact]]:
+    """The compiled model in the wrapper of the strategy."""
+    notes, images = list[str | Fact](), dummy_images(config.data, context)
+    if compiled := compile_model(model, config.train, context, strategy.is_sharded):
+        notes.append(f"Compile: {compiled}, in the first step")
+    with precision.autocast(), run_eagerly(), torch.no_grad():
+        notes += attention_notes(model, images)
+    with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
+        return strategy.wrap(model, images), notes
 
 
 def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None, list[str]]:

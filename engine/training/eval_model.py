@@ -14,9 +14,10 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.precision.policy import Precision
+from engine.precision.process_switches import set_process_switches
 from engine.run.facts import Attention, Fact
 from engine.run.result import EVALUATION
-from models.attention import AUTO, EXPLICIT, allow_kernels, fused_kernels, use_attention
+from models.attention import AUTO, EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
 from models.convolutions import prepare_convolutions
 from models.patch_embedding import use_linear_patches
@@ -35,14 +36,14 @@ class EvalModel:
 
 def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
     """Without `needs_head`, the weights need no head, and the model is for its features."""
-    allow_kernels(config.model.attention, context.device)
+    switch_notes = set_process_switches(config, context.device)
     options = config.with_model(tune="full", freeze_backbone=False).model  # nothing is trained
     model, notes = build_model(options, config.data, context.device, needs_head)
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     compute_model = precision.compute_copy(model).eval()
-    all_notes: list[str | Fact] = [*(f"Pretrained: {note}" for note in notes), *convolution_notes]
+    all_notes: list[str | Fact] = [*switch_notes, *(f"Pretrained: {note}" for note in notes), *convolution_notes]
     with torch.inference_mode(), precision.autocast():
         all_notes += attention_notes(compute_model, dummy_images(config.data, context))
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers

@@ -8,17 +8,10 @@ from conftest import GREY, TINY_RESNET, states, train
 from torch import nn
 
 from models.convolutions import prepare_convolutions
-from utils.device import use_deterministic_algorithms
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
-
-
-@pytest.fixture(autouse=True)
-def benchmark_after_test():
-    yield
-    torch.backends.cudnn.benchmark = False
 
 
 def convolutional(count: int) -> nn.Module:
@@ -32,18 +25,18 @@ def is_channels_last(model: nn.Module) -> bool:
 @pytest.mark.parametrize(
     ("option", "device", "convolutions", "sharded", "expected"),
     [
-        ("auto", CPU, 2, False, (False, False)),
-        ("auto", GPU, 2, False, (True, True)),
-        ("auto", GPU, 1, False, (False, False)),
-        ("auto", GPU, 2, True, (False, True)),
-        (True, CPU, 1, False, (True, False)),
-        (False, GPU, 2, False, (False, True)),
+        ("auto", CPU, 2, False, False),
+        ("auto", GPU, 2, False, True),
+        ("auto", GPU, 1, False, False),
+        ("auto", GPU, 2, True, False),
+        (True, CPU, 1, False, True),
+        (False, GPU, 2, False, False),
     ],
 )
 def test_auto_is_for_convolutional_models_on_a_gpu(option, device, convolutions, sharded, expected):
     model = convolutional(convolutions)
     notes = prepare_convolutions(model, option, device, sharded)
-    assert (is_channels_last(model), torch.backends.cudnn.benchmark) == expected and len(notes) == any(expected)
+    assert is_channels_last(model) == expected == bool(notes)
 
 
 def test_sharded_weights_are_not_converted():
@@ -78,9 +71,3 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
 
 def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([value.flatten().double() for name, value in state.items() if "num_batches" not in name])
-
-
-def test_deterministic_runs_do_not_select_algorithms_by_time(nondeterministic_after_test):
-    use_deterministic_algorithms(True)
-    prepare_convolutions(convolutional(2), "auto", GPU)
-    assert not torch.backends.cudnn.benchmark

@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from engine.precision.policy import Precision
+from engine.precision.process_switches import set_process_switches
 from engine.run.mfu.flops import training_flops
 from models.build import build_model
 from scripts.benchmarks.programs import mode_config
@@ -40,7 +41,9 @@ def main(argv: list[str]) -> int:
     figures["copy_bytes_per_second"] = copy_bytes_per_second(device)
     figures["peak_flops_per_second"] = peaks
     for mode in MODES:
-        peaks[mode] = matmul_flops_per_second(Precision(mode_config(rest, mode).amp, device))
+        config = mode_config(rest, mode)
+        set_process_switches(config, device)
+        peaks[mode] = matmul_flops_per_second(Precision(config.amp, device))
         write_json(flags.json, figures)
     return 0
 

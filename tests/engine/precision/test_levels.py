@@ -175,12 +175,3 @@ def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, lev
         is_trained = name.startswith(("head", "blocks.1", "norm") if tune == "last:1" else "head")
         assert torch.equal(found, value.to(found.dtype)) != is_trained, name
     assert (tune == "lora") == any(name.endswith(".lora_B") and value.any() for name, value in resumed["ema"].items())
-
-
-@pytest.mark.parametrize(("options", "expected"), [({}, False), ({"ENABLED": True}, True), ({"TF32": True}, True)])
-def test_tf32_follows_amp_unless_set(options, expected):
-    Precision(Amp.model_validate(options), CPU)
-    assert torch.backends.cuda.matmul.allow_tf32 is expected
-    assert torch.backends.cudnn.allow_tf32 is expected
-    Precision(Amp.model_validate({**options, "TF32": False}), CPU)
-    assert not torch.backends.cuda.matmul.allow_tf32 and not torch.backends.cudnn.allow_tf32
