@@ -25,16 +25,17 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
     rises = _rises(val) and not run.status.get("stopped_early")
     longer = f"-resume={shlex.quote(str(run.folder))} -epochs={2 * options['TRAIN.NUM_EPOCHS']}"
+    script = f"python main_{'multi' if run.status.get('world_size', 1) > 1 else 'single'}_gpu.py"
     baseline, name = max((run.measured(name) or 0.0, name.replace("_", " ")) for name in BASELINES)
     if top1 < baseline and run.metric.name in ("top1", "top5", "loss") and not any(options[key] for key in _WEIGHTED):
         text = f"The model is worse than the {name}: top-1 {percent(top1)} against {percent(baseline)}."
         if not rises and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."
-        return text, f"python main_single_gpu.py {longer if rises else _pretrained(run)}"
+        return text, f"{script} {longer if rises else _pretrained(run)}"
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
     if rises and is_plain and _rises(train) and train[-1] <= val[-1] + _MAX_GAP:
         figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])} still rise"
-        return f"The model underfits: {figures}.", f"python main_single_gpu.py {longer}"
+        return f"The model underfits: {figures}.", f"{script} {longer}"
     return "", ""
 
 

@@ -107,7 +107,7 @@ def _log_parts(plan: Plan, state: TrainState, notes: list[str | Fact], logger: R
     )
     logger.record(plan.preprocessing)
     if plan.split:
-        logger.info(f"----- Data: the held-out images are listed in {HELD_OUT_FILE}, SHA-256 {plan.split.digest}")
+        logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     for note in call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []:  # may read images
         logger.note(f"Data: {note}")
 
