@@ -9,13 +9,15 @@ import io
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import BinaryIO, NamedTuple
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.samples import MAX_FILE_BYTES
 from utils.errors import UserError
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
+_CHUNK_BYTES = 1 << 22
 _MAX_EXTENSION_BYTES = 1 << 16
 _EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
@@ -32,6 +34,12 @@ class Member(NamedTuple):
     name: str
     offset: int
     size: int
+
+
+def chunks_of(file: BinaryIO) -> Iterator[bytes]:
+    """The rest of the bytes of a file, which is then closed."""
+    with file:
+        yield from iter(partial(file.read, _CHUNK_BYTES), b"")
 
 
 class Archive:

@@ -12,9 +12,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from datasets.shards.archive import DamagedShard
-from datasets.shards.index import INDEX_NAME, Index, Shard, join, read_index, to_index, write_index
+from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Remarks, read_records
 from datasets.shards.store import ShardStore
+from utils.atomic_file import atomic_write
 from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -116,14 +117,16 @@ class _StoredRows:
         return join([self.indexes[name] for name in self._wanted if name in self.indexes], self.label_key)
 
     def save(self, path: Path) -> None:
-        """Writes all rows; raises UserError if the labels of the wanted shards are of two kinds."""
-        index = self.join()
-        with contextlib.suppress(UserError):  # other shards may have labels of another kind
-            others = [self.indexes[name] for name in self.indexes if name not in self._wanted]
+        """Writes all rows with labels of one kind, numbers or names: none if the wanted shards have both."""
+        index, others = None, [self.indexes[name] for name in self.indexes if name not in self._wanted]
+        with contextlib.suppress(UserError):
+            index = self.join()
             index = join([index, *others], self.label_key)
+        if index is None:
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_index(path, index)
+            atomic_write(path, encode_index(index))
         except OSError as error:
             self.notes.append(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds it again")
 
@@ -154,11 +157,8 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     stored.save(path)
                     saved = time.monotonic()
-    except BaseException:
-        with contextlib.suppress(UserError):
-            stored.save(path)
-        raise
-    stored.save(path)
+    finally:
+        stored.save(path)
     if findings:
         raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
     stored.notes += [f"{store.root}: {note}" for note in remarks.notes()]

@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,20 +75,23 @@ class ShardCache:
         return self._path(shard).exists()
 
     def _try_download(self, shard: Shard, keep: Collection[Shard]) -> bool:
-        """Raises BlockingIOError if another process downloads the shard; else returns True, even after an error."""
+        """Returns False if another process downloads the shard; else True, even after an error."""
         if time.monotonic() < self._resume_at:
             return True
+        path = self._path(shard)
+        part = path.with_suffix(_PART)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with ExitStack() as part_lock:
                 with locked(self._lock):
-                    if self._path(shard).exists():
+                    self._remove_abandoned_parts()
+                    if part.exists():
+                        return False
+                    if path.exists() or not self._make_room(shard.num_bytes, {self._path(other) for other in keep}):
                         return True
-                    part = self._reserve(shard, {self._path(other) for other in keep}, part_lock)
-                if part:
-                    self._fill(part, shard)
-        except BlockingIOError:
-            raise
+                    part_lock.enter_context(locked(part))
+                    os.truncate(part, shard.num_bytes)  # others count it
+                self._fill(part, shard)
         except OSError as error:
             self._resume_at = time.monotonic() + _PAUSE_SECONDS
             self._warn(f"{error.strerror}; samples are read from their source")
@@ -99,34 +101,22 @@ class ShardCache:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
         return self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
 
-    def _reserve(self, shard: Shard, keep: Collection[Path], part_lock: ExitStack) -> BinaryIO | None:
-        """Creates and locks a part as large as the shard, so that others count it; returns None if there is no room.
-
-        Raises BlockingIOError if another process downloads the shard.
-        """
-        path = self._path(shard).with_suffix(_PART)
+    def _remove_abandoned_parts(self) -> None:
+        """Removes the parts whose downloader was killed."""
         for part in self.folder.glob(f"*{_PART}"):
             with suppress(Unavailable), locked(part, 0.0):
-                part.unlink()  # its downloader was killed
-        if path.exists():
-            raise BlockingIOError
-        if not self._make_room(shard.num_bytes, keep):
-            return None
-        part_lock.enter_context(locked(path))
-        reserved = open(path, "r+b")  # noqa: SIM115 - `_fill` closes it
-        os.ftruncate(reserved.fileno(), shard.num_bytes)
-        return reserved
+                part.unlink()
 
-    def _fill(self, part: BinaryIO, shard: Shard) -> None:
+    def _fill(self, part: Path, shard: Shard) -> None:
         """Downloads a shard into its part, and renames the part; removes it after an error."""
         is_complete = False
         try:
-            with part:
-                part.writelines(self.store.stream(shard))
+            with open(part, "r+b") as file:
+                file.writelines(self.store.stream(shard))
             is_complete = True
         finally:
             with locked(self._lock):
-                os.replace(part.name, self._path(shard)) if is_complete else os.unlink(part.name)
+                os.replace(part, self._path(shard)) if is_complete else os.unlink(part)
 
     def _make_room(self, num_bytes: int, keep: Collection[Path]) -> bool:
         """Removes the least recently used files that are not in `keep`, none if that is not enough."""
@@ -172,10 +162,7 @@ class ReadAhead:
         self._cache, self._shards, self._windows, self._sampler = cache, shards, windows, sampler
         self._coming: list[Shard] = []  # shared with the threads
         self._downloads: dict[Shard, Future[float]] = {}  # the time from which a shard may be downloaded again
-
-    @cached_property
-    def _pool(self) -> DaemonPool:
-        return DaemonPool(_THREADS)
+        self._pool = DaemonPool(_THREADS)
 
     def __iter__(self) -> Iterator[list[Key]]:
         for number, keys in enumerate(self._sampler):

@@ -69,10 +69,7 @@ def read_records(
     The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
     or begins with a dot, or begins and ends with two underscores.
 
-    Args:
-        chunks: the bytes of the shard, in pieces of any size.
-        origin: its path or URL.
-        num_bytes: its size.
+    chunks, origin: as of `Archive`. num_bytes: the size of the shard.
 
     Raises:
         DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from datasets.decoding.decode import open_with_pillow
 from datasets.loading.workers import default_num_workers
-from datasets.shards.archive import DamagedShard
+from datasets.shards.archive import DamagedShard, chunks_of
 from datasets.shards.index import Index, Shard, join, to_index
 from datasets.shards.records import read_records
 from datasets.sources.arrays.strings import PackedStrings, StringPacker
@@ -39,7 +38,6 @@ _EXTENSIONS = {
 }  # fmt: skip
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
-_CHUNK_BYTES = 1 << 22
 PROGRESS, _LOCK = "_progress.jsonl", ".lock"
 _REPAIR = "remove this file and start again with the same arguments"
 
@@ -55,7 +53,7 @@ class Sample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `_hash_rows`."""
+    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `hash_rows`."""
 
     name: str
     num_bytes: int
@@ -118,7 +116,7 @@ def write_shard(
             following_sample = next(following, None)
         file.write(bytes(_closed_size(size) - size))
     fsync_path(path.parent)
-    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, _hash_rows(rows)), following_sample
+    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), following_sample
 
 
 def _member(name: str, content: bytes) -> bytes:
@@ -134,11 +132,11 @@ def _closed_size(size: int) -> int:
     return -(-(size + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-def _hash_rows(rows: Iterable[tuple[str, int, int]]) -> str:
-    """SHA-256 of the samples of a shard: the image's member name, the label, the CRC-32 of the image."""
-    sha256 = hashlib.sha256()
-    for name, label, crc in rows:
-        sha256.update(f"{name}\0{label}\0{crc}\n".encode("utf-8", "surrogateescape"))
+def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
+    """SHA-256 of rows of values. Those of a shard: the image's member name, the label, the CRC-32 of the image."""
+    sha256 = hashlib.sha256(header.encode())
+    for row in rows:
+        sha256.update("\0".join(map(str, row)).encode("utf-8", "surrogateescape") + b"\n")
     return sha256.hexdigest()
 
 
@@ -153,11 +151,10 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     def index_of(shard: WrittenShard) -> Index:
         path = folder / shard.name
         try:
-            with open_regular_file(path) as file:
-                records, _ = read_records(iter(partial(file.read, _CHUNK_BYTES), b""), str(path), shard.num_bytes)
+            records, _ = read_records(chunks_of(open_regular_file(path)), str(path), shard.num_bytes)
         except DamagedShard as error:
             raise UserError(f"{error}; {_REPAIR}") from error
-        if _hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
+        if hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
             raise UserError(f"{path}: read back, it is not as it was written; {_REPAIR}")
         return to_index(Shard(shard.name, shard.num_bytes), records, str(path))
 

@@ -182,8 +182,8 @@ def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
 def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
     monkeypatch.setattr(build, "_MAX_THREADS", 1)
     monkeypatch.setattr(build, "_SAVE_SECONDS", 0.0)
-    stored = []
-    monkeypatch.setattr(build, "write_index", lambda path, index: stored.append(len(index.shards)))
+    stored, encode = [], build.encode_index
+    monkeypatch.setattr(build, "encode_index", lambda index: stored.append(len(index.shards)) or encode(index))
     opened(store, cache)
     assert stored == [1, 2, 3, 4, 4]
 
