@@ -89,11 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_data(argv: list[str]) -> Data:
-    """The DATA options of flags of main_single_gpu.py.
-
-    Raises:
-        UserError: a flag or an option is wrong, or images have several labels.
-    """
+    """The DATA options of flags; raises UserError if one of them is wrong, or if images have several labels."""
     data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     if data.multi_label:
         raise UserError("DATA.MULTI_LABEL: shards have one label per image; train from the CSV files")
@@ -103,8 +99,7 @@ def parse_data(argv: list[str]) -> Data:
 def _read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
     """The completed options, and the splits 'train', 'val' and, if the data set has one, 'test'.
 
-    Raises:
-        UserError: as `read_samples`; or the images are not encoded.
+    Raises UserError: as `read_samples`; or the images are not encoded.
     """
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
@@ -157,12 +152,7 @@ def encode_ppm(image: torch.Tensor, size: int) -> bytes:
 def write_split(
     folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
 ) -> list[WrittenShard]:
-    """Writes the shards of a split that follow the finished ones; returns all.
-
-    Raises:
-        UserError: no image can be used.
-        OSError: a shard cannot be written.
-    """
+    """Writes the shards of a split that follow the finished ones; returns all. Raises UserError without any image."""
     shards, position = list[WrittenShard](), 0
 
     def path() -> Path:

@@ -38,9 +38,8 @@ def open_index(
     now. Several processes of a host build an index once. `label_key`: see `find_label`.
     assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
 
-    Raises:
-        UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
-            cannot be stored.
+    Raises UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
+    cannot be stored.
     """
     stored, path = _StoredRows(shards, label_key, assume), cached_index(store, cache_dir)
     stored.add_file(path)

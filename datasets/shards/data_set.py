@@ -31,8 +31,7 @@ START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then 
 class TarShards(Source):
     """A data set of tar shards, found and indexed (see `open_index`) once for all splits; `notes` are for the log.
 
-    Raises:
-        UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
+    Raises UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
     reads_archive = True
@@ -40,7 +39,7 @@ class TarShards(Source):
     def __init__(self, data: Data, splitter: Splitter | None = None, assume: bool = True) -> None:
         super().__init__(data, splitter)
         store, self.found = _find(data)
-        folder, shards = cache_folder(data.cache_dir), store.head(self.found.names)
+        folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume)
         has_cache = data.cache_gb > 0 and not store.is_local
         cache = ShardCache(folder, round(data.cache_gb * 1e9), store) if has_cache else None
@@ -55,8 +54,7 @@ class TarShards(Source):
 
         Without shards of val, a part of each class is held out, see `Splitter`.
 
-        Raises:
-            UserError: there are no shards of the split, or they have no image.
+        Raises UserError: there are no shards of the split, or they have no image.
         """
         rows, findings, notes = self._rows(split)
         if not len(rows) and not findings:
@@ -125,11 +123,6 @@ class FoundShards:
     class_names: list[str] | None = None
     label_key: str = ""
 
-    @property
-    def names(self) -> list[str]:
-        """The names of all shards, each once."""
-        return list(chain.from_iterable(self.splits.values()))
-
 
 def _find(data: Data) -> tuple[ShardStore, FoundShards]:
     root, names = parse_location(data.data_path)
@@ -140,13 +133,11 @@ def _find(data: Data) -> tuple[ShardStore, FoundShards]:
 def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
     """Finds the shards by their `names`, by `_info.json`, or by listing the folder.
 
-    Raises:
-        UserError: no shard is found, or it is not clear to which split one belongs.
+    Raises UserError: no shard is found, or it is not clear to which split one belongs.
     """
     if names:
         return _split_by_name(names, store)
-    info = store.read_small(INFO_FILE, _MAX_INFO_BYTES)
-    if info is not None:
+    if (info := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:
         return _read_info(info, store.url(INFO_FILE))
     if not store.files.can_list:
         raise UserError(

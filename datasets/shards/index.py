@@ -130,8 +130,7 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
 def join(indexes: Sequence[Index], label_key: str = "") -> Index:
     """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
-    Raises:
-        UserError: some labels are numbers and others are names.
+    Raises UserError: some labels are numbers and others are names.
     """
     labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
     example = {index.class_names is None: index.shards[0].name for index in labelled}
@@ -184,8 +183,7 @@ def index_digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
 def read_index(data: bytes, origin: str) -> Index:
     """The index in the content of a file; `origin` is its path or URL.
 
-    Raises:
-        UserError: it is damaged, of another version, or contradicts itself. The checksum does not prevent forgery.
+    Raises UserError: it is damaged, of another version, or contradicts itself. The checksum does not prevent forgery.
     """
     with suppress(Exception):  # the library raises almost any type for a damaged file
         arrays = load(data)

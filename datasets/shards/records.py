@@ -71,8 +71,7 @@ def read_records(
 
     chunks, origin: as of `Archive`. num_bytes: the size of the shard.
 
-    Raises:
-        DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
+    Raises DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
     """
     archive, records, remarks, keys = Archive(chunks, origin), [], Remarks(), set()
     for key, group in groupby(_files(archive), attrgetter("key")):
@@ -129,8 +128,7 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
         files: the contents of .cls and .json, of each at least the first `MAX_LABEL_BYTES` + 1 bytes.
         key: the path of the sample's files without their extension.
 
-    Raises:
-        ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
+    Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
     value: Any = _parse_json(files["json"]) if "json" in files and (label_key or "cls" not in files) else None
     if label_key:

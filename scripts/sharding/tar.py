@@ -31,11 +31,8 @@ from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.locks import locked
 
-# Pillow's format -> extension of a member. MPO: a JPEG with further pictures behind it.
-_EXTENSIONS = {
-    "JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif", "PPM": "ppm",
-    "AVIF": "avif", "HEIF": "heic",
-}  # fmt: skip
+# Pillow's format -> extension of a member, where it is another word. MPO: a JPEG with further pictures behind it.
+_EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "HEIF": "heic"}
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
 PROGRESS, _LOCK = "_progress.jsonl", ".lock"
@@ -91,7 +88,7 @@ def _key_of(path: str) -> str:
 def image_extension(data: bytes) -> str:
     """The extension of the real format of an image that can be decoded."""
     with open_with_pillow(data, str) as image:
-        return "pgm" if data.startswith(b"P5") else _EXTENSIONS[image.format]
+        return "pgm" if data.startswith(b"P5") else _EXTENSIONS.get(str(image.format), str(image.format).lower())
 
 
 def write_shard(
