@@ -39,9 +39,8 @@ def main(argv: list[str]) -> int:
     try:
         atomic_write(output, encode_index(shards.index))
     except OSError as error:
-        raise error_from(
-            error, f"{output}: cannot be written ({error.strerror}); give another file with -output"
-        ) from error
+        problem = f"{output}: cannot be written ({error.strerror})"
+        raise error_from(error, f"{problem}; give another file with -output") from error
     for note in shards.notes:
         print(note)
     _report(output, shards.index, shards.found.splits)

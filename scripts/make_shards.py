@@ -11,13 +11,13 @@ smaller images keep their size. docs/data.md describes the files.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +65,12 @@ def main(argv: list[str]) -> int:
             shards = {
                 name: write_split(output, split, max_bytes, progress, bad_images) for name, split in planned.items()
             }
-            atomic_write(output / INDEX_NAME, encode_index(tar.read_back(output, list(chain(*shards.values())))))
+            index = tar.read_back(output, list(itertools.chain(*shards.values())))
+            atomic_write(output / INDEX_NAME, encode_index(index))
             atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
     except OSError as error:
-        raise error_from(
-            error,
-            f"{output}: cannot be written ({error.strerror}); finished shards are kept: free space and start again "
-            "with the same arguments",
-        ) from error
+        fix = "finished shards are kept: free space and start again with the same arguments"
+        raise error_from(error, f"{output}: cannot be written ({error.strerror}); {fix}") from error
     _report(output, splits, shards)
     return 0
 
@@ -153,23 +151,21 @@ def write_split(
     folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
 ) -> list[WrittenShard]:
     """Writes the shards of a split that follow the finished ones; returns all. Raises UserError without any image."""
-    shards, position = list[WrittenShard](), 0
-
-    def path() -> Path:
-        return folder / f"{split.name}-{len(shards):06d}.tar"
-
-    while (shard := progress.finished.get(path().name)) and shard.start == position and path().exists():
+    shards: list[WrittenShard] = []
+    paths = (folder / f"{split.name}-{number:06d}.tar" for number in itertools.count())
+    position, path = 0, next(paths)
+    while (shard := progress.finished.get(path.name)) and shard.start == position and path.exists():
         if shard.num_samples < shard.end - position and split.data.on_bad_image == "error":
             break  # it lacks images
         shards.append(shard)
-        position = shard.end
+        position, path = shard.end, next(paths)
     samples = _read_usable(split, position, bad_images)
     sample = next(samples, None)
     while sample:
-        shard, sample = tar.write_shard(path(), position, sample, samples, max_bytes)
+        shard, sample = tar.write_shard(path, position, sample, samples, max_bytes)
         progress.add(shard._asdict())
         shards.append(shard)
-        position = shard.end
+        position, path = shard.end, next(paths)
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
@@ -185,9 +181,9 @@ def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> I
     bar = tqdm(total=count, desc=split.name, initial=start, unit="image", leave=False, disable=None)
     with bar, ThreadPoolExecutor(threads) as pool:
         reads = (pool.submit(split.read, position) for position in range(start, count))
-        pending = deque(islice(reads, 4 * threads))
+        pending = deque(itertools.islice(reads, 4 * threads))
         while pending:
-            pending.extend(islice(reads, 1))
+            pending.extend(itertools.islice(reads, 1))
             try:
                 yield pending.popleft().result()
             except BadImage as error:
@@ -199,16 +195,11 @@ def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> I
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:
     """timm's description of a data set of shards, and the class names if the data have names."""
-    splits = {
-        name: {
-            "name": name,
-            "filenames": [shard.name for shard in of_split],
-            "shard_lengths": [shard.num_samples for shard in of_split],
-            "num_samples": sum(shard.num_samples for shard in of_split),
-            "alt_label": "",
-        }
-        for name, of_split in shards.items()
-    }
+    splits = {}
+    for name, of_split in shards.items():
+        lengths = [shard.num_samples for shard in of_split]
+        lists = {"filenames": [shard.name for shard in of_split], "shard_lengths": lengths}
+        splits[name] = {"name": name, **lists, "num_samples": sum(lengths), "alt_label": ""}
     class_names = [escape_control_characters(name) for name in train.class_names]
     return {"splits": splits} | ({"class_names": class_names} if train.has_class_names else {})
 

@@ -133,18 +133,15 @@ class _StoredRows:
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     """Reads the missing shards. Stores their rows about once a minute, at the end, and after an error."""
     shards, remarks, findings, saved = stored.missing(), Remarks(), [], time.monotonic()
-    num_bytes = sum(shard.num_bytes for shard in shards)
+    num_bytes, key = sum(shard.num_bytes for shard in shards), stored.label_key
     bar = tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None)
 
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     try:
         with bar, contextlib.closing(DaemonPool(threads)) as pool:
-            results = {
-                pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, stored.label_key): s
-                for s in shards
-            }
-            for result in as_completed(results):
-                shard = results.pop(result)
+            reads = {pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, key): s for s in shards}
+            for result in as_completed(reads):
+                shard = reads.pop(result)
                 bar.update(shard.num_bytes)
                 try:
                     records, found = result.result()

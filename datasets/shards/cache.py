@@ -7,6 +7,7 @@ power cut has damaged.
 
 import hashlib
 import logging
+import math
 import os
 import shutil
 import time
@@ -83,7 +84,9 @@ class ShardCache:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with ExitStack() as part_lock:
                 with locked(self._lock):
-                    self._remove_abandoned_parts()
+                    for other in self.folder.glob(f"*{_PART}"):
+                        with suppress(Unavailable), locked(other, 0.0):
+                            other.unlink()  # its downloader was killed
                     if part.exists():
                         return False
                     if path.exists() or not self._make_room(shard.num_bytes, {self._path(other) for other in keep}):
@@ -99,12 +102,6 @@ class ShardCache:
     def _path(self, shard: Shard) -> Path:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
         return self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
-
-    def _remove_abandoned_parts(self) -> None:
-        """Removes the parts whose downloader was killed."""
-        for part in self.folder.glob(f"*{_PART}"):
-            with suppress(Unavailable), locked(part, 0.0):
-                part.unlink()
 
     def _fill(self, part: Path, shard: Shard) -> None:
         """Downloads a shard into its part, and renames the part; removes it after an error."""
@@ -126,16 +123,13 @@ class ShardCache:
         excess = sum(state.st_size for state in files.values()) + num_bytes - max_bytes
         unused = {path: state for path, state in files.items() if path.suffix == _COMPLETE and path not in keep}
         if excess > sum(state.st_size for state in unused.values()):
-            self._warn(
-                f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); some samples are read from "
-                "their source; raise DATA.CACHE_GB, or free space"
-            )
+            effect = "some samples are read from their source; raise DATA.CACHE_GB, or free space"
+            self._warn(f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); {effect}")
             return False
-        for path, state in sorted(unused.items(), key=lambda item: item[1].st_mtime):
-            if excess <= 0:
-                break
-            path.unlink(missing_ok=True)
-            excess -= state.st_size
+        for path in sorted(unused, key=lambda path: unused[path].st_mtime):
+            if excess > 0:
+                path.unlink(missing_ok=True)
+                excess -= unused[path].st_size
         return True
 
     def _warn(self, problem: str) -> None:
@@ -190,8 +184,7 @@ class ReadAhead:
 
 
 def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float:
-    try:
-        is_cached = cache.download(shard, list(keep))
-    except UserError:
-        is_cached = False
-    return float("inf") if is_cached else time.monotonic() + _RETRY_SECONDS
+    with suppress(UserError):
+        if cache.download(shard, list(keep)):
+            return math.inf
+    return time.monotonic() + _RETRY_SECONDS

@@ -8,6 +8,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,9 @@ COLUMNS = {
     "names_ends": "<i8",
 }  # fmt: skip
 _OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
+_ENDS = ("ends", "names_ends")
 _FORMAT = "AmpViT shards 1"
+_ONE_KIND = "use numbers or names for all samples"
 LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
 
 
@@ -113,7 +116,7 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     labels = {record.label for record in records if record.label is not None}
     class_names = sorted(label for label in labels if isinstance(label, str)) or None
     if class_names and len(class_names) < len(labels):
-        raise UserError(f"{origin}: has numbers and names as labels; use numbers or names for all samples")
+        raise UserError(f"{origin}: has numbers and names as labels; {_ONE_KIND}")
     number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
     columns = {
         "ends": [len(records)],
@@ -135,20 +138,15 @@ def join(indexes: Sequence[Index], label_key: str = "") -> Index:
     labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
     example = {index.class_names is None: index.shards[0].name for index in labelled}
     if len(example) > 1:
-        raise UserError(
-            f"{example[True]}: has numbers as labels, but {example[False]} names; use numbers or names for all samples"
-        )
+        raise UserError(f"{example[True]}: has numbers as labels, but {example[False]} names; {_ONE_KIND}")
     columns = {name: [index.arrays[name] for index in indexes] for name in COLUMNS}
     class_names = None
     if False in example:
         class_names, columns["targets"] = _number_classes(indexes)
-    arrays = {}
-    for name, parts in columns.items():
-        is_ends = name in ("ends", "names_ends")
-        if is_ends:
-            parts = [np.diff(part, prepend=0) for part in parts]
-        joined = np.concatenate([np.empty(0, COLUMNS[name]), *parts])
-        arrays[name] = np.cumsum(joined) if is_ends else joined
+    for name in _ENDS:
+        columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
+    arrays = {name: np.concatenate([np.empty(0, COLUMNS[name]), *parts]) for name, parts in columns.items()}
+    arrays |= {name: np.cumsum(arrays[name]) for name in _ENDS}
     return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key)
 
 
@@ -203,12 +201,11 @@ def read_index(data: bytes, origin: str) -> Index:
 
 
 def _has_valid_names(index: Index) -> bool:
-    names, class_names = [shard.name for shard in index.shards], index.class_names or []
+    types, class_names = {tuple(map(type, shard[:3])) for shard in index.shards}, index.class_names or []
     return (
-        all(type(name) is str for name in names)
-        and len(set(names)) == len(names)
-        and all(type(shard.num_bytes) is int and 0 <= shard.num_bytes < 2**62 for shard in index.shards)
-        and all(shard.version is None or type(shard.version) is str for shard in index.shards)
+        types <= {(str, int, str), (str, int, NoneType)}
+        and len({shard.name for shard in index.shards}) == len(index.shards)
+        and all(0 <= shard.num_bytes < 2**62 for shard in index.shards)
         and all(map(is_class_name, class_names))
         and class_names == sorted(set(class_names))
         and type(index.label_key) is str

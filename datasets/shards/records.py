@@ -81,10 +81,8 @@ def read_records(
                 raise archive.error(f"member {shorten(file.member.name)} occurs twice", "leave one out, or rename it")
             files[file.extension] = file
         if key in keys:
-            raise archive.error(
-                f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice",
-                "sort the files (tar --sort=name), or rename some",
-            )
+            problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
+            raise archive.error(problem, "sort the files (tar --sort=name), or rename some")
         keys.add(key)
         images = [files[extension] for extension in _EXTENSIONS if extension in files]
         if not images:
@@ -124,9 +122,8 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     - A number or a text in .json: alone, or as the value of label, cls, target, class, class_id or class_name.
     - The name of the folder of the image in the archive.
 
-    Args:
-        files: the contents of .cls and .json, of each at least the first `MAX_LABEL_BYTES` + 1 bytes.
-        key: the path of the sample's files without their extension.
+    files: the contents of .cls and .json, of each at least the first `MAX_LABEL_BYTES` + 1 bytes. key: the path of the
+    sample's files without their extension.
 
     Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """

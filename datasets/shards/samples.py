@@ -61,11 +61,7 @@ class ShardReader:
         if self._file(shard):
             return [partial(self.read, shard, part) for part in ranges]
         request = self._requests.submit(self._request, shard, ranges)
-
-        def result(position: int) -> bytes:
-            return request.result()[position]
-
-        return [partial(result, position) for position in range(len(ranges))]
+        return [partial(lambda position: request.result()[position], position) for position in range(len(ranges))]
 
     def read(self, shard: Shard, part: Range) -> bytes:
         """Reads a range; raises OSError or UserError."""
@@ -155,9 +151,7 @@ class TarSamples(EncodedImages):
     def read_bytes(self, index: int) -> bytes:
         """Reads an encoded image.
 
-        Raises:
-            BadImage: the image differs from the index, although its shard does not.
-            UserError: the shard cannot be read, or differs from the index.
+        Raises UserError: the shard cannot be read, or differs from the index; BadImage if only the image differs.
         """
         return self._checked(index, partial(self.reader.read, self._shard_of(index), self._range(index)))
 

@@ -99,9 +99,12 @@ class RemoteFiles:
         return list(map(bytes, parts))
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        result = self.store.get(name, options={"range": {"offset": start}} if start else None)
+        try:
+            result, skipped = self.store.get(name, options={"range": {"offset": start}} if start else None), 0
+        except NotSupportedError:  # the server sends whole files only
+            result, skipped = self.store.get(name), start
         found = Shard(name, result.meta["size"], result.meta["e_tag"])
-        return found, map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES))
+        return found, _without_start(map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES)), skipped)
 
 
 class ShardStore:
@@ -143,9 +146,7 @@ class ShardStore:
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Reads the bytes of each range (start, length) of a remote file at the same time.
 
-        Raises:
-            StoreError: the file is shorter, or cannot be read.
-            RangesNotSupported: the server sends whole files only.
+        Raises StoreError; `RangesNotSupported` if the server sends whole files only.
         """
         assert isinstance(self.files, RemoteFiles)
         wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
@@ -177,7 +178,7 @@ class ShardStore:
             nonlocal shard, chunks
             source, chunks = chunks, None  # after an error, the file is opened again
             if source is None:
-                found, source = self._open_at(shard.name, position)
+                found, source = self.files.open_stream(shard.name, position)
                 if not found.is_same_as(shard):
                     raise self._changed(shard.name)
                 shard = shard._replace(version=shard.version or found.version)
@@ -190,13 +191,6 @@ class ShardStore:
                 raise self._changed(shard.name)
             position += len(chunk)
             yield chunk
-
-    def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes]]:
-        try:
-            return self.files.open_stream(name, position)
-        except NotSupportedError:  # the server sends whole files only
-            found, chunks = self.files.open_stream(name, 0)
-            return found, _without_start(chunks, position)
 
     def check_unchanged(self, shard: Shard) -> None:
         """Raises StoreError if the file is no longer `shard`. Call it where a checksum does not match."""

@@ -92,17 +92,16 @@ def image_extension(data: bytes) -> str:
 
 
 def write_shard(
-    path: Path, start: int, sample: Sample, following: Iterator[Sample], max_bytes: int
+    path: Path, start: int, sample: Sample | None, following: Iterator[Sample], max_bytes: int
 ) -> tuple[WrittenShard, Sample | None]:
     """Writes `sample` and as many following ones as fit; returns also the first one that does not fit.
 
     The shard is larger than `max_bytes` only if it has one sample. Raises OSError if it cannot be written; then there
     is no file.
     """
-    rows, size, end, following_sample = [], 0, 0, sample
+    rows, size, end = [], 0, 0
     with open_atomically(path, "wb") as file:
-        while following_sample is not None:
-            sample = following_sample
+        while sample:
             name = f"{sample.key}.{sample.extension}"
             members = _member(name, sample.data) + _member(f"{sample.key}.cls", str(sample.label).encode())
             if rows and _closed_size(size + len(members)) > max_bytes:
@@ -110,10 +109,10 @@ def write_shard(
             file.write(members)
             size, end = size + len(members), sample.position + 1
             rows.append((name, sample.label, zlib.crc32(sample.data)))
-            following_sample = next(following, None)
+            sample = next(following, None)
         file.write(bytes(_closed_size(size) - size))
     fsync_path(path.parent)
-    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), following_sample
+    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), sample
 
 
 def _member(name: str, content: bytes) -> bytes:
@@ -140,9 +139,7 @@ def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
 def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     """The index of the shards in `folder`, which it reads as training does. Without versions, it is valid for copies.
 
-    Raises:
-        UserError: a shard is damaged, or its keys, its labels or the CRC-32 of its images differ from the written ones.
-        OSError: a shard cannot be read.
+    Raises OSError, and UserError: a shard is damaged, or its keys, labels or CRC-32 differ from the written ones.
     """
 
     def index_of(shard: WrittenShard) -> Index:
@@ -177,9 +174,7 @@ class Progress(NamedTuple):
 def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
     """Creates `folder` or continues it, and locks it until the block ends. `plan`: all that the shards depend on.
 
-    Raises:
-        UserError: the folder has other files, or shards of another plan; or another process writes to it.
-        OSError: it cannot be written.
+    Raises OSError, and UserError: the folder has other files or shards of another plan, or another process uses it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in folder.iterdir() if not path.match(".*"))
