@@ -52,7 +52,7 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
 
     def build(self, name: str, values: dict[str, Any] | None) -> Any:
         """Builds a plugin's part: an instance of its class, or its function with `options` bound."""
-        part, options = self[name][0], self._read(name, values)
+        part, options = self[name][0], self._options(name, values)
         return part(options) if isinstance(part, type) else partial(part, options=options)
 
     def check_name(self, name: str) -> str:
@@ -64,26 +64,24 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
     def check_kwargs(self, kwargs: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
         """Checks the options KWARGS of the part NAME; unchanged if the part is not in this table."""
         name = str(info.data.get("name"))
-        return self._check(name, kwargs) if name in self else kwargs
+        return self._options(name, kwargs).model_dump(mode="json") or None if name in self else kwargs
 
     def check_named(self, named: dict[str, Any] | None) -> dict[str, Any] | None:
         """Checks the options of parts by name."""
-        return named and {self.check_name(name): self._check(name, named[name], f"{name}.") for name in named}
+        given = named or {}
+        options = {name: self._options(self.check_name(name), given[name], f"{name}.") for name in given}
+        return named and {name: one.model_dump(mode="json") or None for name, one in options.items()}
 
-    def _check(self, name: str, values: Any, prefix: str = "") -> dict[str, Any] | None:
-        """Returns the options with their defaults; None for none. Raises ValueError, which begins with the key."""
+    def _options(self, name: str, values: Any, prefix: str = "") -> Options:
+        """Returns all options; lists may be tuples, as in JSON. Raises ValueError, which begins with the key."""
         try:
-            return self._read(name, values).model_dump(mode="json") or None
+            return self[name][1].model_validate_json(json.dumps({} if values is None else values))
         except ValidationError as invalid:
             error = invalid.errors(include_url=False)[0]
             key, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
             if error["type"] == "extra_forbidden":
                 message = f"no option of {name}{did_you_mean(key, self[name][1].model_fields)}"
             raise ValueError(f"{prefix}{key or name}: {message}") from None
-
-    def _read(self, name: str, values: Any) -> Options:
-        """As JSON, whose lists may be tuples."""
-        return self[name][1].model_validate_json(json.dumps({} if values is None else values))
 
 
 LOSSES = Parts("loss", "LOSS.KWARGS", "cross_entropy", "bce")

@@ -16,8 +16,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
-from datasets.shards.index import INDEX_NAME, Index, write_index
+from datasets.shards.index import INDEX_NAME, Index, encode_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
+from utils.atomic_file import atomic_write
 from utils.errors import UserError, error_from
 from utils.processes.entry import run_and_report_errors
 from utils.system import require
@@ -36,14 +37,13 @@ def main(argv: list[str]) -> int:
         raise UserError(f"{root}: is not a folder of this host; give a file with -output, and copy it there")
     shards = TarShards(config.data, assume=False)
     try:
-        write_index(output, shards.index)
+        atomic_write(output, encode_index(shards.index))
     except OSError as error:
-        raise error_from(
-            error, f"{output}: cannot be written ({error.strerror}); give another file with -output"
-        ) from error
+        problem = f"{output}: cannot be written ({error.strerror})"
+        raise error_from(error, f"{problem}; give another file with -output") from error
     for note in shards.notes:
         print(note)
-    _report(output, shards.index, shards.found.splits or {"all": shards.found.unsplit})
+    _report(output, shards.index, shards.found.splits)
     return 0
 
 

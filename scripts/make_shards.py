@@ -11,14 +11,13 @@ smaller images keep their size. docs/data.md describes the files.
 """
 
 import argparse
-import hashlib
+import itertools
 import json
 import sys
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,13 @@ from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import open_image
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
-from datasets.shards.index import INDEX_NAME, INFO_FILE, write_index
+from datasets.shards.index import INDEX_NAME, INFO_FILE, encode_index
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from datasets.transforms.crops import resize
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
-from scripts.sharding.tar import (
-    Progress,
-    Sample,
-    WrittenShard,
-    image_extension,
-    open_progress,
-    read_back,
-    unique_keys,
-    write_shard,
-)
+from scripts.sharding import tar
+from scripts.sharding.tar import Progress, Sample, WrittenShard
 from utils.atomic_file import atomic_write
 from utils.cpu_cores import own_share
 from utils.distributed import single_process
@@ -69,19 +60,17 @@ def main(argv: list[str]) -> int:
         plan["pixels"] = [flags.size, data.image_channels, data.grey_range and list(data.grey_range)]
     output, max_bytes = flags.output, int(flags.shard_mb * 1e6)
     try:
-        with open_progress(output, plan) as progress:
+        with tar.open_progress(output, plan) as progress:
             bad_images = BadImageList(0, output)
             shards = {
                 name: write_split(output, split, max_bytes, progress, bad_images) for name, split in planned.items()
             }
-            write_index(output / INDEX_NAME, read_back(output, list(chain(*shards.values()))))
+            index = tar.read_back(output, list(itertools.chain(*shards.values())))
+            atomic_write(output / INDEX_NAME, encode_index(index))
             atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
     except OSError as error:
-        raise error_from(
-            error,
-            f"{output}: cannot be written ({error.strerror}); finished shards are kept: free space and start again "
-            "with the same arguments",
-        ) from error
+        fix = "finished shards are kept: free space and start again with the same arguments"
+        raise error_from(error, f"{output}: cannot be written ({error.strerror}); {fix}") from error
     _report(output, splits, shards)
     return 0
 
@@ -98,11 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_data(argv: list[str]) -> Data:
-    """The DATA options of flags of main_single_gpu.py.
-
-    Raises:
-        UserError: a flag or an option is wrong, or images have several labels.
-    """
+    """The DATA options of flags; raises UserError if one of them is wrong, or if images have several labels."""
     data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
     if data.multi_label:
         raise UserError("DATA.MULTI_LABEL: shards have one label per image; train from the CSV files")
@@ -112,14 +97,11 @@ def parse_data(argv: list[str]) -> Data:
 def _read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
     """The completed options, and the splits 'train', 'val' and, if the data set has one, 'test'.
 
-    Raises:
-        UserError: as `read_samples`; or the images are not encoded.
+    Raises UserError: as `read_samples`; or the images are not encoded.
     """
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
-    names = ["train", "val"]
-    if has_test_split(data, without_gpu)[0]:
-        names.append("test")
+    names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
     splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names)
     if not isinstance(splits[0], EncodedImages):
         raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
@@ -136,36 +118,31 @@ class PlannedSplit:
 
     def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:
         self.name, self.samples, self.data, self.size = name, samples, data, size
-        self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
+        self.keys = tar.unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
         self.order = np.arange(len(samples))
         if name == "train":
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
 
     def plan(self) -> dict[str, Any]:
         """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
-        sha256 = hashlib.sha256(json.dumps(self.samples.class_names).encode())
-        for index in self.order.tolist():
-            row = f"{self.keys[index]}\0{self.samples.targets[index]}\n"
-            sha256.update(row.encode("utf-8", "surrogateescape"))
-        return {"num_samples": len(self.order), "sha256": sha256.hexdigest()}
+        rows = ((self.keys[index], self.samples.targets[index]) for index in self.order.tolist())
+        return {"num_samples": len(self.order), "sha256": tar.hash_rows(rows, json.dumps(self.samples.class_names))}
 
     def read(self, position: int) -> Sample:
         index = int(self.order[position])
         encoded, name = self.samples.read_bytes(index), partial(self.samples.name, index)
         pixels = open_image(encoded, self.data.image_channels, name, self.samples.grey_range).pixels
         if self.size:
-            encoded = encode_ppm(resize_shorter_side(pixels, self.size))
-        return Sample(position, self.keys[index], image_extension(encoded), int(self.samples.targets[index]), encoded)
+            encoded = encode_ppm(pixels, self.size)
+        return Sample(
+            position, self.keys[index], tar.image_extension(encoded), int(self.samples.targets[index]), encoded
+        )
 
 
-def resize_shorter_side(image: torch.Tensor, size: int) -> torch.Tensor:
-    """torch.uint8 (C, H, W) with its shorter side resized to `size`; an image with a shorter one is unchanged."""
-    short = min(image.shape[1:])
-    return resize(image, *(side * size // short for side in image.shape[1:])) if short > size else image
-
-
-def encode_ppm(image: torch.Tensor) -> bytes:
-    """torch.uint8 (3, H, W) as PPM, (1, H, W) as PGM."""
+def encode_ppm(image: torch.Tensor, size: int) -> bytes:
+    """torch.uint8 (3, H, W) as PPM, (1, H, W) as PGM; a shorter side of more than `size` pixels is resized to it."""
+    if (short := min(image.shape[1:])) > size:
+        image = resize(image, *(side * size // short for side in image.shape[1:]))
     channels, height, width = image.shape
     return b"P%d\n%d %d\n255\n" % (6 if channels == 3 else 5, width, height) + image.permute(1, 2, 0).numpy().tobytes()
 
@@ -173,26 +150,22 @@ def encode_ppm(image: torch.Tensor) -> bytes:
 def write_split(
     folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
 ) -> list[WrittenShard]:
-    """Writes the shards of a split that follow the finished ones; returns all.
-
-    Raises:
-        UserError: no image can be used.
-        OSError: a shard cannot be written.
-    """
+    """Writes the shards of a split that follow the finished ones; returns all. Raises UserError without any image."""
     shards: list[WrittenShard] = []
-    position, path = 0, folder / f"{split.name}-000000.tar"
+    paths = (folder / f"{split.name}-{number:06d}.tar" for number in itertools.count())
+    position, path = 0, next(paths)
     while (shard := progress.finished.get(path.name)) and shard.start == position and path.exists():
         if shard.num_samples < shard.end - position and split.data.on_bad_image == "error":
             break  # it lacks images
         shards.append(shard)
-        position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
+        position, path = shard.end, next(paths)
     samples = _read_usable(split, position, bad_images)
     sample = next(samples, None)
     while sample:
-        shard, sample = write_shard(path, position, sample, samples, max_bytes)
+        shard, sample = tar.write_shard(path, position, sample, samples, max_bytes)
         progress.add(shard._asdict())
         shards.append(shard)
-        position, path = shard.end, folder / f"{split.name}-{len(shards):06d}.tar"
+        position, path = shard.end, next(paths)
     if not shards:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return shards
@@ -206,11 +179,11 @@ def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> I
     data, count = split.data, len(split.order)
     threads = default_num_workers(own_share(), on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
     bar = tqdm(total=count, desc=split.name, initial=start, unit="image", leave=False, disable=None)
-    positions, pending = iter(range(start, count)), deque[Future[Sample]]()
     with bar, ThreadPoolExecutor(threads) as pool:
-        pending.extend(pool.submit(split.read, position) for position in islice(positions, 4 * threads))
+        reads = (pool.submit(split.read, position) for position in range(start, count))
+        pending = deque(itertools.islice(reads, 4 * threads))
         while pending:
-            pending.extend(pool.submit(split.read, position) for position in islice(positions, 1))
+            pending.extend(itertools.islice(reads, 1))
             try:
                 yield pending.popleft().result()
             except BadImage as error:
@@ -222,16 +195,11 @@ def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> I
 
 def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:
     """timm's description of a data set of shards, and the class names if the data have names."""
-    splits = {
-        name: {
-            "name": name,
-            "filenames": [shard.name for shard in of_split],
-            "shard_lengths": [shard.num_samples for shard in of_split],
-            "num_samples": sum(shard.num_samples for shard in of_split),
-            "alt_label": "",
-        }
-        for name, of_split in shards.items()
-    }
+    splits = {}
+    for name, of_split in shards.items():
+        lengths = [shard.num_samples for shard in of_split]
+        lists = {"filenames": [shard.name for shard in of_split], "shard_lengths": lengths}
+        splits[name] = {"name": name, **lists, "num_samples": sum(lengths), "alt_label": ""}
     class_names = [escape_control_characters(name) for name in train.class_names]
     return {"splits": splits} | ({"class_names": class_names} if train.has_class_names else {})
 

@@ -9,13 +9,15 @@ import io
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import BinaryIO, NamedTuple
 
 from configs.reading.yaml_io import shorten
 from datasets.sources.samples import MAX_FILE_BYTES
 from utils.errors import UserError
 
 _BLOCK_BYTES = tarfile.BLOCKSIZE
+_CHUNK_BYTES = 1 << 22
 _MAX_EXTENSION_BYTES = 1 << 16
 _EXTENSIONS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
@@ -34,16 +36,21 @@ class Member(NamedTuple):
     size: int
 
 
+def chunks_of(file: BinaryIO) -> Iterator[bytes]:
+    """The rest of the bytes of a file, which is then closed."""
+    with file:
+        yield from iter(partial(file.read, _CHUNK_BYTES), b"")
+
+
 class Archive:
     """Iterates over the regular files of an archive, in its order. Directories are left out.
 
     `read` and `crc32` process the content of the current member. `position` is the number of bytes read so far; after
     the last member it is the size of the archive.
 
-    Raises:
-        DamagedShard: while iterating: the archive is damaged or cut short, lacks its end mark, or has data after it; a
-            member is a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute
-            name or one with `..`.
+    Raises DamagedShard while iterating: the archive is damaged or cut short, lacks its end mark, or has data after it;
+    a member is a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute name or
+    one with `..`.
     """
 
     def __init__(self, chunks: Iterable[bytes], origin: str) -> None:
@@ -86,12 +93,10 @@ class Archive:
     def _parts(self, size: int) -> Iterator[memoryview]:
         """The next `size` bytes, or fewer at the end of the archive, without a copy."""
         while size > 0:
-            if not self._rest:
-                chunk = next(self._chunks, None)
-                if chunk is None:
+            while not self._rest:
+                if (chunk := next(self._chunks, None)) is None:
                     return
                 self._rest = memoryview(chunk)
-                continue
             part, self._rest = self._rest[:size], self._rest[size:]
             self.position += len(part)
             size -= len(part)
@@ -111,9 +116,8 @@ class Archive:
             if not header or header.type not in (*_EXTENSIONS, tarfile.XGLTYPE):
                 break
             if not 0 <= header.size <= _MAX_EXTENSION_BYTES - len(blocks):
-                raise self.error(
-                    f"has extension headers at byte {start:,} with more than {_MAX_EXTENSION_BYTES:,} bytes"
-                )
+                size = f"more than {_MAX_EXTENSION_BYTES:,} bytes"
+                raise self.error(f"has extension headers at byte {start:,} with {size}")
             content = self._read(header.size + -header.size % _BLOCK_BYTES)
             blocks = blocks[:-_BLOCK_BYTES] if header.type == tarfile.XGLTYPE else blocks + content
         if header and (len(blocks) == _BLOCK_BYTES or header.type == tarfile.GNUTYPE_SPARSE):
@@ -163,8 +167,6 @@ class Archive:
     def _check_end(self) -> None:
         """Reads the padding after the end mark."""
         start = self.position
-        for part in self._parts(1 << 62):
-            if part.tobytes().strip(b"\0"):
-                raise self.error(
-                    f"has data after its end at byte {start:,}", "join archives with tar -A, not with cat; or " + _FIX
-                )
+        if any(part.tobytes().strip(b"\0") for part in self._parts(1 << 62)):
+            fix = f"join archives with tar -A, not with cat; or {_FIX}"
+            raise self.error(f"has data after its end at byte {start:,}", fix)

@@ -12,9 +12,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from datasets.shards.archive import DamagedShard
-from datasets.shards.index import INDEX_NAME, Index, Shard, join, read_index, to_index, write_index
+from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Remarks, read_records
 from datasets.shards.store import ShardStore
+from utils.atomic_file import atomic_write
 from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -37,9 +38,8 @@ def open_index(
     now. Several processes of a host build an index once. `label_key`: see `find_label`.
     assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
 
-    Raises:
-        UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
-            cannot be stored.
+    Raises UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
+    cannot be stored.
     """
     stored, path = _StoredRows(shards, label_key, assume), cached_index(store, cache_dir)
     stored.add_file(path)
@@ -116,14 +116,16 @@ class _StoredRows:
         return join([self.indexes[name] for name in self._wanted if name in self.indexes], self.label_key)
 
     def save(self, path: Path) -> None:
-        """Writes all rows; raises UserError if the labels of the wanted shards are of two kinds."""
-        index = self.join()
-        with contextlib.suppress(UserError):  # other shards may have labels of another kind
-            others = [self.indexes[name] for name in self.indexes if name not in self._wanted]
+        """Writes all rows with labels of one kind, numbers or names: none if the wanted shards have both."""
+        index, others = None, [self.indexes[name] for name in self.indexes if name not in self._wanted]
+        with contextlib.suppress(UserError):
+            index = self.join()
             index = join([index, *others], self.label_key)
+        if index is None:
+            return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_index(path, index)
+            atomic_write(path, encode_index(index))
         except OSError as error:
             self.notes.append(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds it again")
 
@@ -131,18 +133,15 @@ class _StoredRows:
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     """Reads the missing shards. Stores their rows about once a minute, at the end, and after an error."""
     shards, remarks, findings, saved = stored.missing(), Remarks(), [], time.monotonic()
-    num_bytes = sum(shard.num_bytes for shard in shards)
+    num_bytes, key = sum(shard.num_bytes for shard in shards), stored.label_key
     bar = tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None)
 
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     try:
         with bar, contextlib.closing(DaemonPool(threads)) as pool:
-            results = {
-                pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, stored.label_key): s
-                for s in shards
-            }
-            for result in as_completed(results):
-                shard = results.pop(result)
+            reads = {pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, key): s for s in shards}
+            for result in as_completed(reads):
+                shard = reads.pop(result)
                 bar.update(shard.num_bytes)
                 try:
                     records, found = result.result()
@@ -154,11 +153,8 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     stored.save(path)
                     saved = time.monotonic()
-    except BaseException:
-        with contextlib.suppress(UserError):
-            stored.save(path)
-        raise
-    stored.save(path)
+    finally:
+        stored.save(path)
     if findings:
         raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
     stored.notes += [f"{store.root}: {note}" for note in remarks.notes()]

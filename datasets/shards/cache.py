@@ -7,13 +7,13 @@ power cut has damaged.
 
 import hashlib
 import logging
+import math
 import os
 import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,27 +69,31 @@ class ShardCache:
         It removes the least recently used shards, but none of `keep`. Returns False if there is no room, the disk
         fails, or another process still downloads the shard after `wait_seconds`.
 
-        Raises:
-            StoreError: the shard cannot be read from its source.
+        Raises StoreError: the shard cannot be read from its source.
         """
         wait_for(lambda: self._try_download(shard, keep), wait_seconds)
         return self._path(shard).exists()
 
     def _try_download(self, shard: Shard, keep: Collection[Shard]) -> bool:
-        """Raises BlockingIOError if another process downloads the shard; else returns True, even after an error."""
+        """Returns False if another process downloads the shard; else True, even after an error."""
         if time.monotonic() < self._resume_at:
             return True
+        path = self._path(shard)
+        part = path.with_suffix(_PART)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with ExitStack() as part_lock:
                 with locked(self._lock):
-                    if self._path(shard).exists():
+                    for other in self.folder.glob(f"*{_PART}"):
+                        with suppress(Unavailable), locked(other, 0.0):
+                            other.unlink()  # its downloader was killed
+                    if part.exists():
+                        return False
+                    if path.exists() or not self._make_room(shard.num_bytes, {self._path(other) for other in keep}):
                         return True
-                    part = self._reserve(shard, {self._path(other) for other in keep}, part_lock)
-                if part:
-                    self._fill(part, shard)
-        except BlockingIOError:
-            raise
+                    part_lock.enter_context(locked(part))
+                    os.truncate(part, shard.num_bytes)  # others count it
+                self._fill(part, shard)
         except OSError as error:
             self._resume_at = time.monotonic() + _PAUSE_SECONDS
             self._warn(f"{error.strerror}; samples are read from their source")
@@ -99,34 +103,16 @@ class ShardCache:
         key = "\n".join([self.store.url(shard.name), str(shard.num_bytes), shard.version or ""])
         return self.folder / (hashlib.sha256(key.encode()).hexdigest()[:32] + _COMPLETE)
 
-    def _reserve(self, shard: Shard, keep: Collection[Path], part_lock: ExitStack) -> BinaryIO | None:
-        """Creates and locks a part as large as the shard, so that others count it; returns None if there is no room.
-
-        Raises BlockingIOError if another process downloads the shard.
-        """
-        path = self._path(shard).with_suffix(_PART)
-        for part in self.folder.glob(f"*{_PART}"):
-            with suppress(Unavailable), locked(part, 0.0):
-                part.unlink()  # its downloader was killed
-        if path.exists():
-            raise BlockingIOError
-        if not self._make_room(shard.num_bytes, keep):
-            return None
-        part_lock.enter_context(locked(path))
-        reserved = open(path, "r+b")  # noqa: SIM115 - `_fill` closes it
-        os.ftruncate(reserved.fileno(), shard.num_bytes)
-        return reserved
-
-    def _fill(self, part: BinaryIO, shard: Shard) -> None:
+    def _fill(self, part: Path, shard: Shard) -> None:
         """Downloads a shard into its part, and renames the part; removes it after an error."""
         is_complete = False
         try:
-            with part:
-                part.writelines(self.store.stream(shard))
+            with open(part, "r+b") as file:
+                file.writelines(self.store.stream(shard))
             is_complete = True
         finally:
             with locked(self._lock):
-                os.replace(part.name, self._path(shard)) if is_complete else os.unlink(part.name)
+                os.replace(part, self._path(shard)) if is_complete else os.unlink(part)
 
     def _make_room(self, num_bytes: int, keep: Collection[Path]) -> bool:
         """Removes the least recently used files that are not in `keep`, none if that is not enough."""
@@ -137,16 +123,13 @@ class ShardCache:
         excess = sum(state.st_size for state in files.values()) + num_bytes - max_bytes
         unused = {path: state for path, state in files.items() if path.suffix == _COMPLETE and path not in keep}
         if excess > sum(state.st_size for state in unused.values()):
-            self._warn(
-                f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); some samples are read from "
-                "their source; raise DATA.CACHE_GB, or free space"
-            )
+            effect = "some samples are read from their source; raise DATA.CACHE_GB, or free space"
+            self._warn(f"no room for more shards ({max(0, max_bytes) / 1e9:.1f} GB); {effect}")
             return False
-        for path, state in sorted(unused.items(), key=lambda item: item[1].st_mtime):
-            if excess <= 0:
-                break
-            path.unlink(missing_ok=True)
-            excess -= state.st_size
+        for path in sorted(unused, key=lambda path: unused[path].st_mtime):
+            if excess > 0:
+                path.unlink(missing_ok=True)
+                excess -= unused[path].st_size
         return True
 
     def _warn(self, problem: str) -> None:
@@ -172,10 +155,7 @@ class ReadAhead:
         self._cache, self._shards, self._windows, self._sampler = cache, shards, windows, sampler
         self._coming: list[Shard] = []  # shared with the threads
         self._downloads: dict[Shard, Future[float]] = {}  # the time from which a shard may be downloaded again
-
-    @cached_property
-    def _pool(self) -> DaemonPool:
-        return DaemonPool(_THREADS)
+        self._pool = DaemonPool(_THREADS)
 
     def __iter__(self) -> Iterator[list[Key]]:
         for number, keys in enumerate(self._sampler):
@@ -204,8 +184,7 @@ class ReadAhead:
 
 
 def _download(cache: ShardCache, shard: Shard, keep: Collection[Shard]) -> float:
-    try:
-        is_cached = cache.download(shard, list(keep))
-    except UserError:
-        is_cached = False
-    return float("inf") if is_cached else time.monotonic() + _RETRY_SECONDS
+    with suppress(UserError):
+        if cache.download(shard, list(keep)):
+            return math.inf
+    return time.monotonic() + _RETRY_SECONDS

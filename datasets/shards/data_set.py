@@ -1,7 +1,8 @@
 """The data set `tar`: WebDataset-style tar shards in a folder, on a web server, in S3 or GCS."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -30,8 +31,7 @@ START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then 
 class TarShards(Source):
     """A data set of tar shards, found and indexed (see `open_index`) once for all splits; `notes` are for the log.
 
-    Raises:
-        UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
+    Raises UserError: DATA_PATH is not a folder or URL of shards, or a shard cannot be read or is damaged.
     """
 
     reads_archive = True
@@ -39,7 +39,7 @@ class TarShards(Source):
     def __init__(self, data: Data, splitter: Splitter | None = None, assume: bool = True) -> None:
         super().__init__(data, splitter)
         store, self.found = _find(data)
-        folder, shards = cache_folder(data.cache_dir), store.head(self.found.names)
+        folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume)
         has_cache = data.cache_gb > 0 and not store.is_local
         cache = ShardCache(folder, round(data.cache_gb * 1e9), store) if has_cache else None
@@ -54,15 +54,14 @@ class TarShards(Source):
 
         Without shards of val, a part of each class is held out, see `Splitter`.
 
-        Raises:
-            UserError: there are no shards of the split, or they have no image.
+        Raises UserError: there are no shards of the split, or they have no image.
         """
         rows, findings, notes = self._rows(split)
         if not len(rows) and not findings:
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; add some")
         index = self.index.select(rows)
         class_names = self._names or list(map(str, range(self.index.arrays["targets"].max(initial=-1) + 1)))
-        samples = TarSamples(self._reader, index.shards, index.arrays, class_names, self.data.shuffle_shards)
+        samples = TarSamples(self._reader, index, class_names, self.data.shuffle_shards)
         samples.has_class_names = bool(self._names)
         samples.notes += self.notes + notes
         samples.findings += findings
@@ -74,15 +73,15 @@ class TarShards(Source):
 
     def _rows(self, split: str) -> tuple[np.ndarray, list[str], list[str]]:
         """Returns the sorted rows of the index that belong to a split, error messages, and notes."""
-        splits, unsplit, has_val = self.found.splits, self.found.unsplit, "val" in self.found.splits
-        if split == "all":
-            split = "val" if splits else "all"
-        is_part = split != "test" and not has_val
-        wanted = splits.get("train" if is_part else split, [] if split == "test" else unsplit)
-        if not wanted:
-            known = f"there are shards of {', '.join(splits)}" if splits else "no name contains a split"
+        splits = self.found.splits
+        if split == "all" and "all" not in splits:
+            split = "val"
+        is_part = split != "test" and "val" not in splits
+        whole = "all" if "all" in splits else "train"
+        if (wanted := whole if is_part else split) not in splits:
+            known = f"there are shards of {', '.join(splits)}" if "all" not in splits else "no name contains a split"
             raise UserError(f"{self.data.data_path}: has no shard of the split {split}; {known}")
-        rows = self.index.rows_of(set(wanted))
+        rows = self.index.rows_of(set(splits[wanted]))
         if not is_part:
             return rows, [], []
         part, findings, notes = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split)
@@ -96,7 +95,7 @@ class TarShards(Source):
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
-        return bool(_find(data)[1].splits)
+        return "all" not in _find(data)[1].splits
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
@@ -115,20 +114,14 @@ def _describe_source(data: Data, index: Index, store: ShardStore, cache_dir: Pat
 
 @dataclass
 class FoundShards:
-    """The names of the shards of each split ('train', 'val', 'test'), or of `unsplit` ones; sorted, at least one.
+    """The sorted names of the shards of each split: 'train', 'val', 'test', or only 'all'.
 
     class_names: the name of each label, or None. label_key: the key of the label in a sample's JSON file, or ''.
     """
 
-    splits: dict[str, list[str]] = field(default_factory=dict)
-    unsplit: list[str] = field(default_factory=list)
+    splits: dict[str, list[str]]
     class_names: list[str] | None = None
     label_key: str = ""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all shards, each once."""
-        return [*chain.from_iterable(self.splits.values()), *self.unsplit]
 
 
 def _find(data: Data) -> tuple[ShardStore, FoundShards]:
@@ -140,13 +133,11 @@ def _find(data: Data) -> tuple[ShardStore, FoundShards]:
 def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
     """Finds the shards by their `names`, by `_info.json`, or by listing the folder.
 
-    Raises:
-        UserError: no shard is found, or it is not clear to which split one belongs.
+    Raises UserError: no shard is found, or it is not clear to which split one belongs.
     """
     if names:
         return _split_by_name(names, store)
-    info = store.read_small(INFO_FILE, _MAX_INFO_BYTES)
-    if info is not None:
+    if (info := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:
         return _read_info(info, store.url(INFO_FILE))
     if not store.files.can_list:
         raise UserError(
@@ -173,16 +164,16 @@ def _list_shards(store: ShardStore) -> list[str]:
 
 
 def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
-    found = FoundShards()
+    splits = defaultdict[str, list[str]](list)
     for name in sorted(names):
-        split = split_of(name)
-        (found.splits.setdefault(split, []) if split else found.unsplit).append(name)
-    if found.splits and found.unsplit:
+        splits[split_of(name) or "all"].append(name)
+    if "all" in splits and len(splits) > 1:
+        other = next(names for split, names in splits.items() if split != "all")[0]
         raise UserError(
-            f"{store.url(found.unsplit[0])}: has no 'train', 'val' or 'test' in its name, but "
-            f"{next(iter(found.splits.values()))[0]} has; rename it, or move it out of the data set"
+            f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has; rename it, "
+            "or move it out of the data set"
         )
-    return found
+    return FoundShards(dict(splits))
 
 
 def _check_name(name: str) -> str:

@@ -6,8 +6,9 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import NoneType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,6 @@ from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays, to_nfc
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
-from utils.atomic_file import atomic_write
 from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"
@@ -27,7 +27,9 @@ COLUMNS = {
     "names_ends": "<i8",
 }  # fmt: skip
 _OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
+_ENDS = ("ends", "names_ends")
 _FORMAT = "AmpViT shards 1"
+_ONE_KIND = "use numbers or names for all samples"
 LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
 
 
@@ -50,15 +52,13 @@ class Shard(NamedTuple):
 
         A local version and an ETag cannot be compared: shards may be uploaded with their index.
         """
-        if (self.name, self.num_bytes) != (other.name, other.num_bytes):
-            return False
-        return self.version == other.version or not self.is_comparable_with(other)
+        is_other_version = self.version != other.version and self.is_comparable_with(other)
+        return self[:2] == other[:2] and not is_other_version
 
     def is_comparable_with(self, other: "Shard") -> bool:
         """Tells whether both know a version, and of the same kind."""
-        if self.version is None or other.version is None:
-            return False
-        return self.version.startswith(LOCAL_VERSION) == other.version.startswith(LOCAL_VERSION)
+        versions = [version for version in (self.version, other.version) if version is not None]
+        return [version.startswith(LOCAL_VERSION) for version in versions] in ([True, True], [False, False])
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,7 @@ class Index:
         own_names = to_arrays(PackedStrings(names.encoded[first:last], names.ends[start:end] - first), "names")
         columns = {name: self.arrays[name][start:end] for name in _OF_IMAGES}
         arrays = columns | own_names | {"ends": np.array([end - start])}
-        return Index(
-            shards=[self.shards[position]], class_names=self.class_names, arrays=arrays, label_key=self.label_key
-        )
+        return replace(self, shards=[self.shards[position]], arrays=arrays)
 
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
@@ -110,12 +108,7 @@ class Index:
         columns = {name: self.arrays[name][rows] for name in _OF_IMAGES}
         names = to_arrays(strings_in(self.arrays, "names").select(rows), "names")
         arrays = columns | names | {"ends": np.cumsum(counts)}
-        return Index(
-            shards=[self.shards[shard] for shard in used],
-            class_names=self.class_names,
-            arrays=arrays,
-            label_key=self.label_key,
-        )
+        return replace(self, shards=[self.shards[shard] for shard in used], arrays=arrays)
 
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
@@ -123,7 +116,7 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     labels = {record.label for record in records if record.label is not None}
     class_names = sorted(label for label in labels if isinstance(label, str)) or None
     if class_names and len(class_names) < len(labels):
-        raise UserError(f"{origin}: has numbers and names as labels; use numbers or names for all samples")
+        raise UserError(f"{origin}: has numbers and names as labels; {_ONE_KIND}")
     number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
     columns = {
         "ends": [len(records)],
@@ -140,32 +133,21 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
 def join(indexes: Sequence[Index], label_key: str = "") -> Index:
     """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
-    Raises:
-        UserError: some labels are numbers and others are names.
+    Raises UserError: some labels are numbers and others are names.
     """
     labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
     example = {index.class_names is None: index.shards[0].name for index in labelled}
     if len(example) > 1:
-        raise UserError(
-            f"{example[True]}: has numbers as labels, but {example[False]} names; use numbers or names for all samples"
-        )
+        raise UserError(f"{example[True]}: has numbers as labels, but {example[False]} names; {_ONE_KIND}")
     columns = {name: [index.arrays[name] for index in indexes] for name in COLUMNS}
     class_names = None
     if False in example:
         class_names, columns["targets"] = _number_classes(indexes)
-    arrays = {}
-    for name, parts in columns.items():
-        is_ends = name in ("ends", "names_ends")
-        if is_ends:
-            parts = [np.diff(part, prepend=0) for part in parts]
-        joined = np.concatenate([np.empty(0, COLUMNS[name]), *parts])
-        arrays[name] = np.cumsum(joined) if is_ends else joined
-    return Index(
-        shards=[shard for index in indexes for shard in index.shards],
-        class_names=class_names,
-        arrays=arrays,
-        label_key=label_key,
-    )
+    for name in _ENDS:
+        columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
+    arrays = {name: np.concatenate([np.empty(0, COLUMNS[name]), *parts]) for name, parts in columns.items()}
+    arrays |= {name: np.cumsum(arrays[name]) for name in _ENDS}
+    return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key)
 
 
 def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
@@ -178,11 +160,6 @@ def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarra
     number = {name: label for label, name in enumerate(class_names)}
     labels = {key: np.array([*(number.get(name, -1) for name in names), -1]) for key, names in lists.items()}
     return class_names, [labels[id(index.class_names)][index.arrays["targets"]] for index in indexes]
-
-
-def write_index(path: Path, index: Index) -> None:
-    """Writes the index atomically; raises OSError."""
-    atomic_write(path, encode_index(index))
 
 
 def encode_index(index: Index) -> bytes:
@@ -204,40 +181,31 @@ def index_digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
 def read_index(data: bytes, origin: str) -> Index:
     """The index in the content of a file; `origin` is its path or URL.
 
-    Raises:
-        UserError: it is damaged, of another version, or contradicts itself. The checksum does not prevent forgery.
+    Raises UserError: it is damaged, of another version, or contradicts itself. The checksum does not prevent forgery.
     """
-    try:
+    with suppress(Exception):  # the library raises almost any type for a damaged file
         arrays = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
         rows, class_names, label_key = json.loads(text := metadata["index"])
-        index = Index(
-            shards=[Shard(*row) for row in rows],
-            class_names=class_names,
-            arrays={name: arrays[name] for name in COLUMNS},
-            label_key=label_key,
-        )
-        is_valid = (
+        shards = [Shard(*row) for row in rows]
+        index = Index(shards, class_names, {name: arrays[name] for name in COLUMNS}, label_key)
+        if (
             metadata["format"] == _FORMAT
             and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in COLUMNS.items())
             and metadata["sha256"] == index_digest(text, arrays)
             and _has_valid_names(index)
             and _has_valid_rows(index)
-        )
-    except Exception:  # the library raises almost any type for a damaged file
-        is_valid = False
-    if not is_valid:
-        raise UserError(f"{origin}: is damaged, or not an index of this version; remove it, and it is built again")
-    return index
+        ):
+            return index
+    raise UserError(f"{origin}: is damaged, or not an index of this version; remove it, and it is built again")
 
 
 def _has_valid_names(index: Index) -> bool:
-    names, class_names = [shard.name for shard in index.shards], index.class_names or []
+    types, class_names = {tuple(map(type, shard[:3])) for shard in index.shards}, index.class_names or []
     return (
-        all(type(name) is str for name in names)
-        and len(set(names)) == len(names)
-        and all(type(shard.num_bytes) is int and 0 <= shard.num_bytes < 2**62 for shard in index.shards)
-        and all(shard.version is None or type(shard.version) is str for shard in index.shards)
+        types <= {(str, int, str), (str, int, NoneType)}
+        and len({shard.name for shard in index.shards}) == len(index.shards)
+        and all(0 <= shard.num_bytes < 2**62 for shard in index.shards)
         and all(map(is_class_name, class_names))
         and class_names == sorted(set(class_names))
         and type(index.label_key) is str

@@ -29,8 +29,7 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     Returns the root, a local folder or a URL (http, https, s3, gs) without '/' at its end, and the names of the shards
     relative to it; None: all that are found there.
 
-    Raises:
-        UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
+    Raises UserError: the scheme is not supported, the URL contains credentials or a query, or the pattern is not valid.
     """
     if data_path.startswith("pipe:"):
         raise UserError("DATA.DATA_PATH: 'pipe:' is a shell command, and is not run; use a folder or a URL")

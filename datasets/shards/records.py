@@ -69,13 +69,9 @@ def read_records(
     The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
     or begins with a dot, or begins and ends with two underscores.
 
-    Args:
-        chunks: the bytes of the shard, in pieces of any size.
-        origin: its path or URL.
-        num_bytes: its size.
+    chunks, origin: as of `Archive`. num_bytes: the size of the shard.
 
-    Raises:
-        DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
+    Raises DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
     """
     archive, records, remarks, keys = Archive(chunks, origin), [], Remarks(), set()
     for key, group in groupby(_files(archive), attrgetter("key")):
@@ -85,10 +81,8 @@ def read_records(
                 raise archive.error(f"member {shorten(file.member.name)} occurs twice", "leave one out, or rename it")
             files[file.extension] = file
         if key in keys:
-            raise archive.error(
-                f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice",
-                "sort the files (tar --sort=name), or rename some",
-            )
+            problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
+            raise archive.error(problem, "sort the files (tar --sort=name), or rename some")
         keys.add(key)
         images = [files[extension] for extension in _EXTENSIONS if extension in files]
         if not images:
@@ -128,12 +122,10 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     - A number or a text in .json: alone, or as the value of label, cls, target, class, class_id or class_name.
     - The name of the folder of the image in the archive.
 
-    Args:
-        files: the contents of .cls and .json, of each at least the first `MAX_LABEL_BYTES` + 1 bytes.
-        key: the path of the sample's files without their extension.
+    files: the contents of .cls and .json, of each at least the first `MAX_LABEL_BYTES` + 1 bytes. key: the path of the
+    sample's files without their extension.
 
-    Raises:
-        ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
+    Raises ValueError: the label is no number from 0 with at most `LABEL_DIGITS` digits, and no name of a class.
     """
     value: Any = _parse_json(files["json"]) if "json" in files and (label_key or "cls" not in files) else None
     if label_key:

@@ -5,7 +5,7 @@ import math
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any, BinaryIO
 
@@ -15,7 +15,7 @@ from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.shards.cache import ReadAhead, ShardCache
-from datasets.shards.index import INDEX_NAME, Shard
+from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import ShardStore
 from datasets.shards.store_errors import RangesNotSupported, changed
 from datasets.sources.arrays.mapped_arrays import share_arrays
@@ -61,11 +61,7 @@ class ShardReader:
         if self._file(shard):
             return [partial(self.read, shard, part) for part in ranges]
         request = self._requests.submit(self._request, shard, ranges)
-
-        def result(position: int) -> bytes:
-            return request.result()[position]
-
-        return [partial(result, position) for position in range(len(ranges))]
+        return [partial(lambda position: request.result()[position], position) for position in range(len(ranges))]
 
     def read(self, shard: Shard, part: Range) -> bytes:
         """Reads a range; raises OSError or UserError."""
@@ -77,10 +73,9 @@ class ShardReader:
         try:
             return self.store.read_many(shard.name, ranges)
         except RangesNotSupported:
-            is_cached = self.cache and self.cache.download(shard, wait_seconds=math.inf)
-            if not (is_cached and (file := self._file(shard))):
-                raise
-            return [os.pread(file.fileno(), length, start) for start, length in ranges]
+            if self.cache and self.cache.download(shard, wait_seconds=math.inf) and (file := self._file(shard)):
+                return [os.pread(file.fileno(), length, start) for start, length in ranges]
+            raise
 
     def drop(self, shard: Shard) -> None:
         """Removes the copy of a remote shard on this machine."""
@@ -107,30 +102,22 @@ def _open_local(store: ShardStore, shard: Shard) -> BinaryIO:
 class TarSamples(EncodedImages):
     """Images in the tar shards of a store: a local folder, a web server, S3 or GCS.
 
-    arrays: of the samples of one split, in the order of `shards`, as in `Index`.
+    index: of the samples of one split.
     shuffled_shards: DATA.SHUFFLE_SHARDS.
     """
 
-    def __init__(
-        self,
-        reader: ShardReader,
-        shards: list[Shard],
-        arrays: Mapping[str, np.ndarray],
-        class_names: list[str],
-        shuffled_shards: int,
-    ) -> None:
+    def __init__(self, reader: ShardReader, index: Index, class_names: list[str], shuffled_shards: int) -> None:
         super().__init__(class_names)
-        self.reader, self.shards = reader, shards
-        self._labels = self._arrays = share_arrays(arrays)
-        self.windows: ShardWindows = ShardWindows(arrays["ends"], shuffled_shards)
+        self.reader, self.shards = reader, index.shards
+        self._labels = self._arrays = share_arrays(index.arrays)
+        self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
 
     def for_loader(
         self, sampler: TrainSampler | EvalSampler, timeout_seconds: float
     ) -> tuple["TarSamples", Iterable[list[Key]]]:
-        samples, reader = copy.copy(self), self.reader
-        store = ShardStore(reader.store.root, timeout_seconds)
-        cache = reader.cache and ShardCache(reader.cache.folder.parent, reader.cache.max_bytes, store)
-        samples.reader = ShardReader(store, cache, reader.shards_in_use)
+        samples = copy.copy(self)
+        samples.reader = copy.deepcopy(self.reader)  # as in another process: with connections of its own
+        samples.reader.store.timeout_seconds, cache = timeout_seconds, samples.reader.cache
         return samples, ReadAhead(cache, self.shards, self.windows, sampler) if cache else sampler
 
     def _shard_of(self, index: int) -> Shard:
@@ -164,9 +151,7 @@ class TarSamples(EncodedImages):
     def read_bytes(self, index: int) -> bytes:
         """Reads an encoded image.
 
-        Raises:
-            BadImage: the image differs from the index, although its shard does not.
-            UserError: the shard cannot be read, or differs from the index.
+        Raises UserError: the shard cannot be read, or differs from the index; BadImage if only the image differs.
         """
         return self._checked(index, partial(self.reader.read, self._shard_of(index), self._range(index)))
 

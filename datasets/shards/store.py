@@ -7,11 +7,12 @@ from contextlib import closing
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import GCSStore, HTTPStore, S3Store
 
+from datasets.shards.archive import chunks_of
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.location import is_local
 from datasets.shards.store_errors import STORE_ERRORS, RangesNotSupported, StoreError, changed, describe
@@ -22,14 +23,14 @@ from utils.waits import tell_wait
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-_LOCAL_CHUNK_BYTES, _REMOTE_CHUNK_BYTES = 1 << 22, 1 << 18
+_CHUNK_BYTES = 1 << 18
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
 
 
 class LocalFiles:
-    """Files below the folder `root`. All methods raise OSError."""
+    """Files below the folder `root`, with the methods of `RemoteFiles` that a folder needs; they raise OSError."""
 
     attempt_seconds = 0.0
     can_list = True  # the names of files
@@ -38,7 +39,6 @@ class LocalFiles:
         self.root = Path(root)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        """Lists the files and the folders in a folder below the root ('': the root itself)."""
         with os.scandir(self.root / folder) as entries:
             found = [(f"{folder}/{entry.name}" if folder else entry.name, entry) for entry in entries]
             return [name for name, entry in found if entry.is_file()], [name for name, entry in found if entry.is_dir()]
@@ -50,16 +50,11 @@ class LocalFiles:
         """Returns the whole file as it is now, and its bytes from `start` on."""
         file = open_regular_file(self.root / name)
         file.seek(start)
-        return _local_shard(name, os.fstat(file.fileno())), _chunks(file)
+        return _local_shard(name, os.fstat(file.fileno())), chunks_of(file)
 
 
 def _local_shard(name: str, state: os.stat_result) -> Shard:
     return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        yield from iter(partial(file.read, _LOCAL_CHUNK_BYTES), b"")
 
 
 class RemoteFiles:
@@ -90,7 +85,6 @@ class RemoteFiles:
         self.can_list = scheme in ("s3", "gs")
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        """Lists the objects and the folders in a folder below the root ('': the root itself)."""
         found = self.store.list_with_delimiter(folder or None)
         return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
 
@@ -105,10 +99,12 @@ class RemoteFiles:
         return list(map(bytes, parts))
 
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        """Returns the whole object as it is now, and its bytes from `start` on."""
-        result = self.store.get(name, options={"range": {"offset": start}} if start else None)
+        try:
+            result, skipped = self.store.get(name, options={"range": {"offset": start}} if start else None), 0
+        except NotSupportedError:  # the server sends whole files only
+            result, skipped = self.store.get(name), start
         found = Shard(name, result.meta["size"], result.meta["e_tag"])
-        return found, map(bytes, result.stream(min_chunk_size=_REMOTE_CHUNK_BYTES))
+        return found, _without_start(map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES)), skipped)
 
 
 class ShardStore:
@@ -150,9 +146,7 @@ class ShardStore:
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Reads the bytes of each range (start, length) of a remote file at the same time.
 
-        Raises:
-            StoreError: the file is shorter, or cannot be read.
-            RangesNotSupported: the server sends whole files only.
+        Raises StoreError; `RangesNotSupported` if the server sends whole files only.
         """
         assert isinstance(self.files, RemoteFiles)
         wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
@@ -184,7 +178,7 @@ class ShardStore:
             nonlocal shard, chunks
             source, chunks = chunks, None  # after an error, the file is opened again
             if source is None:
-                found, source = self._open_at(shard.name, position)
+                found, source = self.files.open_stream(shard.name, position)
                 if not found.is_same_as(shard):
                     raise self._changed(shard.name)
                 shard = shard._replace(version=shard.version or found.version)
@@ -197,13 +191,6 @@ class ShardStore:
                 raise self._changed(shard.name)
             position += len(chunk)
             yield chunk
-
-    def _open_at(self, name: str, position: int) -> tuple[Shard, Iterator[bytes]]:
-        try:
-            return self.files.open_stream(name, position)
-        except NotSupportedError:  # the server sends whole files only
-            found, chunks = self.files.open_stream(name, 0)
-            return found, _without_start(chunks, position)
 
     def check_unchanged(self, shard: Shard) -> None:
         """Raises StoreError if the file is no longer `shard`. Call it where a checksum does not match."""
@@ -223,12 +210,11 @@ class ShardStore:
                 return call()
             except STORE_ERRORS as error:
                 problem, waited = describe(error, self.root), time.monotonic() - started
-                if isinstance(error, NotSupportedError):
-                    raise RangesNotSupported(f"{url}: {problem.text}; {problem.fix}") from None
                 until_last_call = self.timeout_seconds - self.files.attempt_seconds
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
-                    raise StoreError(f"{url}: {problem.text}{tried}; {problem.fix}") from None
+                    kind = RangesNotSupported if isinstance(error, NotSupportedError) else StoreError
+                    raise kind(f"{url}: {problem.text}{tried}; {problem.fix}") from None
             tell_wait(f"the run waits for {url}: {problem.text}", waited)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)

@@ -8,19 +8,13 @@ import re
 import shlex
 from typing import NamedTuple
 
-from obstore.exceptions import (
-    BaseError,
-    NotSupportedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore import exceptions
 
 from datasets.shards.location import is_local
 from utils.errors import Unavailable
 
 # ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
-STORE_ERRORS = (BaseError, OSError, ValueError)
+STORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
 _PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
@@ -79,10 +73,12 @@ def describe(error: Exception, root: str) -> Problem:
         return Problem(f"cannot be read ({error.strerror or type(error).__name__})", "check the disk, then resume")
     problems: dict[type[Exception], Problem] = {
         FileNotFoundError: Problem("does not exist", _CHECK),
-        UnauthenticatedError: Problem("the server asks for credentials (status 401)", credentials),
-        PermissionDeniedError: Problem("access is refused (status 403)", f"check the URL, or {credentials}"),
-        NotSupportedError: Problem("the server sends whole files only", "set DATA.CACHE_GB, which downloads them"),
-        PreconditionError: changed(root),
+        exceptions.UnauthenticatedError: Problem("the server asks for credentials (status 401)", credentials),
+        exceptions.PermissionDeniedError: Problem("access is refused (status 403)", f"check the URL, or {credentials}"),
+        exceptions.NotSupportedError: Problem(
+            "the server sends whole files only", "set DATA.CACHE_GB, which downloads them"
+        ),
+        exceptions.PreconditionError: changed(root),
         ValueError: Problem("is not a valid name or URL", _CHECK),
     }
     known = (problem for kind, problem in problems.items() if isinstance(error, kind))

@@ -13,7 +13,6 @@ from engine.report.contents import RunContents
 from engine.report.formats import number, percent
 from engine.report.scales import Axis, Point, axis_of, downsample, tick_label
 from engine.run.curves import CURVES, Curves
-from engine.run.result import Rows
 from utils.metric_table import METRICS
 
 WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone
@@ -62,9 +61,8 @@ class Chart:
             return ""
         unit = self.unit if self.unit.startswith("%") else f" {self.unit}".rstrip()
         values = {one.name: f"{number(one.points[0][1])}{unit}" for one in self.series}
-        if len(set(values.values())) == 1:
-            return next(iter(values.values()))
-        return ", ".join(f"{name}: {value}" for name, value in values.items())
+        distinct = set(values.values())
+        return distinct.pop() if len(distinct) == 1 else ", ".join(f"{name}: {text}" for name, text in values.items())
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
@@ -107,12 +105,8 @@ class Chart:
 def curves_of_run(run: RunContents) -> list[Chart]:
     charts = []
     for table in CURVES:
-        rows = _rows(run, table)
-        series = [
-            Series(name, table.points(rows, column), index)
-            for index, (column, name) in enumerate(table.columns.items())
-            if column != "val_top5" or run.shows(METRICS["top5"])
-        ]
+        columns = enumerate(table.columns.items())
+        series = [Series(name, _points(run, table, column), index) for index, (column, name) in columns]
         charts += _chart(table, table.title, series, run.best if f"val_{run.metric.name}" in table.columns else None)
     return charts
 
@@ -121,27 +115,24 @@ def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
     """A curve of each run in each chart, in the colour of its position."""
     charts = []
     for table in CURVES:
-        curves = (table.points(_rows(run, table), table.compared) for run in runs)
-        series = [Series(run.name, curve, index) for index, (run, curve) in enumerate(zip(runs, curves, strict=True))]
+        series = [Series(run.name, _points(run, table, table.compared), index) for index, run in enumerate(runs)]
         title = f"Validation {table.title[0].lower()}{table.title[1:]}"
         charts += _chart(table, title if table.compared.startswith("val_") else table.title, series)
     return charts
 
 
-def _rows(run: RunContents, table: Curves) -> Rows:
-    if table.multi_label not in (None, run.is_multi_label):
+def _points(run: RunContents, table: Curves, column: str) -> list[Point]:
+    """The points of a curve; none if the chart or the metric is not for this run."""
+    is_other = table.multi_label not in (None, run.is_multi_label)
+    if is_other or (column == "val_top5" and not run.shows(METRICS["top5"])):
         return []
-    return run.steps if table.by_step else run.epochs
+    return table.points(run.steps if table.x_label == "step" else run.epochs, column)
 
 
 def _chart(table: Curves, title: str, series: list[Series], best: tuple[int, float] | None = None) -> list[Chart]:
     """The chart of the curves that have values; empty if there are none."""
     series = [one for one in series if one.points]
-    return (
-        [Chart(title=title, x_label=table.x_label, series=series, unit=table.unit, log_base=table.log_base, best=best)]
-        if series
-        else []
-    )
+    return [Chart(title, table.x_label, series, table.unit, table.log_base, best)] if series else []
 
 
 def element_id(kind: str, title: str) -> str:
@@ -157,16 +148,10 @@ def series_class(index: int) -> str:
 
 def _open_svg(title: str, summary: str, frame: str = "", x_label: str = "") -> Markup:
     """frame: left, right, top and bottom of the curves in pixels, and the values at its left and right."""
+    i, f = element_id("svg", title), Markup(' data-frame="{}" data-x="{}"').format(frame, x_label) if frame else ""
     return Markup(
-        '<svg viewBox="0 0 {w} {h}" role="img" aria-labelledby="{i}-title" aria-describedby="{i}-text"{f}>'
-        '<title id="{i}-title">{t}</title><desc id="{i}-text">{d}</desc>'
-    ).format(
-        w=WIDTH,
-        h=HEIGHT,
-        i=element_id("svg", title),
-        t=title,
-        d=summary,
-        f=Markup(' data-frame="{}" data-x="{}"').format(frame, x_label) if frame else "",
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{i}-title" aria-describedby="{i}-text"{f}>'
+        f'<title id="{i}-title">{escape(title)}</title><desc id="{i}-text">{escape(summary)}</desc>'
     )
 
 

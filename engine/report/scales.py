@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from engine.report.formats import number
 from engine.run.result import LARGEST
@@ -43,8 +44,7 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     step = _round_step((high - low) / max_ticks)
     if integers:
         step = max(step, 1)
-        ticks = _multiples(math.ceil(low / step), math.floor(high / step), step)
-        return Axis(low, high, ticks)
+        return Axis(low, high, _multiples(math.ceil(low / step), math.floor(high / step), step))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return Axis(first * step, last * step, _multiples(first, last, step))
 
@@ -90,7 +90,5 @@ def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     kept = [points[0]]
     for part in range(parts):
         chunk = inner[len(inner) * part // parts : len(inner) * (part + 1) // parts]
-        indices = range(len(chunk))
-        lowest, highest = min(indices, key=lambda i: chunk[i][1]), max(indices, key=lambda i: chunk[i][1])
-        kept += [chunk[index] for index in sorted({lowest, highest})]
+        kept += sorted({min(chunk, key=itemgetter(1)), max(chunk, key=itemgetter(1))})
     return [*kept, points[-1]]

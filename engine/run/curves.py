@@ -17,25 +17,22 @@ PICTURE = "curves.png"
 
 @dataclass(frozen=True)
 class Curves:
-    """A chart: its title, and the name of the curve of each column of `metrics.csv`, or of `steps.csv` if `by_step`.
+    """A chart: its title, and the name of the curve of each column of `metrics.csv`.
 
-    factor: from the column's unit to `unit`. compared: the column that a chart of several runs shows. unused: a curve
-    with this value only is left out. multi_label: the chart is for these runs only; None: for all runs.
+    x_label: 'epoch', or 'step' for a column of `steps.csv`. factor: from the column's unit to `unit`. compared: the
+    column that a chart of several runs shows. unused: a curve with this value only is left out. multi_label: the chart
+    is for these runs only; None: for all runs.
     """
 
     title: str
     columns: dict[str, str]
     compared: str
     unit: str = ""
-    by_step: bool = False
+    x_label: str = "epoch"
     factor: float = 1.0
     log_base: int | None = None
     unused: float | None = None
     multi_label: bool | None = None
-
-    @property
-    def x_label(self) -> str:
-        return "step" if self.by_step else "epoch"
 
     def points(self, rows: Rows, column: str) -> list[tuple[float, float]]:
         """Returns (epoch or step, value) of the rows; empty if the column has no value, or the unused one only."""
@@ -53,10 +50,10 @@ CURVES = (
            unit="%"),
     Curves("Means over classes", {"val_macro_f1": "macro F1", "val_balanced_accuracy": "balanced accuracy",
                                   "val_min_recall": "minimum recall"}, "val_macro_f1", unit="%"),
-    Curves("Learning rate", {"lr": "learning rate"}, "lr", by_step=True),
-    Curves("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", by_step=True, log_base=10),
-    Curves("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", by_step=True, log_base=2, unused=1),
-    Curves("Skipped steps", {"skipped_steps": "skipped steps, total"}, "skipped_steps", by_step=True, unused=0),
+    Curves("Learning rate", {"lr": "learning rate"}, "lr", x_label="step"),
+    Curves("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", x_label="step", log_base=10),
+    Curves("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", x_label="step", log_base=2, unused=1),
+    Curves("Skipped steps", {"skipped_steps": "skipped steps, total"}, "skipped_steps", x_label="step", unused=0),
     Curves("Throughput", {"images_per_second": "images per second"}, "images_per_second", unit="images/s"),
     Curves("Data wait", {"data_wait_share": "share of the time"}, "data_wait_share", unit="% of the time", factor=100),
     Curves("Peak memory", {"peak_memory_bytes": "peak memory"}, "peak_memory_bytes", unit="GB", factor=1e-9),

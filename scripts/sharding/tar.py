@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from datasets.decoding.decode import open_with_pillow
 from datasets.loading.workers import default_num_workers
-from datasets.shards.archive import DamagedShard
+from datasets.shards.archive import DamagedShard, chunks_of
 from datasets.shards.index import Index, Shard, join, to_index
 from datasets.shards.records import read_records
 from datasets.sources.arrays.strings import PackedStrings, StringPacker
@@ -32,14 +31,10 @@ from utils.errors import UserError
 from utils.files import open_regular_file
 from utils.locks import locked
 
-# Pillow's format -> extension of a member. MPO: a JPEG with further pictures behind it.
-_EXTENSIONS = {
-    "JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif", "PPM": "ppm",
-    "AVIF": "avif", "HEIF": "heic",
-}  # fmt: skip
+# Pillow's format -> extension of a member, where it is another word. MPO: a JPEG with further pictures behind it.
+_EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "HEIF": "heic"}
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
-_CHUNK_BYTES = 1 << 22
 PROGRESS, _LOCK = "_progress.jsonl", ".lock"
 _REPAIR = "remove this file and start again with the same arguments"
 
@@ -55,7 +50,7 @@ class Sample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `_hash_rows`."""
+    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `hash_rows`."""
 
     name: str
     num_bytes: int
@@ -93,21 +88,20 @@ def _key_of(path: str) -> str:
 def image_extension(data: bytes) -> str:
     """The extension of the real format of an image that can be decoded."""
     with open_with_pillow(data, str) as image:
-        return "pgm" if data.startswith(b"P5") else _EXTENSIONS[image.format]
+        return "pgm" if data.startswith(b"P5") else _EXTENSIONS.get(str(image.format), str(image.format).lower())
 
 
 def write_shard(
-    path: Path, start: int, sample: Sample, following: Iterator[Sample], max_bytes: int
+    path: Path, start: int, sample: Sample | None, following: Iterator[Sample], max_bytes: int
 ) -> tuple[WrittenShard, Sample | None]:
     """Writes `sample` and as many following ones as fit; returns also the first one that does not fit.
 
     The shard is larger than `max_bytes` only if it has one sample. Raises OSError if it cannot be written; then there
     is no file.
     """
-    rows, size, end, following_sample = [], 0, 0, sample
+    rows, size, end = [], 0, 0
     with open_atomically(path, "wb") as file:
-        while following_sample is not None:
-            sample = following_sample
+        while sample:
             name = f"{sample.key}.{sample.extension}"
             members = _member(name, sample.data) + _member(f"{sample.key}.cls", str(sample.label).encode())
             if rows and _closed_size(size + len(members)) > max_bytes:
@@ -115,10 +109,10 @@ def write_shard(
             file.write(members)
             size, end = size + len(members), sample.position + 1
             rows.append((name, sample.label, zlib.crc32(sample.data)))
-            following_sample = next(following, None)
+            sample = next(following, None)
         file.write(bytes(_closed_size(size) - size))
     fsync_path(path.parent)
-    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, _hash_rows(rows)), following_sample
+    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), sample
 
 
 def _member(name: str, content: bytes) -> bytes:
@@ -134,30 +128,27 @@ def _closed_size(size: int) -> int:
     return -(-(size + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-def _hash_rows(rows: Iterable[tuple[str, int, int]]) -> str:
-    """SHA-256 of the samples of a shard: the image's member name, the label, the CRC-32 of the image."""
-    sha256 = hashlib.sha256()
-    for name, label, crc in rows:
-        sha256.update(f"{name}\0{label}\0{crc}\n".encode("utf-8", "surrogateescape"))
+def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
+    """SHA-256 of rows of values. Those of a shard: the image's member name, the label, the CRC-32 of the image."""
+    sha256 = hashlib.sha256(header.encode())
+    for row in rows:
+        sha256.update("\0".join(map(str, row)).encode("utf-8", "surrogateescape") + b"\n")
     return sha256.hexdigest()
 
 
 def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     """The index of the shards in `folder`, which it reads as training does. Without versions, it is valid for copies.
 
-    Raises:
-        UserError: a shard is damaged, or its keys, its labels or the CRC-32 of its images differ from the written ones.
-        OSError: a shard cannot be read.
+    Raises OSError, and UserError: a shard is damaged, or its keys, labels or CRC-32 differ from the written ones.
     """
 
     def index_of(shard: WrittenShard) -> Index:
         path = folder / shard.name
         try:
-            with open_regular_file(path) as file:
-                records, _ = read_records(iter(partial(file.read, _CHUNK_BYTES), b""), str(path), shard.num_bytes)
+            records, _ = read_records(chunks_of(open_regular_file(path)), str(path), shard.num_bytes)
         except DamagedShard as error:
             raise UserError(f"{error}; {_REPAIR}") from error
-        if _hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
+        if hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
             raise UserError(f"{path}: read back, it is not as it was written; {_REPAIR}")
         return to_index(Shard(shard.name, shard.num_bytes), records, str(path))
 
@@ -183,9 +174,7 @@ class Progress(NamedTuple):
 def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
     """Creates `folder` or continues it, and locks it until the block ends. `plan`: all that the shards depend on.
 
-    Raises:
-        UserError: the folder has other files, or shards of another plan; or another process writes to it.
-        OSError: it cannot be written.
+    Raises OSError, and UserError: the folder has other files or shards of another plan, or another process uses it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     others = sorted(path.name for path in folder.iterdir() if not path.match(".*"))

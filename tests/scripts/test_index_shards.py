@@ -11,7 +11,7 @@ from datasets.decoding.bad_images import BadImage
 from datasets.shards import build
 from datasets.shards.build import open_index
 from datasets.shards.data_set import TarShards
-from datasets.shards.index import INDEX_NAME, read_index, write_index
+from datasets.shards.index import INDEX_NAME, encode_index, read_index
 from datasets.shards.store import ShardStore
 from scripts.index_shards import main
 from tests.datasets.shards.fault_server import fault_server
@@ -59,7 +59,7 @@ def test_a_shard_is_replaced_beside_an_index_without_versions(folder, tmp_path, 
     store = ShardStore(str(folder), 5.0)
     index, _ = open_index(store, store.head(["train-0000.tar", "train-0001.tar", "val-0000.tar"]), tmp_path / "cache")
     without_versions = [shard._replace(version=None) for shard in index.shards]
-    write_index(folder / INDEX_NAME, replace(index, shards=without_versions))
+    (folder / INDEX_NAME).write_bytes(encode_index(replace(index, shards=without_versions)))
     size = (folder / "train-0001.tar").stat().st_size
     write_shard(folder / "train-0001.tar", range(30, 40))
     assert (folder / "train-0001.tar").stat().st_size == size

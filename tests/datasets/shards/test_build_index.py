@@ -109,6 +109,14 @@ def test_classes_are_those_of_the_asked_shards(cache):
         assert index.class_names == names and index.arrays["targets"].tolist() == targets
 
 
+def test_labels_of_two_kinds_are_refused_and_not_stored(cache):
+    store = FakeStore({"0.tar": tar_of({"x/1.jpg": b""}), "1.tar": tar_of({"1.jpg": b"", "1.cls": b"3"})})
+    with pytest.raises(UserError, match=r"^1\.tar: has numbers as labels, but 0\.tar names"):
+        opened(store, cache)
+    assert not cached_index(store, cache).exists()
+    assert opened(store, cache, shards_of(store)[:1])[2] == [0]
+
+
 def test_an_index_beside_remote_shards_is_used_and_copied(store, cache, tmp_path):
     store.files[INDEX_NAME] = encode_index(opened(store, cache)[0])
     assert opened(store, tmp_path / "other")[2] == []
@@ -182,8 +190,8 @@ def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
 def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
     monkeypatch.setattr(build, "_MAX_THREADS", 1)
     monkeypatch.setattr(build, "_SAVE_SECONDS", 0.0)
-    stored = []
-    monkeypatch.setattr(build, "write_index", lambda path, index: stored.append(len(index.shards)))
+    stored, encode = [], build.encode_index
+    monkeypatch.setattr(build, "encode_index", lambda index: stored.append(len(index.shards)) or encode(index))
     opened(store, cache)
     assert stored == [1, 2, 3, 4, 4]
 

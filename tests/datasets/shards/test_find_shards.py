@@ -35,7 +35,7 @@ def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
     make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar")
     found = find(tmp_path)
     assert found.splits == {"train": ["train-0.tar", "train-1.tar"], "val": ["val/0.tar"], "test": ["x-test.tar"]}
-    assert not found.unsplit and found.class_names is None and found.label_key == ""
+    assert found.class_names is None and found.label_key == ""
     found = find("http://host/a/{train/{0..1},val/9}.tar")
     assert found.splits == {"train": ["train/0.tar", "train/1.tar"], "val": ["val/9.tar"]}
 
@@ -43,7 +43,7 @@ def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
 def test_shards_without_a_split(tmp_path):
     make(tmp_path, "00001.tar", "00000.tar")
     found = find(tmp_path)
-    assert found.unsplit == ["00000.tar", "00001.tar"] and not found.splits
+    assert found.splits == {"all": ["00000.tar", "00001.tar"]}
     make(tmp_path, "val-0.tar")
     with pytest.raises(UserError, match=r"00000\.tar: .*val-0\.tar"):
         find(tmp_path)

@@ -114,7 +114,7 @@ def test_no_room(server, cache, shards, warnings, monkeypatch):
 
 def test_full_disk(server, cache, shards, warnings, monkeypatch):
     """The write fails after 100,000 bytes. The cache does not try again for a while."""
-    monkeypatch.setattr(cache_module.os, "ftruncate", lambda descriptor, size: None)  # it would fail before
+    monkeypatch.setattr(cache_module.os, "truncate", lambda path, size: None)  # it would fail before
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
