@@ -43,13 +43,13 @@ DATA_SETS: dict[str, DataSet] = {
     "csv": DataSet("datasets.sources.files.lists:Tables", may_lack_splits=True, has_test=True, multi_label=True),
     "caltech101": DataSet("datasets.sources.files.class_folders:Caltech101"),
     "caltech256": DataSet("datasets.sources.files.class_folders:Caltech256"),
-    "cifar10": DataSet("datasets.sources.arrays.cifar:Cifar10", in_memory=True),
-    "cifar100": DataSet("datasets.sources.arrays.cifar:Cifar100", in_memory=True),
+    "cifar10": DataSet("datasets.sources.in_memory:Cifar10", in_memory=True),
+    "cifar100": DataSet("datasets.sources.in_memory:Cifar100", in_memory=True),
     "tar": DataSet(
         "datasets.shards.data_set:TarShards", ("obstore", "braceexpand"), may_lack_splits=True, has_test=True
     ),
-    "digits": DataSet("datasets.sources.arrays.in_memory:Digits", ("sklearn",), has_files=False, in_memory=True),
-    "fake": DataSet("datasets.sources.arrays.in_memory:Fake", has_files=False, in_memory=True),
+    "digits": DataSet("datasets.sources.in_memory:Digits", ("sklearn",), has_files=False, in_memory=True),
+    "fake": DataSet("datasets.sources.in_memory:Fake", has_files=False, in_memory=True),
     "imagenet-a": _imagenet(synsets="imagenet_a"),
     "imagenet-r": _imagenet(synsets="imagenet_r"),
     "imagenet-v2": _imagenet(),

@@ -1,12 +1,24 @@
-"""The batch that loading workers produce and device transforms consume."""
+"""The batch that loading workers produce and device transforms consume, and the shared memory of its images.
 
+The workers pass the images to their rank in this memory: no page is mapped twice. Each worker writes its batches to its
+own slots in turn. torch's DataLoader gives batch n to worker n mod W, and asks for batch n + W * P when the rank
+receives batch n. A slot that is reused after P + ceil(H / W) batches of its worker therefore keeps the last H batches
+that the rank has received.
+
+Legend: W workers, P batches that each loads ahead, H batches that the rank may hold.
+"""
+
+import os
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
+from torch.utils.data import get_worker_info
 
 from datasets.decoding.bad_images import BadImage
+from utils.torch_compat import shared_zeros
 
 PADDING = -1  # the target, and the sample index, of a position in a batch without a sample
 
@@ -32,3 +44,56 @@ class Batch(NamedTuple):
     bad: tuple[BadImage, ...] = ()
     epoch: int = 0
     copied: torch.cuda.Event | None = None
+
+
+PREFETCH_FACTOR = 2  # P
+_HELD_BATCHES = 2  # H: the batch in use, and the one before
+_of_rank = WeakValueDictionary[bytes, "ImageSlots"]()  # by key
+
+
+class ImageSlots:
+    """The slots of one loader's workers, each with room for a batch of `shape`. The rank makes them for its workers.
+
+    Raises:
+        RuntimeError: shared memory is full.
+    """
+
+    def __init__(self, workers: int, shape: tuple[int, ...]) -> None:
+        self.images = shared_zeros((workers, PREFETCH_FACTOR + -(-_HELD_BATCHES // workers), *shape))
+        self._key, self._number = os.urandom(16), -1
+        _of_rank[self._key] = self
+
+    def next(self) -> torch.Tensor:
+        """The next slot of this worker, with the images of an earlier batch."""
+        worker, self._number = get_worker_info(), (self._number + 1) % self.images.shape[1]
+        assert worker
+        self._place = worker.id, self._number
+        return self.images[self._place]
+
+    def message(self, batch: Batch) -> "_Message":
+        """Stands for a batch, whose images are in the latest slot: the rank receives the batch."""
+        drawn = {name: tuple(map(_without_file, tensors)) for name, tensors in batch.drawn.items()}
+        arrays: dict[str, Any] = {"images": None, "targets": batch.targets.numpy(), "drawn": drawn}
+        return _Message(self._key, self._place, batch._replace(**arrays))
+
+
+class _Message:
+    """Is unpickled as the batch."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, self._parts
+
+
+def _without_file(tensor: torch.Tensor) -> Any:
+    """An array: torch opens a file for each tensor that it sends. numpy has no bfloat16."""
+    return tensor if tensor.dtype == torch.bfloat16 else tensor.detach().numpy()
+
+
+def _receive(key: bytes, place: tuple[int, int], batch: Any) -> Batch:
+    images = _of_rank[key].images[place][: len(batch.targets)]
+    drawn = {name: tuple(map(torch.as_tensor, arrays)) for name, arrays in batch.drawn.items()}
+    received: Batch = batch._replace(images=images, targets=torch.from_numpy(batch.targets), drawn=drawn)
+    return received

@@ -1,14 +1,26 @@
-"""The repeated parts of a model, which are compiled, sharded and recomputed one by one."""
+"""The parts of a model: the repeated ones, sharded tensors, and mix-ins for the classes of existing modules.
+
+The repeated parts are compiled, sharded and recomputed one by one. A sharded tensor is a `DTensor`, of which each rank
+holds a part.
+"""
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from models.mixin import with_mixin
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm, in_backward_pass
+
+
+@cache
+def with_mixin(mixin: type[nn.Module], module_class: type[nn.Module]) -> type[nn.Module]:
+    """One subclass per class, so that modules of one class still share it, and compile once."""
+    return type(module_class.__name__, (mixin, module_class), {})
+
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 
@@ -68,3 +80,13 @@ class _KeepStatistics(nn.Module):
         finally:  # torch ends a recomputation early, by an exception
             for name, buffer in statistics.items():
                 setattr(self, name, buffer)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether a parameter of the model is sharded. Such a model cannot be copied."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor that this rank holds, of the same memory; another tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -16,9 +16,9 @@ from torch import nn
 from configs.schema import Data
 from configs.schema.families.vit import OWN_KEYS, TimmModel
 from configs.schema.model import Model
+from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
-from utils.memory_shortage import find_shortage
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
 LOADER_ARGUMENTS = {

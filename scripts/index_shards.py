@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.reading.command_line import parse_command_line
 from datasets.shards.index import INDEX_NAME, Index, encode_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
-from utils.atomic_file import atomic_write
 from utils.errors import UserError, error_from
+from utils.files import atomic_write
 from utils.processes.entry import run_and_report_errors
 from utils.system import require
 

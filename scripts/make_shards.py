@@ -36,14 +36,14 @@ from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, encode_index
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
-from datasets.transforms.crops import resize
+from datasets.transforms.host import resize
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
 from scripts.sharding import tar
 from scripts.sharding.tar import Progress, Sample, WrittenShard
-from utils.atomic_file import atomic_write
 from utils.cpu_cores import own_share
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
+from utils.files import atomic_write
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
 

@@ -29,8 +29,8 @@ from engine.report.formats import option
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, evaluated_images, ranked, results
 from engine.run.result import BASELINES
-from utils.atomic_file import atomic_write
 from utils.errors import UserError, error_from, escape_control_characters
+from utils.files import atomic_write
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
 from utils.tables import aligned_table, matrix_text, safe_cell, table_text

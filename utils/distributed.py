@@ -18,14 +18,12 @@ import torch
 import torch.distributed as dist
 
 from utils.cpu_cores import CoreShare, share_on_host
-from utils.device import check_compute_capability, visible_gpus
+from utils.device import check_compute_capability, find_shortage, visible_gpus
 from utils.errors import Unavailable, UserError
-from utils.memory_shortage import find_shortage
-from utils.processes.connect import connect_store
 from utils.processes.failure import abort_together
 from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import LOOPBACK, PICKLE_KEY, torchrun_variables
-from utils.processes.ranks import RankProcess, RunStore
+from utils.processes.ranks import RankProcess, RunStore, connect_store
 from utils.signals import raise_on_signals
 from utils.threads import DaemonPool
 from utils.torch_compat import sign_object_collectives

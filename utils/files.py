@@ -1,14 +1,28 @@
-"""Opening files that a user or a data set names, and temporary folders of this process."""
+"""Opening files that a user or a data set names, temporary folders of this process, and atomic writes.
+
+An atomic write writes a temporary file with a checksum, syncs it and renames it. The checksum (SHA-256) is stored in
+the comment at the end of the ZIP archive that `torch.save` writes, so `torch.load` reads the file as usual.
+"""
 
 import errno
+import hashlib
 import io
 import json
 import os
+import shutil
+import socket
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal
 from weakref import WeakSet
+
+from utils.errors import UserError, error_from
+
+if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
+    import torch
 
 _temporary_folders = WeakSet["tempfile.TemporaryDirectory[str]"]()
 
@@ -72,3 +86,164 @@ def _open_regular(path: Path | str) -> tuple[int, int]:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return descriptor, status.st_size
+
+
+_DIGEST_CHARS = 64
+_NO_COMMENT = b"\0\0"
+_CHECKSUM_PREFIX = (len(b"sha256=") + _DIGEST_CHARS).to_bytes(2, "little") + b"sha256="
+_CHUNK_BYTES = 1 << 22
+
+
+class _HashingWriter:
+    """A file object for `torch.save` that hashes the written data and stores an OSError, which torch would hide."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
+    """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
+
+    The old file is kept as `previous`, if given.
+
+    Raises:
+        UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
+    """
+    temporary = temporary_path(path)
+    try:
+        with open(temporary, "wb") as file:
+            _write_with_checksum(file, content)
+        if previous and path.exists():
+            link_or_copy(path, previous)
+        os.replace(temporary, path)
+        fsync_path(path.parent)
+    except OSError as error:
+        written = temporary.stat().st_size if temporary.exists() else 0
+        old = "the previous file is intact" if path.exists() else "there is no earlier one"
+        temporary.unlink(missing_ok=True)
+        raise error_from(
+            error,
+            f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {tensor_bytes(content):,} bytes, "
+            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: free space and start again",
+        ) from None
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Writes a file as `open_atomically` does."""
+    with open_atomically(path, "w" if isinstance(content, str) else "wb") as file:
+        file.write(content)
+
+
+@contextmanager
+def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
+
+    Raises:
+        OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
+    """
+    temporary = temporary_path(path)
+    encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)
+    try:
+        with open(temporary, mode, encoding=encoding, errors=errors, newline=newline) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(path)  # a failed write() has none
+        raise
+
+
+def temporary_path(path: Path) -> Path:
+    """A path of this process. Several processes may write the same file, with equal ids in two containers."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+
+
+def tensors_in(content: Any) -> "list[torch.Tensor]":
+    """The tensors in nested dicts, lists and tuples."""
+    import torch
+
+    from utils.torch_compat import tree_leaves
+
+    return [leaf for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
+
+
+def tensor_bytes(content: Any) -> int:
+    """The size of all tensors in `content`."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(content))
+
+
+def _write_with_checksum(file: BinaryIO, content: Any) -> None:
+    import torch
+
+    writer = _HashingWriter(file)
+    try:
+        torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
+    except RuntimeError as error:
+        raise (writer.error or error) from None
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Replaces `target` atomically by a hard link to `source`, or by a copy if the file system has no hard links."""
+    temporary = temporary_path(target)
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        shutil.copyfile(source, temporary)
+        fsync_path(temporary)
+    os.replace(temporary, target)
+    fsync_path(target.parent)
+
+
+def fsync_path(path: Path) -> None:
+    """Returns when a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def verify_checksum(path: Path, required: bool = False) -> None:
+    """Compares the content of a file with its checksum. A file without a checksum passes unless it is `required`.
+
+    Raises:
+        UserError: the checksum does not match or is missing.
+    """
+    with open(path, "rb") as file:
+        content_bytes = file.seek(0, os.SEEK_END) - len(_CHECKSUM_PREFIX) - _DIGEST_CHARS
+        file.seek(max(content_bytes, 0))
+        comment = file.read()
+        if not comment.startswith(_CHECKSUM_PREFIX):
+            if required:
+                raise UserError(f"{path}: is damaged or not a checkpoint of this project (no checksum); use another")
+            return
+        file.seek(0)
+        sha256 = hashlib.sha256()
+        while content_bytes:
+            chunk = file.read(min(content_bytes, _CHUNK_BYTES))
+            sha256.update(chunk)
+            content_bytes -= len(chunk)
+        sha256.update(_NO_COMMENT)
+    if sha256.hexdigest().encode() != comment[len(_CHECKSUM_PREFIX) :]:
+        raise UserError(f"{path}: is damaged (its checksum does not match); use another")

@@ -18,7 +18,7 @@ from utils.errors import Unavailable, print_escaped
 from utils.processes.launch import claim_error_line, read_stat
 from utils.signals import exit_now
 from utils.status import RUN_LOG
-from utils.waits import wait_for
+from utils.threads import wait_for
 
 _EXPIRY_SECONDS, _RENEWAL_SECONDS = 300.0, 30.0
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)

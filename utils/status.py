@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils.atomic_file import atomic_write
-from utils.files import read_json
+from utils.files import atomic_write, read_json
 
 STATUS = "status.json"
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists

@@ -8,8 +8,8 @@ from pydantic_core import ErrorDetails
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import KeyPath, format_value, shorten
 from configs.schema import Config
+from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.keys import known_keys, model_type
 from configs.schema.model import FIXED_KEYS, Model
 from utils.errors import UserError, combine_findings, did_you_mean
 

@@ -19,8 +19,8 @@ from configs.reading.prediction import Prediction, Split, read_prediction, runs_
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.rules import complete, data_set_follows_path
 from configs.schema import Config
+from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.keys import known_keys, model_type
 from configs.schema.section import MAX_NAME_CHARS
 from configs.weights import add_weight_options
 from utils.errors import UserError, did_you_mean

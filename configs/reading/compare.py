@@ -8,8 +8,8 @@ from configs.reading.old_keys import REMOVED
 from configs.reading.option_layers import expand_switches, flatten
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
+from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.keys import model_type
 from configs.schema.model import without_fixed_keys
 from utils.errors import UserError
 from utils.tables import wrap_parts

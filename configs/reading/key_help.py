@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from configs.parts import TABLES
 from configs.rules import describe_rules
 from configs.schema import Config
+from configs.schema.config import fields, is_section
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.keys import fields, is_section
 from configs.schema.model import Model
 from configs.schema.section import Section
 from utils.errors import UserError, did_you_mean

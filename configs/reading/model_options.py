@@ -5,9 +5,9 @@ from typing import Any, NoReturn
 
 from configs.reading.option_layers import OptionLayers
 from configs.reading.yaml_io import shorten
+from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM
 from configs.schema.families.vit import OWN_KEYS, ViT
-from configs.schema.keys import model_type
 from configs.schema.model import Model
 from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean

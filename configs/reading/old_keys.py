@@ -8,8 +8,8 @@ from typing import Any
 
 from configs.reading.option_layers import OptionLayers, flatten, paths
 from configs.reading.yaml_io import format_value
-from configs.schema.amp import PRESETS
-from configs.schema.keys import known_keys
+from configs.schema.compute import PRESETS
+from configs.schema.config import known_keys
 
 _RENAMED = {
     "DISTILL": "DISTILLED",

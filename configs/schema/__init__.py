@@ -4,13 +4,11 @@ Keys are upper case in YAML (`TRAIN.BASE_LR`) and lower case in Python (`config.
 from PaddleViT's `config.py`; each model family has its own in `families/`. This package does not import torch.
 """
 
-from configs.schema.amp import Amp
+from configs.schema.compute import Amp, Parallel
 from configs.schema.config import Config
 from configs.schema.data import Data
-from configs.schema.distillation import Distillation
-from configs.schema.loss import Loss
+from configs.schema.loss import Distillation, Loss
 from configs.schema.model import Model
-from configs.schema.parallel import Parallel
 from configs.schema.train import LRScheduler, Optimizer, Train
 
 __all__ = ["Amp", "Config", "Data", "Distillation", "LRScheduler", "Loss", "Model", "Optimizer", "Parallel", "Train"]

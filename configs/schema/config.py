@@ -1,15 +1,18 @@
-"""The options of a run."""
+"""The options of a run, and their dotted keys, such as TRAIN.OPTIMIZER.NAME."""
 
+import functools
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic.fields import FieldInfo
 
-from configs.schema.amp import Amp
+from configs.schema.compute import Amp, Parallel
 from configs.schema.data import Data
-from configs.schema.families.registry import AnyModel
+from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
-from configs.schema.parallel import Parallel
+from configs.schema.model import FIXED_KEYS
 from configs.schema.section import Name, Names, Path, Section, as_names
 from configs.schema.train import Train
 from utils.metric_table import Metric, MetricName, best_metric
@@ -137,3 +140,30 @@ class Config(Section):
                 "evaluations; raise the first or lower the second"
             )
         return self
+
+
+@functools.cache
+def known_keys(family: str) -> tuple[str, ...]:
+    """The keys and sections of a run whose model is of this family; also MODEL's keys with one possible value."""
+    fixed = (f"MODEL.{key}" for key in FIXED_KEYS.get(family, ()))
+    return (*(key for key, _ in (*fields(Config), *fields(MODEL_SECTIONS[family], "MODEL."))), *fixed)
+
+
+def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of a section and of the sections in it, by dotted key; MODEL without its keys."""
+    for field in section.model_fields.values():
+        key = f"{prefix}{field.alias}"
+        yield key, field
+        if is_section(field):
+            yield from fields(field.annotation, f"{key}.")  # type: ignore[arg-type]
+
+
+def is_section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+def model_type(values: dict[str, Any]) -> str:
+    """MODEL.TYPE of options, or its default."""
+    model = values.get("MODEL")
+    name = model.get("TYPE") if isinstance(model, dict) else None
+    return name.lower() if isinstance(name, str) and name.lower() in MODEL_SECTIONS else "vit"

@@ -1,11 +1,12 @@
-"""The section LOSS."""
+"""The section LOSS, and the keys of distillation in the section TRAIN: a teacher model gives additional targets."""
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.parts import LOSSES
-from configs.schema.section import Floats, Section
+from configs.schema.section import Floats, OptionalPath, Probability, Section
 
 
 class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
@@ -43,3 +44,51 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         if self.name != "bce" and self.target_threshold is not None:
             raise ValueError("TARGET_THRESHOLD applies to LOSS.NAME bce only; remove it or set LOSS.NAME=bce")
         return self
+
+
+WEIGHTS_EXTENSIONS = (".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz", ".shards")
+DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
+
+
+class Distillation(Section):
+    """The names are PaddleViT's, whose TEACHER_MODEL is a file of weights; TEACHER_WEIGHTS is ours."""
+
+    distillation_type: Literal["none", "soft", "hard"] = Field(
+        "none", description="targets from a teacher; soft: its softened probabilities; hard: its most probable class"
+    )
+    distillation_alpha: Probability = Field(
+        0.5, description="weight of the distillation loss; the loss of the labels has the weight 1 - this"
+    )
+    distillation_tau: float = Field(1.0, gt=0, description="soft: temperature, which divides the logits of both models")
+    teacher_model: OptionalPath = Field(
+        None,
+        description="a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
+        f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it",
+    )
+    teacher_weights: OptionalPath = Field(None, description="the teacher's weights: a file, or timm to download timm's")
+
+    @field_validator("distillation_type", mode="before")
+    @classmethod
+    def _read_null(cls, value: Any) -> Any:
+        return "none" if value is None else value
+
+    @property
+    def teacher_file(self) -> str | None:
+        """The weights of the teacher: TEACHER_WEIGHTS, else TEACHER_MODEL if it is a file."""
+        return self.teacher_weights or (self.teacher_model if _is_file(self.teacher_model) else None)
+
+    @property
+    def named_teacher(self) -> str | None:
+        """TEACHER_MODEL if it names a model and no file."""
+        return None if _is_file(self.teacher_model) else self.teacher_model
+
+    @property
+    def implied_teacher(self) -> str:
+        """The model if neither TEACHER_MODEL nor the checkpoint names one."""
+        if self.teacher_model is None:
+            return DEFAULT_TEACHER
+        return os.path.splitext(os.path.basename(self.teacher_model))[0]
+
+
+def _is_file(teacher: str | None) -> bool:
+    return teacher is not None and teacher.lower().endswith(WEIGHTS_EXTENSIONS)

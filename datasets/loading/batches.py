@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 from configs.batch_plan import BatchPlan
 from configs.schema import Config, Data
-from datasets.batch import Batch
+from datasets.batch import PREFETCH_FACTOR, Batch
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
-from datasets.loading.slots import PREFETCH_FACTOR
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils.distributed import ProcessContext

@@ -12,10 +12,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from configs.schema import Data
-from datasets.batch import PADDING, Batch
+from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots
 from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, TrainSampler
-from datasets.loading.slots import PREFETCH_FACTOR, ImageSlots
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -27,11 +26,11 @@ from datasets.loading.workers import (
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
 from utils.cpu_cores import own_share
+from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError
-from utils.memory_shortage import IN_LOADING
+from utils.threads import share_waits
 from utils.torch_compat import tree_map_only
-from utils.waits import share_waits
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
 _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class

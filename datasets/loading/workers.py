@@ -19,9 +19,8 @@ from utils.cpu_cores import CoreShare
 from utils.errors import Unavailable
 from utils.processes.launch import end_with_parent
 from utils.signals import SIGNAL_NAMES, kill_children
-from utils.threads import Watchdog
+from utils.threads import Watchdog, share_waits
 from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
-from utils.waits import share_waits
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch

@@ -27,8 +27,7 @@ from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import open_regular_file
 from utils.locks import locked
 from utils.status import RUN_LOG
-from utils.threads import DaemonPool
-from utils.waits import wait_for
+from utils.threads import DaemonPool, wait_for
 
 _FREE_BYTES = 1 << 30  # stay free on the disk of the cache: checkpoints may be on it
 _COMPLETE, _PART = ".tar", ".part"

@@ -18,7 +18,7 @@ from datasets.shards.index import INFO_FILE, Index
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem, parse_location
 from datasets.shards.samples import ShardReader, TarSamples
 from datasets.shards.store import ShardStore
-from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_nfc
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import SPLIT_NAMES, Splitter, split_of
 from utils.errors import UserError

@@ -18,9 +18,8 @@ from datasets.shards.cache import ReadAhead, ShardCache
 from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import ShardStore
 from datasets.shards.store_errors import RangesNotSupported, changed
-from datasets.sources.arrays.mapped_arrays import share_arrays
-from datasets.sources.arrays.strings import strings_in
 from datasets.sources.samples import EncodedImages, read_error
+from datasets.sources.shared_arrays import share_arrays, strings_in
 from utils.errors import error_from
 from utils.files import open_regular_file
 from utils.threads import DaemonPool

@@ -17,8 +17,7 @@ from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.location import is_local
 from datasets.shards.store_errors import STORE_ERRORS, RangesNotSupported, StoreError, changed, describe
 from utils.files import open_regular_file
-from utils.threads import DaemonPool
-from utils.waits import tell_wait
+from utils.threads import DaemonPool, tell_wait
 
 _T = TypeVar("_T")
 _HEAD_THREADS = 32

@@ -10,7 +10,7 @@ import numpy as np
 from datasets.decoding.bad_images import BadImage, UnreadableImage
 from datasets.decoding.decode import GreyRange, LazyImage, open_image
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
-from datasets.sources.arrays.mapped_arrays import share_arrays
+from datasets.sources.shared_arrays import share_arrays
 from utils.errors import Finding, Unavailable, UserError
 
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color

@@ -12,8 +12,8 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.sources.arrays.strings import PackedStrings, StringPacker, to_nfc
 from datasets.sources.files.image_files import Listing
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
 from utils.errors import UserError
 
 DEFAULT_VAL_FRACTION = 0.1

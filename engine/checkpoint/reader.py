@@ -21,16 +21,15 @@ from engine.checkpoint.run_folder import (
     modified_time,
     saved_path,
 )
-from engine.checkpoint.split_entry import ENTRY, read_split
-from engine.checkpoint.weights_record import is_description
+from engine.checkpoint.weights_record import ENTRY, is_description, read_split
 from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
-from utils.atomic_file import tensors_in, verify_checksum
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
+from utils.files import tensors_in, verify_checksum
 from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS
 

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from configs.reading.option_layers import RUN_OPTIONS
-from utils.atomic_file import atomic_write, link_or_copy
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS, discard_folder, is_checkpoint_folder, link_folder
+from utils.files import atomic_write, link_or_copy
 from utils.locks import locked
 
 FILE = ".pth"

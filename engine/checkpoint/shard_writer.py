@@ -28,9 +28,9 @@ from engine.checkpoint.run_folder import (
     replace_other_kind,
 )
 from engine.checkpoint.writer import BackgroundWriter, available_bytes, copy_to_host
+from models.blocks import local_tensor
 from models.weights.names import summarize_names
 from models.weights.shards import empty_on_host, iter_stored, read_stored
-from utils.atomic_file import temporary_path, tensor_bytes
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import (
@@ -42,7 +42,7 @@ from utils.file_formats.checkpoint_folder import (
     write_synced,
 )
 from utils.file_formats.json_content import StoredTensor, encode_content
-from utils.sharded import local_tensor
+from utils.files import temporary_path, tensor_bytes
 
 _FILE_BYTES = 1 << 30  # of one rank
 

@@ -1,14 +1,18 @@
-"""Reads the record of weights, and describes the data of a run for its checkpoints, `classes.json` and exports.
+"""The data of weights: class names, preprocessing and split.
 
-A checkpoint has the entry `class_names`, the names in the order of the labels, or None if the data has no names; of an
-older version also `preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both.
+They are in checkpoints and exports, and in the files `classes.json` and `held_out.json`. A checkpoint has the entry
+`class_names`, the names in the order of the labels, or None if the data has no names; of an older version also
+`preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both. The entry `split` is None if
+the data came with splits; a checkpoint of an older version has none. Its options have the seed, the fraction and the
+fold.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from timm.data import resolve_data_config
@@ -18,15 +22,71 @@ from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model
 from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord
-from datasets.sources.arrays.strings import to_nfc
-from engine.checkpoint.split_entry import ENTRY, read_split
+from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import published_preprocessing
 from models.weights.find import find_weights
-from models.weights.read import checked_archive_bytes
+from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import read_content, read_stored
-from utils.atomic_file import atomic_write
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.hf_folder import read_config, read_metadata
+from utils.files import atomic_write
+
+ENTRY = "split"
+HELD_OUT_FILE = "held_out.json"
+
+
+def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
+    """The digest and the paths of the held-out images, and 8 bytes of each training image; about 1 MB per 100,000."""
+    if split is None:
+        return None
+    text = bytearray("\0".join(split.held_out or ()).encode("utf-8", "surrogateescape"))
+    trained = torch.from_numpy(split.trained.view(np.int64))
+    return {"digest": split.digest, "held_out": torch.frombuffer(text, dtype=torch.uint8), "trained": trained}
+
+
+def exported_entry(split: RunSplit | None) -> dict[str, Any]:
+    """The entry of weights without their training images, by its name; empty if the split is not known."""
+    if split is None or split.held_out is None:
+        return {}
+    return {ENTRY: {"digest": split.digest, "held_out": list(split.held_out)} if split.held_out else None}
+
+
+def write_held_out(folder: Path, split: RunSplit | None) -> None:
+    """Writes `held_out.json`, if the run holds images out; raises OSError if that fails."""
+    if split:
+        atomic_write(folder / HELD_OUT_FILE, json.dumps(exported_entry(split)[ENTRY], indent=2) + "\n")
+
+
+def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
+    """The split in the content of a checkpoint, or in the metadata of exported weights, with the options `data`.
+
+    Raises:
+        ValueError: the entry is invalid.
+    """
+    seed, fraction = data.get("SPLIT_SEED", 0), data.get("VAL_FRACTION") or DEFAULT_VAL_FRACTION
+    fold = (data.get("FOLD") or 0, data["FOLDS"]) if data.get("FOLDS") else None
+    if ENTRY not in content:
+        return RunSplit(seed, fraction, None, num_trained=content.get("geometry", {}).get("samples"))
+    match content[ENTRY]:
+        case None:
+            return RunSplit(seed, fraction, (), fold=fold)
+        case {"digest": digest, "held_out": list(names)}:
+            split = RunSplit(seed, fraction, tuple(names), fold=fold)
+        case {"digest": digest, "held_out": torch.Tensor() as text, "trained": torch.Tensor() as trained}:
+            for tensor, dtype in ((text, torch.uint8), (trained, torch.int64)):
+                if tensor.dtype != dtype or not has_backing_storage(tensor, tensor.untyped_storage().nbytes()):
+                    raise ValueError("other tensors")
+            names = bytes(text.numpy()).decode("utf-8", "surrogateescape").split("\0")
+            split = RunSplit(
+                seed=seed, fraction=fraction, held_out=tuple(names), trained=trained.numpy().view(np.uint64), fold=fold
+            )
+        case _:
+            raise ValueError("no split")
+    if not all(isinstance(name, str) for name in names) or split.digest != digest:
+        raise ValueError("a damaged split")
+    return split
+
 
 CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")

@@ -10,9 +10,9 @@ from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
 from engine.commands.ensemble import build_sessions
 from engine.plan.training import plan_training
+from engine.run.flops import count_parameters, forward_flops
 from engine.run.folder import log_options
 from engine.run.log import RunLogger
-from engine.run.mfu.flops import count_parameters, forward_flops
 from engine.training.batch_size import find_batch_size
 from engine.training.losses.loss import build_loss
 from engine.training.pixel_baseline import measure_baseline

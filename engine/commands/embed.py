@@ -13,9 +13,9 @@ from engine.evaluation.results import name_of_target
 from engine.features.store import extract
 from engine.run.log import RunLogger
 from models.features import FeatureModel
-from utils.atomic_file import open_atomically
 from utils.distributed import broadcast_object
 from utils.errors import UserError
+from utils.files import open_atomically
 from utils.tables import safe_cell
 
 ARRAY_FILE, TABLE_FILE = "embeddings.npy", "embeddings.csv"

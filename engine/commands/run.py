@@ -8,16 +8,17 @@ from configs.reading.command_line import Command
 from configs.schema import Config
 from configs.schema.data import AUTO
 from datasets.registry import recognize_dataset
-from engine.parallel.same_options import check_same_options
+from engine.parallel.rank_exchange import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
 from utils.device import (
+    Shortage,
+    find_shortage,
     keep_freed_memory,
     op_without_deterministic_algorithm,
     peak_memory_bytes,
 )
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
-from utils.memory_shortage import Shortage, find_shortage
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function of the same name.

@@ -22,9 +22,9 @@ from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.run.log import progress_bar
 from engine.run.step_report import format_speed
+from utils.device import IN_EVALUATION
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError
-from utils.memory_shortage import IN_EVALUATION
 from utils.metrics import Metrics
 from utils.status import RUN_LOG
 from utils.tables import format_duration

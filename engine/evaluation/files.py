@@ -30,7 +30,7 @@ from engine.run.result import (
     PICTURES,
     SUMMARY,
 )
-from utils.atomic_file import atomic_write, open_atomically
+from utils.files import atomic_write, open_atomically
 from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
 

@@ -1,12 +1,16 @@
-"""Pictures of single samples: the crop that the model sees, and its attention.
+"""Pictures of single samples: the crop that the model sees, its attention, and heat maps of a prediction.
 
-Legend: B images, C channels, S pixels on a side, H heads, T tokens.
+A heat map shows where the model looks, or the pixels on which its best class depends.
+
+Legend: B images, C channels, S pixels on a side, H heads, T tokens, G cells on a side of a map.
 """
 
 import io
+import re
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import compress
+from pathlib import Path, PurePath
 
 import numpy as np
 import torch
@@ -15,13 +19,15 @@ from PIL import Image
 from torch import nn
 
 from configs.schema import Data
+from datasets.batch import PADDING, Batch
 from datasets.decoding.bad_images import BadImage
+from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.parallel.compile import run_eagerly
-from models.attention import explicit_attention
-from utils.atomic_file import atomic_write
+from models.kernels import explicit_attention
+from utils.files import atomic_write
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
@@ -150,3 +156,44 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     encoded = io.BytesIO()  # the temporary file is open for a short time: the folder may be moved meanwhile
     picture.save(encoded, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)
     atomic_write(path, encoded.getvalue())
+
+
+EXPLANATIONS = "explanations"
+_CELLS = 14  # of a gradient map on a side: patches of 16 pixels of 224
+
+
+def explanation_file(index: int, name: str) -> str:
+    """The file of the map of image `index`, relative to the folder of the prediction, in characters that are safe."""
+    return f"{EXPLANATIONS}/{index:06d}-{re.sub('[^A-Za-z0-9_-]+', '_', PurePath(name).stem)[:60]}.png"
+
+
+def write_maps(
+    folder: Path, samples: Samples, model: nn.Module, evaluator: Evaluator, batch: Batch, keys: list[Key]
+) -> None:
+    """Writes the map of each image of a batch that could be read; raises OSError."""
+    (folder / EXPLANATIONS).mkdir(exist_ok=True)
+    is_sample = (batch.targets != PADDING).reshape(len(keys), -1).any(1).tolist()
+    for crop, (_, index, _) in compress(zip(batch.images, keys, strict=True), is_sample):
+        # One by one: the maps or the graph of a large model take gigabytes.
+        heat = heat_map(model, evaluator.transform(crop[None]), evaluator)[0]
+        write_map(folder / explanation_file(index, samples.name(index)), crop.cpu(), heat, max(crop.shape[-1], 160))
+
+
+def heat_map(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
+    """The attention rollout if the model reads a class token that attends over one grid, else the gradient."""
+    maps = attention_rollout(model, images, evaluator) if reads_class_token(model) else ""
+    return input_gradient(model, images, evaluator) if isinstance(maps, str) else maps
+
+
+def input_gradient(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
+    """Input x gradient (Shrikumar et al., 2016): normalized images (B, C, S, S) -> float32 (B, G, G) in 0..1.
+
+    The gradient is of the highest logit. A cell of the map is the mean over its pixels of |sum over the channels|.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        images = images.clone().requires_grad_()
+        with evaluator.precision.autocast(), run_eagerly():
+            logits = evaluator.forward(model, images)
+        (gradients,) = torch.autograd.grad(logits.amax(-1).sum(), images)
+    products = (gradients * images.detach()).sum(1).abs()
+    return to_unit_range(F.adaptive_avg_pool2d(products, min(_CELLS, products.shape[-1])))

@@ -15,10 +15,9 @@ import numpy as np
 
 from configs.reading.prediction import Prediction
 from datasets.sources.samples import Samples
-from engine.evaluation.explain import explanation_file
-from engine.evaluation.part_file import PartFile
-from engine.evaluation.results import SampleResults, name_of_target
-from utils.atomic_file import open_atomically
+from engine.evaluation.pictures import explanation_file
+from engine.evaluation.results import PartFile, SampleResults, name_of_target
+from utils.files import open_atomically
 from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 

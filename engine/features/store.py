@@ -17,12 +17,11 @@ from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.part_file import BATCHES_PER_WRITE, digest_inputs
+from engine.evaluation.results import BATCHES_PER_WRITE, digest_inputs
 from models.features import FeatureModel
-from utils.atomic_file import atomic_write
 from utils.distributed import broadcast_object
 from utils.errors import UserError
-from utils.files import read_json
+from utils.files import atomic_write, read_json
 from utils.status import RUN_LOG
 
 

@@ -21,10 +21,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from configs.schema import Parallel
 from engine.parallel.strategy import DtypeOf, Strategy
-from models.blocks import blocks_of
+from models.blocks import blocks_of, local_tensor
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.sharded import local_tensor
 from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout
 
 _SHARD, _REPLICATE = "shard", "replicate"

@@ -9,7 +9,7 @@ from configs.reading.compare import experiment_mismatch
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.schema import Config
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
-from engine.checkpoint.shared_folder import check_same_checkpoint
+from engine.run.folder import check_same_checkpoint
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError

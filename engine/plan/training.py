@@ -21,7 +21,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.weights_record import record_of, weights_record
-from engine.parallel.same_options import check_same_options
+from engine.parallel.rank_exchange import check_same_options
 from engine.plan.find import find_on_all_ranks
 from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger

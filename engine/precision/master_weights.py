@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from engine.precision.norms import keeps_fp32_weights
+from engine.precision.op_lists import keeps_fp32_weights
 from utils.device import gpu_kind
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.sharded import local_tensor
+from models.blocks import local_tensor
 from utils.torch_compat import tree_leaves
 
 

@@ -1,4 +1,6 @@
-"""Lists of ops and modules that compute in fp32 or in half; autocast's own lists cannot be changed.
+"""Ops and modules that compute in fp32 or in half, by lists; autocast's own lists cannot be changed.
+
+Norms of half inputs compute in half where the kernels sum the gradients of their weights in fp32, else in fp32.
 
 A `TorchFunctionMode` intercepts a listed op and runs it with autocast off, on tensors cast to its dtype, so that its
 backward pass has that dtype too. The mode is entered inside the `forward` of modules, so that it also applies when they
@@ -6,18 +8,54 @@ are compiled, wrapped for data parallelism, copied, or recomputed in the backwar
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.mixin import with_mixin
+from models.blocks import with_mixin
 from utils.errors import UserError, did_you_mean
-from utils.torch_compat import DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
+from utils.torch_compat import BatchNorm, DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
+
+_ONE_KERNEL = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm)  # on a GPU; its statistics are in fp32
+_SEVERAL_KERNELS = (RmsNorm2d, SimpleNorm, SimpleNorm2d)
+
+
+class _CastingNorm(nn.Module):
+    """A mix-in for the class of a norm: it computes in `norm_dtype`, and returns the dtype of its input."""
+
+    norm_dtype: torch.dtype
+    device_type: str  # also of the copy on the meta device, which has no autocast
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch.autocast(self.device_type, enabled=False):
+            result: torch.Tensor = super().forward(x.to(self.norm_dtype), *args, **kwargs)
+            return result.to(x.dtype)
+
+
+def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, listed: Collection[nn.Module]) -> None:
+    """Sets the dtype of all norms but batch norms and `listed` ones, whose dtype the user has chosen.
+
+    On a CPU torch sums the gradients of the weights in the dtype of the input: in bf16 they are up to 87% wrong.
+    """
+    for module in model.modules():
+        if isinstance(module, (*_ONE_KERNEL, *_SEVERAL_KERNELS)) and module not in listed:
+            in_half = device.type == "cuda" and isinstance(module, _ONE_KERNEL)
+            norm: Any = module
+            norm.__class__ = with_mixin(_CastingNorm, type(norm))  # type: ignore[arg-type]  # a class is hashable
+            norm.norm_dtype, norm.device_type = half if in_half else torch.float32, device.type
+
+
+def keeps_fp32_weights(module: nn.Module) -> bool:
+    """Returns whether the weights of the module are in fp32 although the model's are in half."""
+    norms = (*_ONE_KERNEL, *_SEVERAL_KERNELS, BatchNorm)
+    return isinstance(module, norms) and getattr(module, "norm_dtype", torch.float32) == torch.float32
+
 
 OPS = (
     "linear", "matmul", "einsum", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "scaled_dot_product_attention",

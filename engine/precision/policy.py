@@ -13,12 +13,11 @@ from configs.schema import Amp
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.master_weights import MasterWeights, check_equal_rounding, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
-from engine.precision.norms import keeps_fp32_weights, set_norm_dtypes
-from engine.precision.op_lists import apply_op_lists
+from engine.precision.op_lists import apply_op_lists, keeps_fp32_weights, set_norm_dtypes
 from engine.precision.process_switches import uses_tf32
+from models.blocks import is_sharded
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.sharded import is_sharded
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

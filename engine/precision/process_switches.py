@@ -3,8 +3,8 @@
 import torch
 
 from configs.schema import Config
-from configs.schema.amp import Amp
-from models.attention import CUDNN, allow_kernels
+from configs.schema.compute import Amp
+from models.kernels import CUDNN, allow_kernels
 from utils.device import use_deterministic_algorithms
 
 

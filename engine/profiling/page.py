@@ -1,9 +1,147 @@
-"""The page of a profile: speed, advice, time by phase, slowest ops."""
+"""The page of a profile: speed, advice, time by phase, slowest ops.
+
+Advice is about the parts of a step that take long, each with its measured share, and the option to change.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from engine.parallel.strategy import Communication
-from engine.profiling.advice import Profile, bottlenecks
-from engine.run.timing.step_timer import BACKWARD, COMMUNICATION, FORWARD, PHASES
+from engine.profiling.step_times import StepTimes
+from engine.run.facts import Model
+from engine.run.step_timer import (
+    BACKWARD,
+    COMMUNICATION,
+    COPY,
+    DATA_WAIT,
+    FORWARD,
+    LOGGING,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
+    TRANSFORM,
+)
 from utils.tables import markdown_table, three_digits
+
+# Ops that read and write memory more than they compute. torch.compile fuses them.
+_ELEMENTWISE = re.compile(
+    "aten::(native_|cudnn_)?"
+    "(add|sub|mul|div|gelu|silu|relu|clamp_min|threshold|sigmoid|_softmax|layer_norm|batch_norm|dropout)"
+    "(_|_backward|_backward_data)?"
+)
+_DROPOUT_MASK = re.compile("random_mask|aten::random_|bernoulli")
+
+
+class Op(NamedTuple):
+    """An op, without the time of the ops that it calls."""
+
+    name: str
+    seconds: float  # per step
+    calls: float  # per step
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measurements of a run. images_per_second: over all devices, without the profiler, which slows steps down.
+
+    title: world size, device and precision. has_fast_half: see `has_fast_half_precision`. ops: the slowest first.
+    communication: None with one process.
+    """
+
+    title: str
+    model_name: str
+    batch_size: int
+    device_type: str
+    is_half_precision: bool
+    has_fast_half: bool
+    is_compiled: bool
+    has_fused_optimizer: bool
+    times: StepTimes
+    ops: list[Op]
+    images_per_second: float
+    model: Model
+    peak_memory_bytes: int
+    communication: Communication | None = None
+    data_in_memory: bool = False
+
+
+def bottlenecks(profile: Profile) -> list[str]:
+    """A sentence for each part whose share of a step exceeds its limit, the largest expected saving first."""
+    findings = [(share, gain, text) for share, limit, gain, text in _advice(profile) if share > limit]
+    findings.sort(key=lambda finding: -finding[0] * finding[1])
+    return [f"{share:.0%} of a step is {text}." for share, _, text in findings]
+
+
+def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
+    """(share, limit, gain, text) of each part of a step that an option changes.
+
+    gain: expected saving, as a fraction of the share.
+    No advice says to compile on a CPU: there ViT-Tiny gained 1%.
+    """
+    share, on_gpu, compiled = profile.times.share, profile.device_type == "cuda", profile.is_compiled
+    if not profile.data_in_memory:
+        smaller = "store the images decoded and small (scripts/make_shards.py -size N, -dataset=tar)"
+        yield share(DATA_WAIT), 0.05, 1.0, f"waiting for data: raise -num_workers, or {smaller}"
+        early = "raise -num_workers, so that the next batch is ready earlier"
+        yield share(COPY), 0.05, 1.0, f"copying batches to the GPU while it has nothing to compute: {early}"
+    idle = profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)
+    launch = "raise -batch_size, or try -opts TRAIN.COMPILE=max, which uses CUDA graphs on one GPU"
+    launch = launch if compiled else "compile the model (-compile) or raise -batch_size"
+    yield idle, 0.1, 1.0, f"an idle GPU that waits for the host to launch kernels: {launch}"
+    if profile.has_fast_half and not profile.is_half_precision:
+        slow = "the forward and backward pass in float32, on a device with fast 16-bit matrix products"
+        yield share(FORWARD, BACKWARD), 0.5, 0.5, f"{slow}: train in mixed precision (-amp)"
+    if on_gpu and profile.is_half_precision and profile.batch_size % 8:
+        sizes = "16-bit matrix products of a size that tensor cores have to pad: make -batch_size a multiple of 8"
+        yield share(FORWARD, BACKWARD), 0.5, 0.05, sizes
+    if on_gpu and not compiled:
+        fuse = "compile the model (-compile); compiling takes about a minute"
+        elementwise = f"elementwise ops, norms and softmax, which torch.compile fuses: {fuse}"
+        yield _share_of_ops(profile, _ELEMENTWISE.fullmatch), 0.15, 0.5, elementwise
+    if not on_gpu:
+        off = "set MODEL.DROPOUT and MODEL.ATTENTION_DROPOUT to 0; MODEL.DROPPATH regularizes at a lower cost"
+        yield _share_of_ops(profile, _DROPOUT_MASK.search), 0.05, 1.0, f"drawing dropout masks, on one core: {off}"
+    fewer = "a larger -batch_size or -accum_iter"
+    if profile.has_fused_optimizer:
+        yield share(OPTIMIZER), 0.1, 0.5, f"the optimizer: take fewer steps per epoch: {fewer}"
+    else:
+        fused = "use a fused one (TRAIN.OPTIMIZER.NAME AdamW or SGD)"
+        yield share(OPTIMIZER), 0.1, 0.5, f"an optimizer that is not fused: {fused}"
+    is_float32 = profile.communication is not None and "float32" in profile.communication.dtype
+    less = (
+        "exchange gradients in 16 bits (-opts PARALLEL.COMM_HOOK=bf16), or less often"
+        if is_float32
+        else ("communicate less often")
+    )
+    hidden = f"communication between GPUs that computation does not hide: {less}: {fewer}"
+    yield share(COMMUNICATION), 0.1, 0.5, hidden
+    augmentations = (
+        "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
+    )
+    yield share(TRANSFORM), 0.1, 0.5, f"augmentation on the device: {augmentations}"
+    yield share(LOGGING), 0.05, 1.0, "logging: log less often: raise REPORT_FREQ"
+
+
+def _share_of_ops(profile: Profile, matches: Callable[[str], Any]) -> float:
+    return sum(op.seconds for op in profile.ops if matches(op.name)) / profile.times.seconds
+
+
+def has_fast_half_precision(device: torch.device) -> bool:
+    """Returns whether the device multiplies 16-bit matrices faster than float32 ones.
+
+    True for GPUs with tensor cores (Volta and later), and for CPUs with AMX, AVX512-BF16 or Arm's BF16.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (7, 0)
+    cpuinfo = Path("/proc/cpuinfo")
+    words = cpuinfo.read_text().split() if cpuinfo.exists() else []
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(words)
+
 
 _TOP_OPS = 10
 
@@ -20,7 +158,7 @@ def profile_page(profile: Profile) -> str:
             f"# Profile of {profile.model_name}, batch size {profile.batch_size}",
             f"{profile.title}; {profile.model.flops}.",
             f"**{', '.join(figures)}**",
-            "\n".join(_advice(profile)),
+            "\n".join(_advice_section(profile)),
             f"## Time of a step by phase\n\n{_phase_table(profile)}",
             *([_exchange(profile.communication)] if profile.communication else []),
             f"## Slowest ops, without the ops that they call\n\n{_op_table(profile)}",
@@ -28,7 +166,7 @@ def profile_page(profile: Profile) -> str:
     )
 
 
-def _advice(profile: Profile) -> list[str]:
+def _advice_section(profile: Profile) -> list[str]:
     found = bottlenecks(profile)
     if not found:
         share = profile.times.share(FORWARD, BACKWARD)

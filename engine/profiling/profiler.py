@@ -11,8 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from datasets.batch import Batch
-from engine.profiling.advice import Op, Profile, has_fast_half_precision
-from engine.profiling.page import profile_page
+from engine.profiling.page import Op, Profile, has_fast_half_precision, profile_page
 from engine.profiling.step_times import WINDOW, step_times
 from engine.run.facts import Devices
 from engine.run.reporter import Reporter

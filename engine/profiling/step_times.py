@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from engine.run.timing.step_timer import COMMUNICATION, COPY, LABELLED, OTHER, PHASES
+from engine.run.step_timer import COMMUNICATION, COPY, LABELLED, OTHER, PHASES
 
 WINDOW = "profiled steps"  # label around all profiled steps
 _LAUNCHES = ("cuda_runtime", "cuda_driver")  # categories of events in the trace

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from engine.report.contents import RunContents
-from engine.report.formats import number, percent
-from engine.report.scales import Axis, Point, axis_of, downsample, tick_label
+from engine.report.formats import Axis, Point, axis_of, downsample, number, percent, tick_label
 from engine.run.curves import CURVES, Curves
 from utils.metric_table import METRICS
 

@@ -17,11 +17,18 @@ from engine.report import REPORT, TRAIN_BATCH, charts
 from engine.report.comparison import Group
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent
-from engine.report.mistakes import data_uri, galleries_of
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
-from engine.report.tables import class_table, compared_options, options_off_defaults, options_off_recipe, results
-from utils.atomic_file import atomic_write
+from engine.report.tables import (
+    class_table,
+    compared_options,
+    data_uri,
+    galleries_of,
+    options_off_defaults,
+    options_off_recipe,
+    results,
+)
 from utils.errors import on_one_line, shortened
+from utils.files import atomic_write
 from utils.status import UNFINISHED
 from utils.tables import to_float
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.run.result import Rows, best_epoch, points
-from utils.atomic_file import atomic_write
+from utils.files import atomic_write
 from utils.metric_table import Metric
 from utils.system import is_installed
 from utils.tables import read_rows

@@ -1,9 +1,14 @@
-"""The folder of a run: its log, its options, its status, and the commands that continue it."""
+"""The folder of a run: its log, its options, its status, and the commands that continue it.
+
+The ranks read checkpoints from it: a check finds a host that does not see it.
+"""
 
 import os
+import secrets
 import shlex
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,14 +18,15 @@ from configs.reading.command_line import Command, parse_command_line, to_yaml
 from configs.reading.compare import non_default_lines
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
-from engine.checkpoint.shared_folder import check_shared
 from engine.run.facts import Start
 from engine.run.log import RunLogger
-from utils.atomic_file import atomic_write
-from utils.distributed import ProcessContext, broadcast_object
-from utils.errors import UserError
+from utils.distributed import ProcessContext, broadcast_object, gather_objects
+from utils.errors import Unavailable, UserError
+from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
+from utils.files import atomic_write
 from utils.status import RunStatus
 from utils.system import missing_features
+from utils.threads import wait_for
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -130,3 +136,74 @@ def next_command(command: Command, *flags: str, from_anywhere: bool = False) -> 
 def _from_here(path: Path) -> str:
     """The path relative to the current folder if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+_VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
+
+
+def check_shared(folder: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees a file that rank 0 creates in the folder. A collective call.
+
+    The file has a random name: a folder of the same name on the disk of another host does not pass.
+
+    Raises:
+        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the folder.
+    """
+    if _is_one_host(context):
+        return
+    own = folder / f".shared-{secrets.token_hex(8)}.tmp"
+    try:
+        if context.is_main:
+            own.touch()
+        blind = _blind_hosts(broadcast_object(own, context).exists, context)
+    finally:
+        if context.is_main:
+            own.unlink(missing_ok=True)
+    if blind:
+        raise Unavailable(
+            f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "
+            "folder on a disk that all hosts share with -output"
+        )
+
+
+def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
+
+    Writes nothing: the folder of an evaluated run may be read-only.
+
+    Raises:
+        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the checkpoint.
+    """
+    if _is_one_host(context):
+        return
+    file = path / MANIFEST if path.suffix == SHARDS else path
+    size = None
+    if context.is_main:
+        with suppress(OSError):  # reading the checkpoint reports it
+            size = _size(file)
+    size = broadcast_object(size, context)
+    if size is None:
+        return
+    if blind := _blind_hosts(lambda: _size(file) == size, context):
+        raise Unavailable(
+            f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0; put it on a "
+            "disk that all hosts share"
+        )
+
+
+def _is_one_host(context: ProcessContext) -> bool:
+    """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
+    return context.world_size == context.local_world_size
+
+
+def _size(file: Path) -> int:
+    """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
+    with open(file, "rb") as opened:
+        return os.fstat(opened.fileno()).st_size
+
+
+def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:
+    """'node2 and node3 do not see': the hosts on which the condition stays false; '' if there is none."""
+    sees = gather_objects(context.local_rank != 0 or wait_for(is_visible, _VISIBLE_SECONDS), context)
+    blind = list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen))
+    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see" if blind else ""

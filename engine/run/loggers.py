@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from configs.reading.yaml_io import parse_value, write_yaml
 from engine.run.facts import read_environment
 from engine.run.log import RunLogger
-from utils.atomic_file import atomic_write
 from utils.errors import UserError, error_from, hide_passwords, to_single_line
+from utils.files import atomic_write
 from utils.system import is_installed, require
 from utils.threads import DaemonPool
 

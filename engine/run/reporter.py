@@ -11,16 +11,25 @@ import torch
 from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
-from engine.progress import EpochProgress, Observer
+from engine.progress import EpochProgress, Observer, TimeLeft
 from engine.run.curves import PICTURE, draw_curves
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
 from engine.run.result import Result, write_result
-from engine.run.step_report import StepReport, format_speed, log_lines
-from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, cell, metric_figures, step_row, training_scalars
-from engine.run.timing.step_timer import StepTimer, TimerTotals
-from engine.run.timing.time_left import TimeLeft
+from engine.run.step_report import (
+    EPOCH_COLUMNS,
+    STEP_COLUMNS,
+    CsvFile,
+    StepReport,
+    cell,
+    format_speed,
+    log_lines,
+    metric_figures,
+    step_row,
+    training_scalars,
+)
+from engine.run.step_timer import StepTimer, TimerTotals
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError

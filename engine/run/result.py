@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from utils.atomic_file import atomic_write
+from utils.files import atomic_write
 from utils.metric_table import METRICS, Metric
 from utils.tables import to_float
 

@@ -1,4 +1,6 @@
-"""`-batch_size=auto`: the largest batch size that fits into the memory, found before the run.
+"""`-batch_size=auto`: the largest batch size that fits into the memory, found before the run by trials.
+
+A trial is a training on random images, without data set, log file or checkpoints; benchmarks use it too.
 
 Each candidate trains two steps on random images in a process of its own: the peak memory belongs to it alone, a lack of
 memory ends no run, and the run that follows has the state of one with the size given.
@@ -14,14 +16,18 @@ from itertools import cycle
 
 import torch
 
+from configs.batch_plan import plan_batches
+from configs.rules import Facts, resolve
 from configs.schema import Config
+from datasets.batch import Batch
 from datasets.loading.worker_server import start_worker_server
+from engine.checkpoint.epoch_layout import EpochLayout
+from engine.training.build import build_train_state
+from engine.training.state import TrainState
 from engine.training.step import train_steps
-from engine.training.trial import build_state, ready_batches
-from utils.device import keep_freed_memory, peak_memory_bytes
+from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.memory_shortage import find_shortage
 from utils.signals import kill_children
 from utils.status import RUN_LOG
 
@@ -118,3 +124,29 @@ def _train_two_steps(config: Config, device: torch.device) -> float:
             return math.inf
         raise
     return peak_memory_bytes(device) - before
+
+
+_ENDLESS = 10**6  # samples: more than any trial trains
+
+
+def build_state(config: Config, context: ProcessContext) -> TrainState:
+    """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
+    config = resolve(config, Facts(context.world_size))
+    layout = EpochLayout(_ENDLESS, plan_batches(config, context.world_size), config.seed)
+    state, _ = build_train_state(config, context, layout)
+    return state
+
+
+def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
+    """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
+    data = config.data
+    shape = (data.batch_size, data.image_channels, data.image_size, data.image_size)
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Batch(
+            torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
+            torch.randint(0, config.model.num_logits, shape[:1], generator=generator).to(context.device),
+            data.batch_size,
+        )
+        for _ in range(4)
+    ]

@@ -15,8 +15,8 @@ from engine.plan.training import Plan
 from engine.precision.policy import Precision
 from engine.precision.process_switches import set_process_switches
 from engine.run.facts import Fact
-from engine.run.mfu.flops import copy_to_meta
-from engine.run.timing.step_timer import StepTimer
+from engine.run.flops import copy_to_meta
+from engine.run.step_timer import StepTimer
 from engine.training.eval_model import (
     apply_op_lists,
     attention_notes,
@@ -34,7 +34,7 @@ from engine.training.optimization.schedule import Schedule, build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.state import TrainState
 from models.build import build_model
-from models.convolutions import prepare_convolutions
+from models.kernels import prepare_convolutions
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.seeding import derive_seed

@@ -17,10 +17,9 @@ from engine.precision.policy import Precision
 from engine.precision.process_switches import set_process_switches
 from engine.run.facts import Attention, Fact
 from engine.run.result import EVALUATION
-from models.attention import AUTO, EXPLICIT, fused_kernels, use_attention
 from models.build import build_model
-from models.convolutions import prepare_convolutions
-from models.patch_embedding import use_linear_patches
+from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, use_attention
+from models.vit import use_linear_patches
 from utils.distributed import ProcessContext
 
 

@@ -14,7 +14,7 @@ from engine.run.folder import next_command
 from engine.run.result import TEST_EVALUATION, Result, TestResult, write_result
 from engine.run.step_report import log_validation
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
-from engine.training.run_report import Evaluated, evaluated_epoch
+from engine.training.run_files import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer
 from utils.distributed import broadcast_object
 from utils.errors import UserError
@@ -116,8 +116,7 @@ def _conclude(command: Command, trainer: Trainer, result: Result) -> int:
     figures, verdict = "", ("", "")
     if trainer.context.is_main:
         from engine.report.contents import read_contents  # imported late, as the page
-        from engine.report.overview import class_figures
-        from engine.report.verdict import verdict_of
+        from engine.report.overview import class_figures, verdict_of
 
         trainer.record.status.update(**outcome)  # writes the evaluation of the best epoch, and the page
         with suppress(UserError):  # a damaged file is not worth a run

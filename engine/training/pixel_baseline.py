@@ -13,7 +13,7 @@ from PIL import Image
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MODES, decode_small
-from datasets.sources.arrays.in_memory import ImageArray
+from datasets.sources.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
 from engine.progress import EpochProgress, Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts

@@ -8,13 +8,12 @@ from typing import Any
 from configs.reading.command_line import Command, to_yaml
 from configs.reading.compare import non_default_options
 from engine.checkpoint.run_folder import lock_run_folder
-from engine.checkpoint.split_entry import write_held_out
-from engine.checkpoint.weights_record import describe_data, write_classes
+from engine.checkpoint.weights_record import describe_data, write_classes, write_held_out
 from engine.evaluation.files import EvaluationFiles
+from engine.run.flops import describe_model
 from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
-from engine.run.mfu.flops import describe_model
 from engine.run.reporter import Reporter
 from engine.training.eval_model import build_eval_files
 from engine.training.session import Session

@@ -6,10 +6,9 @@ from configs.schema.model import Model
 from datasets.decoding.bad_images import BadImageList
 from datasets.loading.batches import BatchSource, build_eval_loader, build_train_batches, shard_windows
 from datasets.loading.loader import Loader
-from datasets.sources.checks import notes_on
-from datasets.sources.digest import digest_of
+from datasets.sources.checks import digest_of, notes_on
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.checkpoint.split_entry import HELD_OUT_FILE
+from engine.checkpoint.weights_record import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
 from engine.plan.training import Plan
 from engine.run.environment import record_environment

@@ -16,16 +16,16 @@ from configs.reading.compare import changed_options
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.shard_writer import read_model_state, read_optimizer_state
-from engine.checkpoint.split_entry import ENTRY
+from engine.checkpoint.weights_record import ENTRY
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
+from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
-from engine.run.mfu.flops import count_parameters
 from engine.training.optimization.optimizer import moments_per_parameter, set_lr
 from engine.training.state import TrainState
-from utils.atomic_file import tensor_bytes
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
+from utils.files import tensor_bytes
 from utils.metrics import Metrics
 
 

@@ -10,7 +10,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.run.timing.step_timer import StepTimer
+from engine.run.step_timer import StepTimer
 from engine.training.losses.distillation import StepLoss
 from engine.training.optimization.schedule import Schedule
 from engine.training.optimization.weight_average import WeightAverage

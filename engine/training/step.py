@@ -16,7 +16,7 @@ from datasets.batch import Batch
 from engine.parallel.compile import run_eagerly
 from engine.precision.non_finite import first_non_finite
 from engine.progress import EpochProgress
-from engine.run.timing.step_timer import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
+from engine.run.step_timer import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
 from engine.training.losses.distillation import class_logits
 from engine.training.optimization.optimizer import set_lr
 from engine.training.state import TrainState

@@ -13,24 +13,22 @@ from torch import nn
 
 from datasets.batch import Batch
 from engine.checkpoint.run_folder import BEST, LAST, saved_path
-from engine.checkpoint.split_entry import split_to_entry
+from engine.checkpoint.weights_record import split_to_entry
 from engine.checkpoint.writer import build_writer
 from engine.evaluation.results import SampleResults
 from engine.parallel.rank_exchange import RankExchange
 from engine.progress import EpochProgress, Observer
 from engine.run.result import RESULT, Result
 from engine.run.step_report import log_validation
-from engine.run.timing.slow_ranks import SlowRanks
-from engine.training.peft_folder import PeftFolder
+from engine.run.step_timer import SlowRanks
 from engine.training.pixel_baseline import BaselineThread
 from engine.training.record import Record
-from engine.training.run_report import Evaluated, RunReport
+from engine.training.run_files import Evaluated, PeftFolder, RunReport, TrainBatch
 from engine.training.save_trigger import SaveTrigger
 from engine.training.session import Session
 from engine.training.snapshot import best_entry, take_snapshot
 from engine.training.state import TrainState
 from engine.training.step import NonFiniteGradients, train_steps
-from engine.training.train_batch import TrainBatch
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json

@@ -1,24 +1,28 @@
-"""Low-rank adapters (Hu et al., "LoRA", 2021) as a parametrization of weights.
+"""Low-rank adapters (Hu et al., "LoRA", 2021) as a parametrization of weights, and as a folder for `peft`.
 
-A linear layer keeps its frozen weight W (O, I) and gets A (R, I) and B (O, R); reading its `weight` computes
-W + ALPHA / RANK * B A. The layer itself is not wrapped: the attention of BEiT, EVA, Swin V2 and others computes with
+A linear layer keeps its frozen weight W (O, I) and gets A (R, I) and B (O, R); reading its `weight` computes W + ALPHA
+/ RANK * B A. The layer itself is not wrapped: the attention of BEiT, EVA, Swin V2 and others computes with
 `self.qkv.weight` and never calls the layer. The names of the state dict stay; `lora_A` and `lora_B` are added.
+`PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base.
 
 Legend: O output features, I input features, R rank.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save
 from torch import nn
 
 from configs.schema.model import Lora
-from models.blocks import blocks_of
-from models.mixin import with_mixin
+from models.blocks import blocks_of, with_mixin
 from models.timm_model import classifiers
 from models.weights.names import State
 from utils.errors import UserError, did_you_mean
+from utils.files import atomic_write
 
 A, B = "lora_A", "lora_B"
 
@@ -111,3 +115,30 @@ def merge_adapters(state: State, alpha: float) -> State:
             weight, a, b = (state[f"{layer}.{other}"].float() for other in ("weight", A, B))
             merged[f"{layer}.weight"] = effective_weight(weight, a, b, alpha)
     return merged
+
+
+FOLDER = "adapter"  # beside the checkpoint
+_PREFIX = "base_model.model."
+
+
+def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
+    """Writes `adapter_model.safetensors`, with the trained head, and `adapter_config.json` beside a checkpoint.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    state = content["ema"] or content["model"]
+    heads = [path for path, module in model.named_modules() if module in classifiers(model)]
+    names = {name: f"{name}.weight" for name in state if name.endswith((f".{A}", f".{B}"))}
+    targets = [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}")]
+    names |= {name: name for name in state if name.startswith(tuple(f"{head}." for head in heads))}
+    tensors = {f"{_PREFIX}{to}": state[name] for name, to in names.items()}
+    config = {
+        "peft_type": "LORA", "r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout,
+        "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,
+    }  # fmt: skip
+    folder = checkpoint.with_name(FOLDER)
+    folder.mkdir(exist_ok=True)
+    float32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
+    atomic_write(folder / "adapter_model.safetensors", save(float32, {"format": "pt"}))
+    atomic_write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")

@@ -20,10 +20,10 @@ from models.weights.find import EXTENSIONS, PADDLE, find_weights
 from models.weights.names import State, Weights, find_entry, google_to_timm, summarize_names
 from models.weights.paddle import Converter, as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
-from utils.atomic_file import verify_checksum
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.json_content import StoredTensor
+from utils.files import verify_checksum
 
 _MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")

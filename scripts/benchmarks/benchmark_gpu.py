@@ -24,16 +24,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
-from scripts.benchmarks.gpu.parts import run_part
-from scripts.benchmarks.gpu.plan import TABLES, TIMED_IMAGES, build_parts
-from scripts.benchmarks.gpu.report import Records, page
+from scripts.benchmarks.gpu.plan import TABLES, TIMED_IMAGES, Records, build_parts, page, run_part
 from scripts.benchmarks.programs import mode_config, parse_names
 from scripts.benchmarks.timm_command import add_timm_flag
 from scripts.benchmarks.turns import write_json
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.atomic_file import atomic_write
 from utils.device import visible_gpus
-from utils.files import read_json
+from utils.files import atomic_write, read_json
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "benchmarks/benchmark_gpu.py"

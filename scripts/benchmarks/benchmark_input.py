@@ -21,7 +21,7 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
-from datasets.loading.slots import PREFETCH_FACTOR
+from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks.benchmark_train import MODEL
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images

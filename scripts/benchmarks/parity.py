@@ -19,8 +19,8 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Data
-from datasets.sources.arrays.in_memory import Digits
-from engine.training.trial import build_state
+from datasets.sources.in_memory import Digits
+from engine.training.batch_size import build_state
 from scripts.benchmarks.programs import ENTRY, final_top1
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_recipe, timm_flags
 from scripts.benchmarks.turns import NOISE, Figures, compare, seed_table

@@ -21,9 +21,8 @@ from datasets.decoding.partial_jpeg import Box
 from datasets.loading.batches import build_train_batches
 from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
-from datasets.transforms.crops import random_crop_box, resize
 from datasets.transforms.device import build_train_transform
-from datasets.transforms.host import build_host_transform
+from datasets.transforms.host import build_host_transform, random_crop_box, resize
 from scripts import make_shards
 from scripts.benchmarks.images import link_images
 from scripts.benchmarks.programs import group_cpu_seconds

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from utils.atomic_file import atomic_write
 from utils.device import device_name, visible_gpus
 from utils.errors import UserError
+from utils.files import atomic_write
 from utils.tables import markdown_table
 
 _LOAD = os.getloadavg()[0]  # before the measurements, which add to it

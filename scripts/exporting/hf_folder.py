@@ -15,7 +15,7 @@ from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
 from models.vit import evaluation_arguments
 from scripts.exporting import safetensors_file
-from scripts.exporting.compare import Forward
+from scripts.exporting.run import Forward
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError
 

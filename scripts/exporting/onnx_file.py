@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from scripts.exporting.compare import Forward
 from scripts.exporting.formats import OPSET
+from scripts.exporting.run import Forward
 from scripts.exporting.torch_export_file import export_program
 from scripts.weights.trained_model import TrainedModel
-from utils.atomic_file import tensor_bytes
 from utils.errors import UserError
+from utils.files import tensor_bytes
 
 _MAX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 

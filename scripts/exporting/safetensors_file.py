@@ -8,9 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.weights_record import read_record
-from scripts.exporting.compare import Forward
+from engine.checkpoint.weights_record import exported_entry, read_record
+from scripts.exporting.run import Forward
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError
 

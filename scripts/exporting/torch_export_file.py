@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.attention import FUSED, use_attention
-from scripts.exporting.compare import Forward
+from models.kernels import FUSED, use_attention
+from scripts.exporting.run import Forward
 from scripts.weights.trained_model import TrainedModel
 from utils.errors import UserError
 

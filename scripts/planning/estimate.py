@@ -14,7 +14,7 @@ import torch
 from configs.rules import Facts, resolve
 from configs.schema import Config, Parallel
 from engine.precision.policy import Precision, precision_name
-from engine.run.mfu.device_peaks import PEAKS, Peaks, model_name, peak_flops_per_second
+from engine.run.flops import PEAKS, Peaks, model_name, peak_flops_per_second
 from scripts.planning.workload import Workload, measure_workload
 from utils.errors import UserError, did_you_mean
 from utils.tables import aligned_table, format_duration

@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from configs.schema import Config, Data
 from engine.precision.policy import Precision
-from engine.run.mfu.flops import count_parameters, training_flops
+from engine.run.flops import count_parameters, training_flops
 from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, moments_per_parameter
-from models.attention import EXPLICIT
 from models.blocks import blocks_of
 from models.build import build_model
+from models.kernels import EXPLICIT
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm, DispatchMode, backward_in_function_mode, tree_leaves, tree_map_only
 

@@ -24,11 +24,10 @@ from datasets.loading.workers import default_num_workers
 from datasets.shards.archive import DamagedShard, chunks_of
 from datasets.shards.index import Index, Shard, join, to_index
 from datasets.shards.records import read_records
-from datasets.sources.arrays.strings import PackedStrings, StringPacker
-from utils.atomic_file import fsync_path, open_atomically
+from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from utils.cpu_cores import own_share
 from utils.errors import UserError
-from utils.files import open_regular_file
+from utils.files import fsync_path, open_atomically, open_regular_file
 from utils.locks import locked
 
 # Pillow's format -> extension of a member, where it is another word. MPO: a JPEG with further pictures behind it.

@@ -9,15 +9,14 @@ from configs.reading.yaml_io import write_yaml
 from datasets.loading.batches import build_eval_loader
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
-from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.weights_record import read_record
+from engine.checkpoint.weights_record import exported_entry, read_record
 from engine.training.eval_model import build_eval_model
 from models.weights.fit import load_pretrained
 from models.weights.names import State
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
-from utils.atomic_file import atomic_save
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped
+from utils.files import atomic_save
 from utils.tables import aligned_table
 
 _MAX_COLUMN_CHARS = 100

@@ -4,7 +4,7 @@ import pytest
 
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Amp
-from configs.schema.amp import PRESETS
+from configs.schema.compute import PRESETS
 
 # ENABLED, LEVEL, INIT_LOSS_SCALING, INCR_EVERY_N_STEPS, INCR_RATIO, DECR_EVERY_N_NAN_OR_INF, DECR_RATIO
 PUBLISHED = {

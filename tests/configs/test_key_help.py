@@ -6,8 +6,8 @@ from conftest import ROOT
 from configs.reading.command_line import parse_command_line
 from configs.reading.key_help import all_keys, options_page
 from configs.rules import FACT_RULES, RULES
+from configs.schema.config import known_keys
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.keys import known_keys
 from configs.schema.model import FIXED_KEYS
 from utils.errors import UserError
 

@@ -8,7 +8,8 @@ from timm.layers import Attention
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
-from models.attention import (
+from models.build import build_model
+from models.kernels import (
     AUTO,
     CUDNN,
     EXPLICIT,
@@ -19,7 +20,6 @@ from models.attention import (
     select_attention,
     use_attention,
 )
-from models.build import build_model
 from utils.errors import UserError
 
 CPU = torch.device("cpu")

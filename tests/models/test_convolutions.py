@@ -7,7 +7,7 @@ import torch
 from conftest import GREY, TINY_RESNET, states, train
 from torch import nn
 
-from models.convolutions import prepare_convolutions
+from models.kernels import prepare_convolutions
 from utils.errors import UserError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")

@@ -7,7 +7,7 @@ import torch
 from fake_gpu import CONTEXT, GPU, fake_gpu
 
 from configs.reading.command_line import parse_command_line
-from engine.training.trial import build_state
+from engine.training.batch_size import build_state
 from utils.torch_compat import DispatchMode, op_name, tree_leaves
 
 SMALL = ["-image_size=64", "-opts", "DATA.BATCH_SIZE=4", "AMP.ENABLED=true", "AMP.DTYPE=float16"]

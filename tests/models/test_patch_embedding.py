@@ -6,8 +6,8 @@ from fake_gpu import CONTEXT, fake_gpu
 from timm.layers import PatchEmbed
 
 from configs.reading.command_line import parse_command_line
-from engine.training.trial import build_state
-from models.patch_embedding import PatchLinear, use_linear_patches
+from engine.training.batch_size import build_state
+from models.vit import PatchLinear, use_linear_patches
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}])

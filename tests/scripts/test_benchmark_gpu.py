@@ -11,10 +11,9 @@ from test_benchmark_train import TIMM, assert_ended
 
 from configs.reading.command_line import parse_command_line
 from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_train
-from scripts.benchmarks.gpu import machine, parts, plan
-from scripts.benchmarks.gpu.parts import Part, run_part
-from scripts.benchmarks.gpu.plan import TRAINING, build_parts
-from scripts.benchmarks.gpu.report import INVALID, page
+from scripts.benchmarks.gpu import machine, plan
+from scripts.benchmarks.gpu import plan as parts
+from scripts.benchmarks.gpu.plan import INVALID, TRAINING, Part, build_parts, page, run_part
 from scripts.flags import split_flags
 from utils.errors import UserError
 

@@ -27,10 +27,9 @@ from engine.commands.run import run
 from models.build import build_model
 from scripts import export
 from scripts.exporting import formats, safetensors_file
-from scripts.exporting.compare import Reference, make_reference
 from scripts.exporting.hf_folder import data_config
+from scripts.exporting.run import Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
-from scripts.exporting.run import replaced
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from configs.schema.augmentation import check_policy
+from configs.schema.train import check_policy
 from datasets.decoding.decode import open_image
-from datasets.sources.arrays.cifar import read_batch
+from datasets.registry import unlabelled
 from datasets.sources.files.lists import read_list, read_table
-from datasets.sources.files.unlabelled import unlabelled
-from datasets.transforms.crops import center_crop
+from datasets.sources.in_memory import read_batch
+from datasets.transforms.host import center_crop
 from datasets.transforms.policies import TimmPolicy
 from utils.errors import UserError
 

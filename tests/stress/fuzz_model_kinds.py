@@ -21,7 +21,7 @@ from engine.checkpoint.weights_record import describe_data, read_record, to_meta
 from models.weights.fit import load_pretrained
 from models.weights.paddle import paddle_converter
 from models.weights.read import read_weights
-from utils.atomic_file import atomic_save
+from utils.files import atomic_save
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def read_checkpoint(data: bytes, folder: Path) -> None:
 
 
 def repair_checkpoint(data: bytes) -> bytes:
-    """The file with a valid checksum at its end (utils/atomic_file.py), as a forger would write it."""
+    """The file with a valid checksum at its end (utils/files.py), as a forger would write it."""
     tail_bytes = 2 + len("sha256=") + 64
     content, tail = data[:-tail_bytes], data[-tail_bytes:]
     return content + tail[:9] + hashlib.sha256(content + b"\0\0").hexdigest().encode()

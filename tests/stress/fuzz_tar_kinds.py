@@ -8,7 +8,7 @@ from safetensors.numpy import load, save
 
 from datasets.shards.index import Shard, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.arrays.strings import strings_in
+from datasets.sources.shared_arrays import strings_in
 from tests.datasets.shards.tar_files import tar_of
 
 _BLOCK_BYTES = 512

@@ -6,19 +6,18 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from utils import waits
+from utils import threads
 from utils.errors import UserError
-from utils.processes import connect
-from utils.processes.connect import connect_store
-from utils.processes.ranks import RunStore
+from utils.processes import ranks
+from utils.processes.ranks import RunStore, connect_store
 
 HERE = "127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(waits, "_QUIET_SECONDS", 0.3)
-    monkeypatch.setattr(connect, "_ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(threads, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(ranks, "_ATTEMPT_SECONDS", 0.3)
 
 
 def place(port: int, rank: int = 1) -> dict[str, str]:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from engine.checkpoint.run_folder import remove_temporary
-from utils.atomic_file import atomic_save, open_atomically, temporary_path, verify_checksum
 from utils.errors import UserError
-from utils.files import read_json, read_regular_file
+from utils.files import atomic_save, open_atomically, read_json, read_regular_file, temporary_path, verify_checksum
 from utils.seeding import derive_seed, seed_device
 from utils.status import STATUS, RunStatus
 from utils.tables import read_rows, safe_cell, unescaped_cell
@@ -56,7 +55,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
     def full(*_) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("utils.atomic_file.os.fsync", full)
+    monkeypatch.setattr("utils.files.os.fsync", full)
     problem = r"cannot be saved: No space left on device, after [\d,]+ of about 40,000 bytes, with [\d,]+ free"
     with pytest.raises(UserError, match=rf"state\.pth: {problem}; the previous file is intact"):
         atomic_save(saved, {"weights": torch.zeros(10000)})

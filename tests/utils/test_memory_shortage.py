@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch._inductor.exc import InductorError
 
+from utils.device import IN_EVALUATION, IN_LOADING, find_shortage
 from utils.errors import UserError
-from utils.memory_shortage import IN_EVALUATION, IN_LOADING, find_shortage
 
 ASYNCHRONOUS = (
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "

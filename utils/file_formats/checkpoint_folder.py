@@ -12,10 +12,9 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.atomic_file import fsync_path, link_or_copy, temporary_path
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.json_content import parse_json, refused
-from utils.files import open_regular_file
+from utils.files import fsync_path, link_or_copy, open_regular_file, temporary_path
 
 SHARDS = ".shards"  # the suffix of these folders
 MANIFEST, CONTENT = "manifest.json", "content.json"

@@ -25,9 +25,8 @@ from utils.processes.launch import claim_error_line
 from utils.processes.ranks import LEAVING, Message, Messages, RankProcess, RunStore
 from utils.signals import Interrupted, exit_now, received_signal, record_signals
 from utils.status import RANK_LOG, record_run_end
-from utils.threads import DaemonPool
+from utils.threads import DaemonPool, wait_for
 from utils.torch_compat import collective_numbers
-from utils.waits import wait_for
 
 OUT_OF_MEMORY = "possible cause: out of host memory"
 STORE_ENDED = f"rank 0 or the launcher ended without an error message; {OUT_OF_MEMORY}"

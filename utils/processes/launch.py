@@ -54,7 +54,7 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """
     import torch
 
-    from utils.processes.connect import open_loopback_store
+    from utils.processes.ranks import open_loopback_store
 
     received: list[int] = []
     processes: list[subprocess.Popen[bytes]] = []

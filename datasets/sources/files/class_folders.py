@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datasets.decoding.kinds import missing_decoder
-from datasets.sources.arrays.strings import StringPacker, to_nfc
-from datasets.sources.files.found_files import IMAGE_EXTENSIONS, FoundFiles, is_hidden
+from datasets.decoding.kinds import IMAGE_EXTENSIONS, FoundFiles, is_hidden, missing_decoder
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from

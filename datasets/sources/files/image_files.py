@@ -10,9 +10,8 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage, MissingImage
-from datasets.sources.arrays.mapped_arrays import share_arrays
-from datasets.sources.arrays.strings import PackedStrings, StringPacker, strings_in, to_arrays
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
 from utils.errors import Finding
 from utils.files import read_regular_file
 

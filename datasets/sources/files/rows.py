@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from configs.reading.yaml_io import shorten
-from datasets.sources.arrays.strings import StringPacker, to_nfc
+from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import Finding, UserError, error_from
 from utils.files import open_regular_file
 

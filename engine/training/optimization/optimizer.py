@@ -12,12 +12,12 @@ from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Optimizer
 from engine.parallel.compile import run_eagerly
-from engine.run.mfu.flops import count_parameters
+from engine.run.flops import count_parameters
+from models.blocks import is_sharded
 from models.timm_model import classifiers
 from models.tuning.lora import adapter_size
+from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
-from utils.memory_shortage import find_shortage
-from utils.sharded import is_sharded
 
 _FUSED = ("adam", "adamw", "sgd")
 # Those that train sharded weights as whole ones (tests/engine/parallel/test_sharding.py). Not Muon and Adafactor.

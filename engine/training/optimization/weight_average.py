@@ -5,7 +5,7 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from configs.schema import Train
-from utils.sharded import local_tensor
+from models.blocks import local_tensor
 from utils.torch_compat import fused_lerp_
 
 

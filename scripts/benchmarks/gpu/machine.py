@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from engine.precision.policy import Precision
 from engine.precision.process_switches import set_process_switches
-from engine.run.mfu.flops import training_flops
+from engine.run.flops import training_flops
 from models.build import build_model
 from scripts.benchmarks.programs import mode_config
 from scripts.benchmarks.turns import write_json

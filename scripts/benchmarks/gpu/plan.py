@@ -1,17 +1,87 @@
-"""The parts of benchmark_gpu.py, the most important first, with their commands and time limits."""
+"""The parts of benchmark_gpu.py, the most important first, with their commands and time limits; and its page."""
 
 import argparse
+import json
+import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT
-from scripts.benchmarks.gpu.parts import Part
-from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, ready_flags
+from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, failure_reason, ready_flags
+from scripts.benchmarks.turns import SPEED, Figures, figures_table, memory, speed
 from utils.cpu_cores import own_share
 from utils.device import visible_gpus
+from utils.tables import markdown_table
+
+TERMINATION_SECONDS = 10.0  # between the stop signal and SIGKILL
+
+
+class Part(NamedTuple):
+    """A command, its time limit, and the signal at this limit."""
+
+    command: list[str]
+    limit_seconds: float
+    stop_signal: signal.Signals = signal.SIGTERM
+
+
+def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
+    """Runs the part; its output is in `<name>.txt`.
+
+    Returns:
+        outcome: begins with "done" if nothing failed. seconds. result: the content of `<name>.json`, which the command
+        may have written, also if it was stopped.
+    """
+    file, output = folder / f"{name}.json", folder / f"{name}.txt"
+    file.unlink(missing_ok=True)
+    started, is_late = time.monotonic(), False
+    with open(output, "w") as stream:
+        print("$", shlex.join(part.command), file=stream, flush=True)
+        process = subprocess.Popen(part.command, stdout=stream, stderr=subprocess.STDOUT, process_group=0)
+    try:
+        process.wait(part.limit_seconds)
+    except subprocess.TimeoutExpired:
+        is_late = True
+    finally:
+        _end(process, part.stop_signal)
+    seconds, result = time.monotonic() - started, json.loads(file.read_text()) if file.exists() else None
+    lines = output.read_text(errors="replace").splitlines()[1:]
+    if is_late:
+        shown = [line for line in lines if line and not line.startswith(("|", "interrupted by SIG"))]
+        outcome = f"stopped after {part.limit_seconds:.0f} s; last line: {''.join(shown[-1:])}"
+    else:
+        outcome = _outcome(process.returncode, lines, result)
+    return {"outcome": outcome, "seconds": seconds, "result": result}
+
+
+def _outcome(status: int, lines: list[str], result: dict[str, Any] | None) -> str:
+    """A part with a program that failed has failed."""
+    if status:
+        return f"failed: {failure_reason(status, lines)}"
+    for name, one in (result or {}).get("figures", {}).items():
+        if "failed" in one:
+            return f"failed: {name}: {one['failed']}"
+    summary = re.fullmatch(r"=+ (.* in [\d.]+s.*?) =+", lines[-1]) if lines else None  # by pytest
+    return f"done: {summary[1]}" if summary else "done"
+
+
+def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
+    """The signal first, so that the process can end its own programs; then SIGKILL to its process group."""
+    if process.poll() is None:
+        process.send_signal(stop_signal)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATION_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
 
 ROOT = Path(__file__).parents[3]
 LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 80, "tests_compile": 120, "loaders": 90}
@@ -132,3 +202,43 @@ def _pytest_part(name: str, *paths: str) -> Part:
     """SIGINT makes pytest print the failures so far."""
     options = ["-m", "gpu", "-v", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
     return Part([*PYTHON, "-m", "pytest", *paths, *options], LIMITS[name], signal.SIGINT)
+
+
+INVALID = ": invalid, the device was busy when its speed was measured"
+Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
+
+
+def page(records: Records, command: str) -> str:
+    machine = (records.get("machine") or {}).get("result") or {}
+    columns = {"images/s": speed, "share of matrix products": lambda one: one["share"], "peak memory (GB)": memory}
+    texts = ["# GPU figures", f"`{command}`", machine_text(machine)] if machine else ["# GPU figures", f"`{command}`"]
+    texts.append(figures_table(training_figures(records, machine), columns))
+    outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
+    texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
+    texts.append("The output of each part is in its .txt file; `loaders.txt` and the parts of `tables` have tables.")
+    return "\n\n".join(texts) + "\n"
+
+
+def machine_text(machine: dict[str, Any]) -> str:
+    peaks = ", ".join(f"{mode} {peak / 1e12:.4g}" for mode, peak in machine["peak_flops_per_second"].items())
+    return (
+        f"{machine['device']}, torch {machine['torch']}. Matrix products, TFLOP/s: {peaks}. Copies within its memory, "
+        f"read and written: {machine['copy_bytes_per_second'] / 1e12:.3g} TB/s. {machine['model']}: "
+        f"{machine['training_flops_per_image'] / 1e9:.4g} GFLOP per image in a training step."
+    )
+
+
+def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
+    """The programs of the training parts. share: of the speed of one GPU's matrix products, for the user's model."""
+    figures: Figures = {}
+    for name, setting in TRAINING.items():
+        result = (records.get(name) or {}).get("result") or {}
+        for program, one in result.get("figures", {}).items():
+            peak = machine.get("peak_flops_per_second", {}).get(setting.mode)
+            share = ""
+            if peak and SPEED in one and not setting.model and program != "ranks":
+                ratio = one[SPEED][0] * machine["training_flops_per_image"] / peak
+                share = f"{ratio:.1%}{INVALID if ratio > 1 else ''}"
+            if one:  # else its turn has not ended
+                figures[f"{name}: {setting.mode}, {program}"] = one | {"share": share}
+    return figures

@@ -14,7 +14,7 @@ from datasets.decoding import decode
 from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, open_image
 from datasets.decoding.partial_jpeg import decode_part
-from datasets.transforms.crops import random_crop_box
+from datasets.transforms.host import random_crop_box
 from tests.datasets.photo import PHOTO, as_tensor
 from utils.errors import UserError
 

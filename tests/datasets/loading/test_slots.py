@@ -11,11 +11,10 @@ import torch
 from test_workers import CPU, Images
 
 from configs.schema import Data
-from datasets.batch import PADDING, Batch
+from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots
 from datasets.decoding.bad_images import BadImage
 from datasets.loading.loader import BatchReader, Loader
 from datasets.loading.sampler import EvalSampler
-from datasets.loading.slots import PREFETCH_FACTOR, ImageSlots
 from datasets.transforms.host import build_eval_host_transform
 from utils.errors import UserError
 

@@ -27,13 +27,13 @@ from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import default_num_workers
-from datasets.sources.arrays.in_memory import FakeImages, ImageArray
+from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
-from utils import waits
+from utils import threads
 from utils.cpu_cores import CoreShare
+from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.memory_shortage import IN_LOADING
 from utils.torch_compat import loader_workers
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
@@ -52,7 +52,7 @@ class Images(FakeImages):
         if index == 100 and self.fault == "a hanging disk":
             time.sleep(1000)
         if self.fault == "a wait for a server":
-            waits.tell_wait("waiting for http://host/a.tar", waited_seconds=100.0)
+            threads.tell_wait("waiting for http://host/a.tar", waited_seconds=100.0)
         return super().open(index, channels)
 
 
@@ -131,7 +131,7 @@ def test_a_hanging_worker(how):
 @pytest.mark.slow
 def test_the_workers_of_a_rank_share_the_time_of_the_last_line_about_a_wait():
     loader, now = loader_of(Images("a wait for a server")), time.monotonic()
-    told_at = waits._told_at
+    told_at = threads._told_at
     for before, is_printed in ((now + 1000, False), (-math.inf, True)):
         told_at.value = before
         assert len(list(loader)) == 100

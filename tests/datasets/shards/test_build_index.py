@@ -13,7 +13,7 @@ from datasets.shards.build import cached_index, open_index
 from datasets.shards.index import INDEX_NAME, Shard, encode_index, read_index
 from datasets.shards.records import read_records
 from datasets.shards.store import ShardStore
-from datasets.sources.arrays.strings import strings_in
+from datasets.sources.shared_arrays import strings_in
 from utils.errors import Findings, UserError
 
 

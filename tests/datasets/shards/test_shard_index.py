@@ -12,7 +12,7 @@ from tar_files import numbered, tar_of
 
 from datasets.shards.index import Index, Shard, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.records import Record
-from datasets.sources.arrays.strings import strings_in, to_nfc
+from datasets.sources.shared_arrays import strings_in, to_nfc
 from utils.errors import UserError
 
 NUMBERS, NAMES = st.integers(0, 999_999), st.text(min_size=1, max_size=5).map(to_nfc)

@@ -11,7 +11,7 @@ from datasets.shards.store import ShardStore
 from datasets.shards.store_errors import RangesNotSupported, StoreError
 from tests.datasets.shards.fault_server import SECRET, body, fault_server, no_answer, status
 from tests.datasets.shards.range_server import etag
-from utils import waits
+from utils import threads as waits
 
 DATA = bytes(range(256)) * 4000
 NAME = "train/a b#é%20.tar"  # characters that a URL must escape

@@ -10,9 +10,8 @@ from conftest import samples_for
 from source_helpers import write_image
 
 from configs.reading.command_line import parse_command_line
-from datasets.sources.arrays.in_memory import ImageArray
-from datasets.sources.checks import notes_on
-from datasets.sources.digest import digest_of
+from datasets.sources.checks import digest_of, notes_on
+from datasets.sources.in_memory import ImageArray
 from utils.errors import Findings, UserError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from source_helpers import assert_refused, options
 
-from datasets.sources.arrays import cifar
+from datasets.sources import in_memory
 
 
 def write_batch(path, content):
@@ -32,7 +32,7 @@ def cifar10(tmp_path):
 
 def test_cifar10(cifar10):
     given = options(cifar10.parent)
-    train, val = (cifar.Cifar10(given).read(split) for split in ("train", "val"))
+    train, val = (in_memory.Cifar10(given).read(split) for split in ("train", "val"))
     assert train.targets.tolist() == [label for number in range(5) for label in (number, 9, 3)]
     assert val.targets.tolist() == [5, 9, 3]
     assert train.class_names == [f"class {label}" for label in range(10)]
@@ -45,7 +45,7 @@ def test_cifar100(tmp_path):
     write_batch(root / "meta", {"fine_label_names": [str(label) for label in range(100)]})
     write_batch(root / "train", {"fine_labels": [99, 0], "coarse_labels": [1, 2], "data": cifar_pixels(2, 0)})
     write_batch(root / "test", {"fine_labels": [5], "coarse_labels": [1], "data": cifar_pixels(1, 1)})
-    train, val = (cifar.Cifar100(options(tmp_path)).read(split) for split in ("train", "val"))
+    train, val = (in_memory.Cifar100(options(tmp_path)).read(split) for split in ("train", "val"))
     assert (train.targets.tolist(), val.targets.tolist()) == ([99, 0], [5])
     assert len(train.class_names) == 100
 
@@ -61,11 +61,13 @@ def test_cifar100(tmp_path):
 )
 def test_bad_cifar_batches_are_refused(cifar10, content, reason):
     write_batch(cifar10 / "test_batch", content)
-    assert_refused(lambda: cifar.Cifar10(options(cifar10)).read("val"), f"{cifar10}/test_batch: ", reason, "extract")
+    assert_refused(
+        lambda: in_memory.Cifar10(options(cifar10)).read("val"), f"{cifar10}/test_batch: ", reason, "extract"
+    )
 
 
 def test_incomplete_cifar_is_refused(cifar10):
-    read = partial(cifar.Cifar10(options(cifar10)).read, "train")
+    read = partial(in_memory.Cifar10(options(cifar10)).read, "train")
     batch = (cifar10 / "data_batch_4").read_bytes()
     (cifar10 / "data_batch_4").write_bytes(batch[:1000])
     assert_refused(read, "data_batch_4: is not a CIFAR batch", "extract")

@@ -9,9 +9,8 @@ import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from configs.data_sets import DATA_SETS
-from datasets.registry import has_test_split, read_samples, recognize_dataset
+from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources.files.lists import Lists, Tables
-from datasets.sources.files.unlabelled import unlabelled
 from datasets.sources.source import source_class
 from utils.errors import UserError
 

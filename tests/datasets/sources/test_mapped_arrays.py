@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from source_helpers import options
 
-from datasets.sources.arrays import mapped_arrays
-from datasets.sources.arrays.mapped_arrays import share_arrays
-from datasets.sources.arrays.strings import StringPacker, strings_in, to_arrays
+from datasets.sources import shared_arrays
+from datasets.sources.shared_arrays import StringPacker, share_arrays, strings_in, to_arrays
 from datasets.sources.source import source_class
 from utils.errors import UserError
 
@@ -60,7 +59,7 @@ def test_a_full_disk_is_one_line(temporary, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mapped_arrays.np, "save", full)
+    monkeypatch.setattr(shared_arrays.np, "save", full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\); free space or set TMPDIR$"):
         share_arrays({"a": np.arange(5)})
     assert not list(temporary.iterdir())

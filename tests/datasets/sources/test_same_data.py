@@ -11,9 +11,9 @@ from source_helpers import options, write_classes, write_image
 
 from configs.reading.command_line import parse_command_line
 from datasets import registry
-from datasets.sources import digest
-from datasets.sources.arrays.in_memory import FakeImages, ImageArray
-from datasets.sources.digest import check_same_data
+from datasets.sources import checks
+from datasets.sources.checks import check_same_data
+from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
 from engine.commands.run import run
 from utils.distributed import ProcessContext
@@ -40,8 +40,8 @@ def answers(monkeypatch):
             raise Waiting(value)
         return list(gathered[place])
 
-    monkeypatch.setattr(digest, "gather_objects", gather)
-    monkeypatch.setattr(digest, "broadcast_object", lambda value, context: gather(value, context)[0])
+    monkeypatch.setattr(checks, "gather_objects", gather)
+    monkeypatch.setattr(checks, "broadcast_object", lambda value, context: gather(value, context)[0])
     monkeypatch.setattr(registry, "work_while_others_wait", lambda work, context: work())
     monkeypatch.setattr(registry, "call_on_main", lambda call, context: None)
 

@@ -13,10 +13,10 @@ from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
 from datasets.shards.samples import TarSamples
-from datasets.sources.arrays.strings import StringPacker, strings_in
+from datasets.sources.shared_arrays import StringPacker, strings_in
 from datasets.sources.source import source_class
 from datasets.sources.split import RunSplit, Splitter, hash_paths
-from engine.checkpoint.split_entry import ENTRY, exported_entry, read_split, split_to_entry
+from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from utils.errors import UserError
 
 PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]

@@ -7,8 +7,8 @@ import pytest
 from source_helpers import assert_refused, write_image
 
 from datasets.decoding.bad_images import BadImage
+from datasets.registry import unlabelled
 from datasets.sources.files.class_folders import read_class_folders
-from datasets.sources.files.unlabelled import unlabelled
 
 
 def names(path) -> list[str]:

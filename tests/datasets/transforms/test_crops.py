@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import CenterCrop, Resize
 
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.partial_jpeg import Box
-from datasets.transforms.crops import center_crop, pad_to_square, random_crop_box, resize
+from datasets.transforms.host import center_crop, pad_to_square, random_crop_box, resize
 from tests.datasets.photo import PHOTO, as_tensor
 
 BOXES = [(20, 30, 150, 100), (3, 5, 7, 250), (0, 0, 1, 1)]

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import Compose
 
-from configs.schema.augmentation import check_policy
+from configs.schema.train import check_policy
 from datasets.transforms.policies import TimmPolicy
 
 PHOTO = Image.fromarray(load_sample_images().images[1]).crop((150, 100, 350, 300)).resize((48, 48))

@@ -80,7 +80,7 @@ def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
 def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monkeypatch):
     """Training continues while the disk does not answer."""
     sync, answers = os.fsync, threading.Event()
-    monkeypatch.setattr("utils.atomic_file.os.fsync", lambda file: (answers.wait(60), sync(file)))
+    monkeypatch.setattr("utils.files.os.fsync", lambda file: (answers.wait(60), sync(file)))
     state, writer = make_state(1), file_writer(tmp_path)
     writer.save(state, is_best=False, periodic=None)
     assert not (tmp_path / LAST).exists()
@@ -105,7 +105,7 @@ def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
     writer = file_writer(tmp_path)
     save(writer, 1)
     with monkeypatch.context() as full_disk, pytest.raises(UserError, match=r"last\.pth: .*No space left"):
-        full_disk.setattr("utils.atomic_file.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
+        full_disk.setattr("utils.files.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
         save(writer, 2, is_best=True)
     writer.check()
     assert epochs(tmp_path) == {LAST: 1, "epoch-001.pth": 1}

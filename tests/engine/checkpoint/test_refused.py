@@ -17,10 +17,10 @@ from shard_files import checkpoint_state, content, seal, write_shard, write_shar
 from engine.checkpoint.reader import FORMAT, load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
-from utils.atomic_file import atomic_save
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST
 from utils.file_formats.json_content import decode_content, encode_content
+from utils.files import atomic_save
 
 FIRST = "shard-00001-model-00001-of-00001.safetensors"
 

@@ -13,9 +13,9 @@ from configs.reading.yaml_io import parse_value, read_yaml, write_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
-from engine.run.tables import EPOCH_COLUMNS
-from utils.atomic_file import atomic_save
+from engine.run.step_report import EPOCH_COLUMNS
 from utils.errors import UserError
+from utils.files import atomic_save
 
 INVALID_CHANGES = {  # option -> what the error names
     "TRAIN.OPTIMIZER.NAME=SGD": r"TRAIN\.OPTIMIZER\.NAME.*AdamW",

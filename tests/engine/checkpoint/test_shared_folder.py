@@ -9,11 +9,11 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from datasets import registry
-from engine.checkpoint import shared_folder
-from engine.checkpoint.shared_folder import check_same_checkpoint, check_shared
+from engine.run import folder
+from engine.run.folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.waits import wait_for
+from utils.threads import wait_for
 
 HOSTS = ("node1", "node1", "node2", "node3")
 
@@ -26,7 +26,7 @@ def on_rank(rank: int) -> ProcessContext:
 @pytest.mark.parametrize(("content", "sees"), [("weights", True), ("others", False), (None, False)])
 def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, name, content, sees):
     """Rank 0 is on node1. Node2 has the same file, another one of the same name, or none."""
-    monkeypatch.setattr(shared_folder, "_VISIBLE_SECONDS", 0.0)
+    monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
     paths = [tmp_path / node / name for node in ("node1", "node2")]
     for path, text in zip(paths, ("weights", content), strict=True):
         file = path / "manifest.json" if path.suffix == ".shards" else path
@@ -34,10 +34,10 @@ def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, name, c
         if text:
             file.write_text(text)
     sizes = []
-    monkeypatch.setattr(shared_folder, "gather_objects", lambda seen, _: [True, True, seen, True])
-    monkeypatch.setattr(shared_folder, "broadcast_object", lambda size, _: sizes.append(size) or size)
+    monkeypatch.setattr(folder, "gather_objects", lambda seen, _: [True, True, seen, True])
+    monkeypatch.setattr(folder, "broadcast_object", lambda size, _: sizes.append(size) or size)
     check_same_checkpoint(paths[0], on_rank(0))
-    monkeypatch.setattr(shared_folder, "broadcast_object", lambda size, _: sizes[0])
+    monkeypatch.setattr(folder, "broadcast_object", lambda size, _: sizes[0])
     if sees:
         check_same_checkpoint(paths[1], on_rank(2))
     else:
@@ -56,20 +56,20 @@ def test_one_host_exchanges_nothing(tmp_path):
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_folder_of_the_same_name_on_another_disk_is_not_enough(tmp_path, monkeypatch, shares):
     """Rank 0 writes in one folder; rank 2 looks for the file in the same folder or in another one."""
-    monkeypatch.setattr(shared_folder, "_VISIBLE_SECONDS", 0.0)
+    monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
     sent, seen = [], []
     other = tmp_path / "disk of node2"
     other.mkdir()
 
     def rank_2_looks(sees: bool, context: ProcessContext) -> list[bool]:
-        monkeypatch.setattr(shared_folder, "gather_objects", lambda sees, _: seen.append(sees) or [True] * 4)
+        monkeypatch.setattr(folder, "gather_objects", lambda sees, _: seen.append(sees) or [True] * 4)
         received = sent[0] if shares else other / sent[0].name
-        monkeypatch.setattr(shared_folder, "broadcast_object", lambda value, _: received)
+        monkeypatch.setattr(folder, "broadcast_object", lambda value, _: received)
         check_shared(tmp_path, on_rank(2))
         return [sees, True, *seen, *seen]
 
-    monkeypatch.setattr(shared_folder, "broadcast_object", lambda value, _: sent.append(value) or value)
-    monkeypatch.setattr(shared_folder, "gather_objects", rank_2_looks)
+    monkeypatch.setattr(folder, "broadcast_object", lambda value, _: sent.append(value) or value)
+    monkeypatch.setattr(folder, "gather_objects", rank_2_looks)
     if shares:
         check_shared(tmp_path, on_rank(0))
     else:

@@ -18,13 +18,12 @@ from configs.reading.command_line import parse_command_line
 from configs.weights import WeightsRecord, follow
 from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.split_entry import exported_entry
-from engine.checkpoint.weights_record import read_record, to_metadata
+from engine.checkpoint.weights_record import exported_entry, read_record, to_metadata
 from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation
 from engine.run.log import RunLogger
-from utils.atomic_file import atomic_save
 from utils.errors import UserError
+from utils.files import atomic_save
 
 CLASSES = ["ant", "bee", "cat", "dog"]
 MODEL = [option for option in TINY_VIT if not option.startswith(("MODEL.NUM_CLASSES", "DATA."))]

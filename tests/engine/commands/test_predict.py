@@ -21,11 +21,10 @@ from configs.weights import WeightsRecord
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
-from engine.evaluation import explain
-from engine.evaluation.part_file import PartFile
+from engine.evaluation import pictures
 from engine.evaluation.pictures import write_map
 from engine.evaluation.predictions import Predictions
-from engine.evaluation.results import SampleResults
+from engine.evaluation.results import PartFile, SampleResults
 from engine.plan.evaluation import name_classes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -244,7 +243,7 @@ def test_explanations_are_complete_after_an_interruption(images, trained, tmp_pa
     with Image.open(tmp_path / "whole" / rows[0]["explanation"]) as picture:
         assert picture.format == "PNG" and picture.size == (160, 160) and picture.mode == "RGB"
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(explain, "write_map", lambda path, *_: 1 / 0 if "/000039-" in str(path) else write_map(path, *_))
+        patch.setattr(pictures, "write_map", lambda path, *_: 1 / 0 if "/000039-" in str(path) else write_map(path, *_))
         predict(tmp_path / "out", cpu, *argv)
     assert len(maps_in(tmp_path / "out")) == 39
     assert predict(tmp_path / "out", cpu, *argv) == rows and maps_in(tmp_path / "out") == maps

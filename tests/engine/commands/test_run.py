@@ -6,8 +6,8 @@ from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
+from utils.device import IN_LOADING
 from utils.errors import UserError
-from utils.memory_shortage import IN_LOADING
 
 
 def raise_error(error: Exception):

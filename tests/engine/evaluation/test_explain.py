@@ -6,7 +6,7 @@ import torch
 from test_pictures import evaluator_for
 from torch import nn
 
-from engine.evaluation.explain import explanation_file, heat_map, input_gradient
+from engine.evaluation.pictures import explanation_file, heat_map, input_gradient
 
 
 def test_the_gradient_is_that_of_finite_differences(cpu):

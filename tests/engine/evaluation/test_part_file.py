@@ -5,9 +5,8 @@ import errno
 import numpy as np
 import pytest
 
-from engine.evaluation import part_file
-from engine.evaluation.part_file import PartFile
-from engine.evaluation.results import SampleResults
+from engine.evaluation import results as part_file
+from engine.evaluation.results import PartFile, SampleResults
 
 
 def results(start: int, count: int) -> SampleResults:

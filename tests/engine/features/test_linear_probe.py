@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from configs.schema import Loss
-from engine.features.linear_probe import fit_linear, fit_probe, knn_top1, stratified_folds
+from engine.features.probe import fit_linear, fit_probe, knn_top1, stratified_folds
 from engine.training.losses.loss import build_loss, read_class_weights
 
 N, F, C = 400, 12, 5

@@ -19,9 +19,9 @@ from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.state import TrainState
 from engine.training.step import train_steps
+from models.blocks import local_tensor
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums
-from utils.sharded import local_tensor
 
 BATCH = 4
 BASE = [

@@ -21,11 +21,11 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.ddp import DDP
 from engine.parallel.fsdp import FSDP
 from engine.precision.policy import Precision
+from models.blocks import local_tensor
 from models.build import build_model
 from models.vit import build_vit
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.sharded import local_tensor
 from utils.torch_compat import is_compiled
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from engine.run.facts import (
     TrainingData,
     to_json,
 )
-from engine.run.tables import EPOCH_COLUMNS, STEP_COLUMNS
+from engine.run.step_report import EPOCH_COLUMNS, STEP_COLUMNS
 
 FACTS_OF_RUN = (
     Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.report.charts import Chart, Series, reliability_diagram
-from engine.report.scales import MAX_POINTS, axis_of, downsample, tick_label
+from engine.report.formats import MAX_POINTS, axis_of, downsample, tick_label
 from engine.run.result import points
 
 PIXELS = re.compile(r'points="([^"]*)"')

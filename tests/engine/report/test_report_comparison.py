@@ -12,7 +12,7 @@ from page_reader import Reader, read_page
 from run_folders import add_split, make_evaluation_run, make_run, write_facts, write_json, write_table
 
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.tables import EPOCH_COLUMNS
+from engine.run.step_report import EPOCH_COLUMNS
 from scripts.report import main
 from utils.errors import UserError
 

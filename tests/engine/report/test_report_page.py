@@ -29,7 +29,7 @@ from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.facts import FACTS, Devices, RunWarning
-from engine.training.run_report import RunReport
+from engine.training.run_files import RunReport
 from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
 from utils.tables import safe_cell

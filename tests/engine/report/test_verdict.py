@@ -8,7 +8,7 @@ from run_folders import make_run, write_facts, write_json, write_table
 
 from configs.reading.command_line import parse_command_line
 from engine.report.contents import read_contents
-from engine.report.verdict import verdict_of
+from engine.report.overview import verdict_of
 from engine.run.facts import PixelBaseline
 
 RISING = [10 * epoch for epoch in range(1, 7)]

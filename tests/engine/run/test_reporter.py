@@ -17,7 +17,7 @@ from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter, peak_memory_bytes
 from engine.run.result import Result
-from engine.run.timing.step_timer import StepTimer, TimerTotals
+from engine.run.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, MetricSums
 from utils.tables import read_rows

@@ -8,7 +8,7 @@ from conftest import read_result, train
 from engine.checkpoint.reader import load_checkpoint
 from engine.run.facts import FACTS, Model, read_facts
 from engine.run.result import best_epoch
-from engine.run.tables import CsvFile
+from engine.run.step_report import CsvFile
 from utils.metric_table import METRICS
 from utils.tables import read_rows
 

@@ -13,7 +13,7 @@ from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 
 from configs.reading.command_line import parse_command_line
 from datasets.batch import Batch
-from engine.training.trial import build_state
+from engine.training.batch_size import build_state
 from utils.torch_compat import DispatchMode, op_name, returns_view, tree_leaves
 
 _MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "convolution", "convolution_backward")

@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine.training import run_report
-from engine.training.run_report import TimeShare
+from engine.training import run_files
+from engine.training.run_files import TimeShare
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """The seconds of a clock that the test sets."""
     seconds = [100.0]
-    monkeypatch.setattr(run_report.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(run_files.time, "monotonic", lambda: seconds[0])
     return seconds
 
 

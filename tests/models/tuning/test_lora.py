@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from configs.schema.model import Lora
-from models.tuning.lora import add_adapters, merge_adapters
-from models.tuning.peft_folder import write_peft_folder
+from models.tuning.lora import add_adapters, merge_adapters, write_peft_folder
 
 VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32, "num_classes": 5}
 

@@ -11,8 +11,8 @@ import torch
 from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
 
 from models.weights.fit import load_pretrained
-from utils.atomic_file import atomic_save
 from utils.errors import UserError
+from utils.files import atomic_save
 
 ENDINGS = ("pdparams", "safetensors", "pth", "npz")
 HUGE = torch.zeros(1).as_strided((10**12,), (0,))

@@ -5,7 +5,7 @@ import timm
 import torch
 
 from configs.reading.command_line import parse_command_line
-from engine.run.mfu.flops import forward_flops, training_flops
+from engine.run.flops import forward_flops, training_flops
 from models.build import build_model
 
 CPU = torch.device("cpu")

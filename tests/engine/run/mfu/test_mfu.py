@@ -5,8 +5,7 @@ import torch
 
 from configs.schema import Data
 from engine.run.facts import Model
-from engine.run.mfu.device_peaks import PEAKS, peak_flops_per_second
-from engine.run.mfu.flops import describe_model
+from engine.run.flops import PEAKS, describe_model, peak_flops_per_second
 from utils.distributed import ProcessContext
 from utils.tables import three_digits
 

@@ -11,7 +11,7 @@ from rank import run_commands
 from timm.models.vision_transformer import VisionTransformer
 
 from datasets.loading.loader import Loader
-from engine.run.timing.slow_ranks import FORWARD, LOADING, SlowRanks
+from engine.run.step_timer import FORWARD_PASS, LOADING, SlowRanks
 from utils.distributed import ProcessContext
 from utils.files import read_json
 from utils.status import STATUS, RunStatus
@@ -34,7 +34,10 @@ def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tu
 
 @pytest.mark.parametrize(
     ("seconds", "cause", "times"),
-    [((0.09, 0.10), LOADING, "90 ms per step against 10 ms"), ((0.01, 0.18), FORWARD, "180 ms per step against 100")],
+    [
+        ((0.09, 0.10), LOADING, "90 ms per step against 10 ms"),
+        ((0.01, 0.18), FORWARD_PASS, "180 ms per step against 100"),
+    ],
 )
 def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, seconds, cause, times):
     ((step, note),) = feed(slow_ranks(), 500, EVEN, EVEN, seconds, EVEN)
@@ -48,7 +51,7 @@ def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
     assert feed(ranks, 10, EVEN, EVEN, EVEN) == []
     assert feed(ranks, 100, EVEN, EVEN, slow_loading) == []  # too short a recovery
     ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
-    assert step == 50 and FORWARD in note
+    assert step == 50 and FORWARD_PASS in note
     ((_, note),) = feed(ranks, 50, EVEN, EVEN, EVEN)
     assert re.fullmatch("Rank 2 on .* is no longer slow", note) and read_json(tmp_path / STATUS)["slow_rank"] is None
     assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
@@ -57,7 +60,7 @@ def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
 @pytest.mark.parametrize(
     ("compares_forward", "seconds", "causes"),
     [
-        (True, (EVEN, (0.01, 0.14)), [FORWARD]),  # one of two ranks
+        (True, (EVEN, (0.01, 0.14)), [FORWARD_PASS]),  # one of two ranks
         (True, (EVEN, (0.01, 0.12)), []),  # 18%
         (True, ((0.0, 0.004), (0.0, 0.008)), []),  # twice as long, but 4 ms
         (False, (EVEN, EVEN, (0.01, 5.0)), []),  # the forward pass waits for other ranks
@@ -92,7 +95,7 @@ def train_with_a_slow_rank(context: ProcessContext, cause: str, output: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cause", [LOADING, FORWARD])
+@pytest.mark.parametrize("cause", [LOADING, FORWARD_PASS])
 def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path, ranks, cause):
     ranks(2)(train_with_a_slow_rank, cause, tmp_path)
     folder = only_run(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from datasets.batch import Batch
-from engine.run.timing.step_timer import StepTimer
+from engine.run.step_timer import StepTimer
 
 NOTHING = torch.empty(0)
 

@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.progress import EpochProgress
-from engine.run.timing import time_left
-from engine.run.timing.time_left import TimeLeft
+from engine import progress
+from engine.progress import EpochProgress, TimeLeft
 from utils.metrics import MetricSums
 
 STEPS = 10
@@ -15,7 +14,7 @@ STEPS = 10
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(time_left.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock.now)
     return clock
 
 

@@ -1,11 +1,11 @@
-"""Which kernel computes attention: torch's fused kernels, or the explicit softmax(q k^T) v.
+"""Which kernels compute attention: torch's fused ones, or the explicit softmax(q k^T) v; the format of convolutions.
 
 Legend: B samples, N tokens, C channels of a token, H heads, D channels of a head.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -138,3 +138,25 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     kind = tensor.device.type
     is_cast = tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and torch.amp.is_autocast_available(kind)
     return tensor.to(torch.get_autocast_dtype(kind)) if is_cast and torch.is_autocast_enabled(kind) else tensor
+
+
+def prepare_convolutions(
+    model: nn.Module, channels_last: Literal["auto"] | bool, device: torch.device, is_fixed: bool = False
+) -> list[str]:
+    """Applies `MODEL.CHANNELS_LAST` to `model` on its device; returns a line for the log if something was set.
+
+    Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
+    with one convolution, the patch embedding, are left as they are.
+
+    Raises:
+        UserError: `channels_last` is True, and the memory format of the weights `is_fixed`: sharded ones, or O3.
+    """
+    if is_fixed and channels_last is True:
+        raise UserError("MODEL.CHANNELS_LAST true: not with sharded weights or AMP.LEVEL O3; use auto")
+    if channels_last == "auto":
+        is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
+        channels_last = is_convolutional and device.type == "cuda" and not is_fixed
+    if not channels_last:
+        return []
+    model.to(memory_format=torch.channels_last)
+    return ["Convolutions: channels last (MODEL.CHANNELS_LAST)"]

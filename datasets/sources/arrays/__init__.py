@@ -1,1 +1,0 @@
-"""Samples in arrays: in memory, or in files that all processes map."""

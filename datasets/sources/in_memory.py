@@ -1,0 +1,166 @@
+"""Samples that are held in memory: arrays of images, CIFAR-10 and CIFAR-100, scikit-learn's digits, and noise.
+
+The official batches of CIFAR are pickles of Python 2; reading them runs no code.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from datasets.decoding.decode import LazyImage, convert_channels
+from datasets.sources.files.class_folders import find_folder
+from datasets.sources.samples import Samples
+from datasets.sources.shared_arrays import MappedArrays, share_arrays
+from datasets.sources.source import Source
+from utils.errors import UserError, error_from
+from utils.file_formats.plain_pickle import ForbiddenName, read_plain_pickle
+from utils.files import open_regular_file
+
+_DIGITS_VAL_FRACTION = 0.2
+
+
+class ImageArray(Samples):
+    """Images in an array, uint8 (N, 1 or 3, H, W). The workers of a rank map one file with them: see `share_arrays`."""
+
+    in_memory = True
+
+    def __init__(self, images: np.ndarray, targets: Sequence[int] | np.ndarray, class_names: list[str]) -> None:
+        super().__init__(class_names)
+        self.targets = np.asarray(targets, dtype=np.int64)
+        self._arrays: Mapping[str, np.ndarray] = {"images": images}
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not isinstance(self._arrays, MappedArrays):
+            self._arrays = share_arrays(self._arrays)
+        return self.__dict__
+
+    @property
+    def images(self) -> np.ndarray:
+        return self._arrays["images"]
+
+    def checksums(self) -> np.ndarray:
+        return np.array([zlib.crc32(image.tobytes()) for image in self.images], np.uint32)
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        return LazyImage(convert_channels(torch.tensor(self.images[index]), channels))
+
+
+class FakeImages(Samples):
+    """Noise instead of images, to measure everything except reading files."""
+
+    has_class_names = False
+    in_memory = True
+
+    def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
+        rng = np.random.default_rng(num_samples)
+        super().__init__([str(label) for label in range(num_classes)])
+        self.targets = rng.integers(num_classes, size=num_samples)
+        self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
+
+    def open(self, index: int, channels: int) -> LazyImage:
+        return LazyImage(self.pool[index % len(self.pool), :channels])
+
+
+class Digits(Source):
+    """The 1,797 handwritten digits of 8 x 8 gray pixels that scikit-learn contains; a fifth is held out.
+
+    Split and folds are scikit-learn's own stratified ones, so that results can be compared with other programs.
+    """
+
+    has_folds = True
+
+    def read(self, split: str) -> ImageArray:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import StratifiedKFold, train_test_split
+
+        bunch = load_digits()
+        images = np.round(bunch.images[:, None] * (255 / 16)).astype(np.uint8)
+        fraction, seed = self.data.val_fraction or _DIGITS_VAL_FRACTION, self.data.split_seed
+        if self.data.folds:
+            splits = StratifiedKFold(self.data.folds, shuffle=True, random_state=seed).split(images, bunch.target)
+            parts = list(splits)[self.data.fold or 0]
+        else:
+            try:
+                indices = range(len(images))
+                parts = train_test_split(indices, test_size=fraction, stratify=bunch.target, random_state=seed)
+            except ValueError as error:
+                raise UserError(f"DATA.VAL_FRACTION {self.data.val_fraction}: {error}") from error
+        part = parts[0 if split == "train" else 1]
+        return ImageArray(images[part], bunch.target[part], [str(name) for name in bunch.target_names])
+
+
+class Fake(Source):
+    """Noise of IMAGE_SIZE in 1,000 classes: 1,280 training samples, at least 40 batches, and 256 for validation."""
+
+    def read(self, split: str) -> FakeImages:
+        num_samples = max(1280, 40 * self.data.batch_size) if split == "train" else 256
+        return FakeImages(num_samples, num_classes=1000, size=self.data.image_size)
+
+
+_IMAGE_SHAPE = (3, 32, 32)
+_FIX = "extract the archive again"
+
+
+class Cifar10(Source):
+    """The extracted Python version: the folder `cifar-10-batches-py`, which is DATA_PATH or inside it."""
+
+    def read(self, split: str) -> ImageArray:
+        root = find_folder(self.root, "cifar-10-batches-py")
+        names = [f"data_batch_{number}" for number in range(1, 6)] if split == "train" else ["test_batch"]
+        return _read_batches([root / name for name in names], "labels", root / "batches.meta", "label_names")
+
+
+class Cifar100(Source):
+    """The extracted Python version: the folder `cifar-100-python`, which is DATA_PATH or inside it; 100 fine labels."""
+
+    def read(self, split: str) -> ImageArray:
+        root = find_folder(self.root, "cifar-100-python")
+        file = root / ("train" if split == "train" else "test")
+        return _read_batches([file], "fine_labels", root / "meta", "fine_label_names")
+
+
+def _read_batches(files: list[Path], label_key: str, names_file: Path, names_key: str) -> ImageArray:
+    class_names = read_class_names(names_file, names_key)
+    images, targets = zip(*(read_batch(file, label_key, len(class_names)) for file in files), strict=True)
+    return ImageArray(np.concatenate(images), np.concatenate(targets), class_names)
+
+
+def read_class_names(file: Path, key: str) -> list[str]:
+    """The class names by label, from a `meta` file; raises UserError if the file is missing or invalid."""
+    names = _read(file).get(key)
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise UserError(f"{file}: contains no names under {key}; {_FIX}")
+    return names
+
+
+def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 (N, 3, 32, 32) and labels int64 (N,); raises UserError if the file is missing or invalid."""
+    content = _read(file)
+    try:
+        labels = np.array(content[label_key], dtype=np.int64)
+        images = content["data"].array().view(np.uint8).reshape(len(labels), *_IMAGE_SHAPE)
+    except Exception as error:  # a pickle may contain any types
+        raise UserError(f"{file}: does not contain the data and {label_key} of CIFAR; {_FIX}") from error
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise UserError(f"{file}: a label is not in 0..{num_classes - 1}; {_FIX}")
+    return images, labels
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    try:
+        with open_regular_file(file) as stream:
+            content = read_plain_pickle(stream)
+    except OSError as error:
+        raise error_from(
+            error, f"{file}: cannot be read ({error.strerror}); extract CIFAR's Python version into DATA.DATA_PATH"
+        ) from error
+    except Exception as error:  # the parser raises many types on damaged files
+        reason = f"it refers to {error}" if isinstance(error, ForbiddenName) else " ".join(str(error).split())
+        raise error_from(error, f"{file}: is not a CIFAR batch ({reason}); {_FIX}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: is not a CIFAR batch; {_FIX}")
+    return content

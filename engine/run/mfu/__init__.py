@@ -1,1 +1,0 @@
-"""Model FLOPs utilization: FLOPs of a model, datasheet peaks of GPUs."""
