@@ -20,8 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from datasets.batch import Batch
 from engine.progress import EpochProgress
-from engine.training.state import TrainState
-from engine.training.step import train_steps
+from engine.training.step import TrainState, train_steps
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums
 

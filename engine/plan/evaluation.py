@@ -25,8 +25,7 @@ from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from engine.checkpoint.weights_record import weights_record
 from engine.parallel.rank_exchange import check_same_options
-from engine.plan.find import find_on_all_ranks
-from engine.plan.training import describe_preprocessing
+from engine.plan.training import describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
 from models.weights.read import read_weights

@@ -1,14 +1,16 @@
-"""The plan of a training run."""
+"""The plan of a training run, and the checkpoint that -resume names."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.parts import check_plugins
 from configs.reading.command_line import Command
-from configs.reading.compare import with_defaults
+from configs.reading.compare import experiment_mismatch, with_defaults
+from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import parse_value
 from configs.rules import Facts, resolve, warnings
 from configs.schema import Config, Data
@@ -19,14 +21,70 @@ from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter
-from engine.checkpoint.reader import FoundCheckpoint
+from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel.rank_exchange import check_same_options
-from engine.plan.find import find_on_all_ranks
 from engine.run.facts import Preprocessing
+from engine.run.folder import check_same_checkpoint
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import UserError
+
+
+def find_on_all_ranks(
+    config: Config,
+    context: ProcessContext,
+    logger: RunLogger,
+    lock: Callable[[Path], object] = nullcontext,
+) -> FoundCheckpoint | None:
+    """Finds the checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
+
+    In a run's folder an evaluation or a prediction prefers `best.pth`. 'auto' passes over the runs of other
+    experiments, with a line in the log.
+    """
+    if not config.model.resume:
+        return None
+
+    def is_candidate(folder: Path) -> bool:
+        mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
+        if mismatch:
+            logger.warn(f"Resume: passed over: {folder}: {mismatch}")
+        return not mismatch
+
+    def load(path: Path) -> dict[str, Any]:
+        return _open_together(broadcast_object(path, context), context)
+
+    if context.is_main:
+        best_first = config.eval.enabled
+        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate, best_first, load)
+        broadcast_object(None, context)
+    else:
+        found = _follow_main(context)
+    for note in found.notes if found else []:
+        logger.warn(f"Resume: skipped: {note}")
+    if found:
+        logger.info(f"----- Resume: from {found.path}")
+    return found
+
+
+def _follow_main(context: ProcessContext) -> FoundCheckpoint | None:
+    """Reads the same files as the main process, until that has found a valid checkpoint: all ranks verify parts."""
+    found = error = None
+    while path := broadcast_object(None, context):
+        try:
+            found, error = FoundCheckpoint(path, _open_together(path, context), []), None
+        except UserError as refused:
+            found, error = None, refused
+    if error:
+        raise error
+    return found
+
+
+def _open_together(path: Path, context: ProcessContext) -> dict[str, Any]:
+    check_same_checkpoint(path, context)
+    return open_checkpoint(path, context)
+
 
 FindBatchSize = Callable[[Config, ProcessContext], tuple[int, str]]  # the size, and a line for the log
 

@@ -17,8 +17,7 @@ from engine.run.facts import Devices
 from engine.run.reporter import Reporter
 from engine.training.record import Record
 from engine.training.session import Session
-from engine.training.state import TrainState
-from engine.training.step import train_steps
+from engine.training.step import TrainState, train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.system import describe_waiting
 from utils.torch_compat import is_compiled

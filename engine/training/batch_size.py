@@ -23,8 +23,7 @@ from datasets.batch import Batch
 from datasets.loading.worker_server import start_worker_server
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.build import build_train_state
-from engine.training.state import TrainState
-from engine.training.step import train_steps
+from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError

@@ -12,8 +12,7 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
-from engine.precision.policy import Precision
-from engine.precision.process_switches import set_process_switches
+from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Fact
 from engine.run.flops import copy_to_meta
 from engine.run.step_timer import StepTimer
@@ -22,8 +21,7 @@ from engine.training.eval_model import (
     attention_notes,
     dummy_images,
 )
-from engine.training.losses.distillation import StepLoss, build_step_loss
-from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.losses.loss import StepLoss, build_loss, build_step_loss, read_class_weights
 from engine.training.optimization.optimizer import (
     build_optimizer,
     check_sharded_optimizer,
@@ -32,7 +30,7 @@ from engine.training.optimization.optimizer import (
 )
 from engine.training.optimization.schedule import Schedule, build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
-from engine.training.state import TrainState
+from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from utils.distributed import ProcessContext

@@ -13,8 +13,7 @@ from datasets.transforms.device import build_eval_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
-from engine.precision.policy import Precision
-from engine.precision.process_switches import set_process_switches
+from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Attention, Fact
 from engine.run.result import EVALUATION
 from models.build import build_model

@@ -18,7 +18,7 @@ from engine.run.reporter import Reporter
 from engine.training.eval_model import build_eval_files
 from engine.training.session import Session
 from engine.training.snapshot import disk_note
-from engine.training.state import TrainState
+from engine.training.step import TrainState
 from utils.status import RunStatus
 
 

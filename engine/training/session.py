@@ -19,7 +19,7 @@ from engine.training.eval_model import build_evaluator
 from engine.training.optimization.schedule import lr_warning, schedule_warnings
 from engine.training.optimization.weight_average import average_warning, describe_average
 from engine.training.snapshot import RunPosition, restore
-from engine.training.state import TrainState
+from engine.training.step import TrainState
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
 from utils.system import busy_note

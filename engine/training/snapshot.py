@@ -22,7 +22,7 @@ from engine.progress import EpochProgress, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimization.optimizer import moments_per_parameter, set_lr
-from engine.training.state import TrainState
+from engine.training.step import TrainState
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.files import tensor_bytes

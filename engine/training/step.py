@@ -1,30 +1,90 @@
-"""A training step, top to bottom.
+"""The state of a training, and a training step, top to bottom.
 
-Legend: B images per batch, C channels, S pixels on a side.
-Step: one optimizer update. Micro-step: one forward and backward pass; `TRAIN.ACCUM_ITER` of them make a step.
+Legend: B images per batch, C channels, S pixels on a side. Step: one optimizer update. Micro-step: one forward and
+backward pass; `TRAIN.ACCUM_ITER` of them make a step.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
 import torch
+from torch import nn
 from torch.profiler import record_function
 
+from configs.schema import Config
 from datasets.batch import Batch
+from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import run_eagerly
+from engine.parallel.strategy import Strategy
 from engine.precision.non_finite import first_non_finite
+from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.run.step_timer import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM
-from engine.training.losses.distillation import class_logits
+from engine.run.step_timer import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM, StepTimer
+from engine.training.losses.loss import StepLoss, class_logits
 from engine.training.optimization.optimizer import set_lr
-from engine.training.state import TrainState
+from engine.training.optimization.schedule import Schedule
+from engine.training.optimization.weight_average import WeightAverage
 from models.tuning.frozen import set_training
-from utils.distributed import gather_objects
+from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.metrics import BatchSums
+from utils.metrics import BatchSums, MetricSums
 from utils.seeding import derive_seed, seed_device
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that a training step reads or changes.
+
+    The model has these names. Without AMP, several processes and MODEL_EMA, all but the last are one module.
+
+    - `precision.weights.master`: in fp32; the optimizer updates it.
+    - `precision.weights.compute`: runs the passes; at O2 and O3 a copy with half weights.
+    - `precision.weights.saved`: `master`, or `compute` at O3; persists between steps, checkpoints save it.
+    - `wrapped`: `compute`, wrapped by the strategy; a training step calls it.
+    - `eval_model`: the average of the weights if there is one, else `compute`.
+    - `meta_model`: unsharded and without memory, to count parameters and FLOPs.
+
+    Attributes:
+        config: the completed options.
+        layout: how the samples of an epoch are divided into steps.
+        average: of the weights; None without MODEL_EMA.
+        transform: batch -> images (B, C, S, S), targets; on the device.
+        timer: of the data wait and the forward passes.
+    """
+
+    config: Config
+    context: ProcessContext
+    layout: EpochLayout
+    precision: Precision
+    strategy: Strategy
+    wrapped: nn.Module
+    meta_model: nn.Module
+    average: WeightAverage | None
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    loss: StepLoss
+    transform: nn.Module
+    timer: StepTimer
+
+    @property
+    def eval_model(self) -> nn.Module:
+        """The model to evaluate, in the precision of the training."""
+        if self.average is None:
+            return self.precision.weights.compute
+        return self.precision.compute_copy(self.average.module)
+
+    def new_progress(self, epoch: int) -> EpochProgress:
+        """The start of an epoch."""
+        return EpochProgress(
+            epoch=epoch,
+            steps=self.layout.steps_per_epoch,
+            batches=self.layout.batches_per_epoch,
+            sums=MetricSums(self.context.device),
+            accumulation=self.layout.batch.accumulation,
+        )
 
 
 class NonFiniteGradients(UserError):

@@ -27,8 +27,7 @@ from engine.training.run_files import Evaluated, PeftFolder, RunReport, TrainBat
 from engine.training.save_trigger import SaveTrigger
 from engine.training.session import Session
 from engine.training.snapshot import best_entry, take_snapshot
-from engine.training.state import TrainState
-from engine.training.step import NonFiniteGradients, train_steps
+from engine.training.step import NonFiniteGradients, TrainState, train_steps
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json

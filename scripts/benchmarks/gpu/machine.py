@@ -11,8 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from engine.precision.policy import Precision
-from engine.precision.process_switches import set_process_switches
+from engine.precision.policy import Precision, set_process_switches
 from engine.run.flops import training_flops
 from models.build import build_model
 from scripts.benchmarks.programs import mode_config

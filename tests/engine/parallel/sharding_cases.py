@@ -17,8 +17,7 @@ from datasets.batch import Batch
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
-from engine.training.state import TrainState
-from engine.training.step import train_steps
+from engine.training.step import TrainState, train_steps
 from models.blocks import local_tensor
 from utils.distributed import ProcessContext
 from utils.metrics import MetricSums

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from configs.reading.command_line import parse_command_line
-from engine.precision.process_switches import set_process_switches
+from engine.precision.policy import set_process_switches
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 

@@ -37,8 +37,7 @@ from datasets.transforms.policies import _build as build_policy
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
-from engine.training.state import TrainState
-from engine.training.step import train_steps
+from engine.training.step import TrainState, train_steps
 
 PAGE = (ROOT / "docs/recipes.md").read_text().partition("### A recipe of timm's, translated")[2]
 A1, A1_YAML = re.search(r"```text\n.*?train\.py(.*?)```.*?```yaml\n(.*?)```", PAGE, re.S).groups()

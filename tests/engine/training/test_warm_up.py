@@ -8,7 +8,7 @@ from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.ddp import DDP
 from engine.training.build import build_train_state
-from engine.training.state import TrainState
+from engine.training.step import TrainState
 from utils.distributed import ProcessContext
 
 

@@ -23,8 +23,7 @@ from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
 from engine.commands.run import run
 from engine.precision.policy import Precision
-from engine.training.losses.distillation import build_step_loss, class_logits
-from engine.training.losses.loss import build_loss
+from engine.training.losses.loss import build_loss, build_step_loss, class_logits
 from engine.training.losses.teacher import Teacher, build_teacher
 from models.build import build_model
 from utils.distributed import ProcessContext

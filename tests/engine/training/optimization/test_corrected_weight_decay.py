@@ -14,7 +14,7 @@ from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.build import build_train_state
 from engine.training.optimization.optimizer import set_lr
-from engine.training.state import TrainState
+from engine.training.step import TrainState
 from models.timm_model import classifiers
 
 STEPS, BATCH, TUNED_FOR, BASE_LR, DECAY, HEAD_SCALE = 8, 64, 8, 0.003, 0.3, 10.0
