@@ -34,8 +34,8 @@ def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
         pytest.param("after_step", 16, signal.SIGHUP, (1, 8), marks=pytest.mark.slow),
-        ("_after_eval_batch", 1, signal.SIGINT, (0, 8)),
-        pytest.param("_after_eval_batch", 8, signal.SIGUSR2, (1, 8), marks=pytest.mark.slow),
+        ("after_eval_batch", 1, signal.SIGINT, (0, 8)),
+        pytest.param("after_eval_batch", 8, signal.SIGUSR2, (1, 8), marks=pytest.mark.slow),
     ],
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
