@@ -28,7 +28,8 @@ class UnbindAttention(Attention):
     def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False) -> torch.Tensor:
         if not self.fused_attn or self.gate is not None:
             return super().forward(x, attn_mask, is_causal)
-        parts = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(2)  # (B, N, H, D)
+        # torch 2.11 cannot compile `unflatten` under an op list.
+        parts = self.qkv(x).view(*x.shape[:2], 3, self.num_heads, self.head_dim).unbind(2)  # (B, N, H, D)
         q, k, v = (part.transpose(1, 2) for part in parts)
         dropout = self.attn_drop.p if self.training else 0.0
         q, k = self.q_norm(q), self.k_norm(k)

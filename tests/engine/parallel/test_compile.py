@@ -23,6 +23,7 @@ from engine.parallel.fsdp import FSDP
 from engine.precision.policy import Precision
 from models.blocks import local_tensor
 from models.build import build_model
+from models.kernels import select_attention
 from models.vit import build_vit
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -43,13 +44,15 @@ def compiled_graphs() -> int:
 
 
 @pytest.mark.slow
-def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu):
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+def test_gradients_match_eager_mode_and_equal_blocks_share_a_graph(cpu, attention):
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3"]).config
     torch.manual_seed(0)
     model, images = build_vit(config.model, config.data), torch.randn(4, 1, 8, 8)
     nn.init.normal_(model.head.weight, std=0.1)
     precision = Precision(Amp.model_validate({"ENABLED": True, "CUSTOM_BLACK_LIST": ["linear", "matmul"]}), CPU)
     precision.apply_op_lists(model)
+    select_attention(model, attention, CPU)
     names = list(model.state_dict())
 
     def gradients() -> list[torch.Tensor]:
