@@ -9,7 +9,8 @@ other models; with several GPUs the strategies of PARALLEL; the loaders alone; t
 (`-parts tables`). gpu/plan.py has a line for each.
 
 A part starts if its time limit fits into the time left of `-minutes`, so one that fails or hangs stops no other. The
-files `figures.md` and `figures.json` in the output folder are rewritten after every part. The next call with the same
+files `figures.md` and `figures.json` in the output folder are rewritten after every part; FOLDER.tar.gz has all files
+of the folder. The next call with the same
 output folder runs the parts that have not run yet; `-parts` repeats parts.
 
 All other flags are flags of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml`.
@@ -17,6 +18,7 @@ All other flags are flags of main_single_gpu.py, for example `-cfg=configs/vit_t
 
 import argparse
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -61,6 +63,7 @@ def main(argv: list[str]) -> int:
             print(f"{name}: {records[name]['outcome']}", file=sys.stderr, flush=True)
             has_failed |= not records[name]["outcome"].startswith("done")
     print(page(records, command))
+    shutil.make_archive(str(flags.output), "gztar", flags.output)
     if left := [name for name in parts if name not in records]:
         print(f"Not run yet: {', '.join(left)}. The same command without -parts runs them.")
     return int(has_failed)

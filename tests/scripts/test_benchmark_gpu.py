@@ -53,7 +53,7 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
         calls += 1
         statuses.append(benchmark_gpu.main([f"-output={tmp_path}", "-opts", "SEED=3"]))
         assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
-    assert sorted(ran) == sorted(parts_of()) and ran[:11] == list(parts_of())[:11] and ran[10] == "tests"
+    assert sorted(ran) == sorted(parts_of()) and ran[:5] == list(parts_of())[:5]
     assert statuses == [1, *[0] * (calls - 1)]
     assert "| O1 | failed: why | 1 |" in (tmp_path / "figures.md").read_text()
 

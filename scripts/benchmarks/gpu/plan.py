@@ -84,14 +84,17 @@ def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
 
 
 ROOT = Path(__file__).parents[3]
-LIMITS = {"machine": 45, "profile": 45, "profile_compiled": 75, "tests": 80, "tests_compile": 120, "loaders": 90}
-LIMITS |= {"paddlevit": 420, "caltech256": 240}  # seconds; of programs, by kind:
-LIMITS |= {"eager": 30, "ranks": 45, "eager_fp32": 45, "cached": 50, "compiled": 75, "whole": 120}
+# Seconds: about twice the expected time, so that a slow disk ends no part.
+LIMITS = {"machine": 90, "profile": 75, "profile_compiled": 150, "tests": 300, "tests_compile": 300, "loaders": 90}
+LIMITS |= {"paddlevit": 420, "caltech256": 240}  # of programs, by kind:
+LIMITS |= {"eager": 60, "ranks": 90, "eager_fp32": 90, "cached": 90, "compiled": 150, "whole": 300}
 TABLES = ("paddlevit", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
-INTERVAL, WARMUP_STEPS = 10, 20  # steps
+INTERVAL, SMALL_MODEL_INTERVAL, WARMUP_STEPS = 10, 50, 20  # steps; a report takes the time of a step of a small model
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
 COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part of their own
+AUTOTUNED_TEST = "tests/engine/training/test_step_overhead.py::test_the_host_does_not_wait_in_a_step_on_a_gpu[options4]"
+GPU_TEST = re.compile(r"mark\.gpu|any_device|group_of_one")  # collecting all tests takes 23 s
 
 
 class Setting(NamedTuple):
@@ -100,6 +103,7 @@ class Setting(NamedTuple):
     kind: a key of LIMITS. "cached": compiled as an earlier part has compiled it; "whole": the whole model is compiled.
     small: the small batch size.
     options: added to -opts. model: replaces the user's flags, for another model. variables: of its environment.
+    interval: steps between two reports.
     """
 
     mode: str
@@ -109,34 +113,43 @@ class Setting(NamedTuple):
     options: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    interval: int = INTERVAL
 
 
 O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
 DROPOUT = ("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")  # the shipped recipe's
 NCHW = ("MODEL.CHANNELS_LAST=false",)
+NO_GEMM_TUNING = ("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=ATEN",)  # it takes minutes
 TINY = ("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT)
+BEFORE_PROFILES = {"O1": Setting(O1), "O2": Setting(O2)}
 BEFORE_TESTS = {
     "compiled": Setting(O1, "cached", programs=("ready", "bare")),
-    "fp32_small": Setting("fp32", small=True),
-    "fp16_small": Setting(FP16, small=True),
-    "O1": Setting(O1),
-    "O2": Setting(O2),
-    "dropout": Setting(O1, options=DROPOUT),
+    "O2_compiled": Setting(O2, "compiled"),
     "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
+    "dropout": Setting(O1, options=DROPOUT),
+    "fp16_small": Setting(FP16, small=True),
+    "fp32_small": Setting("fp32", small=True),
 }
 AFTER_TESTS = {
     "jpeg": Setting(O1, "compiled", programs=("jpeg",)),
     "timm": Setting(O1, "whole", programs=("timm", "jpeg"), options=("TRAIN.COMPILE=model",)),
-    "O2_compiled": Setting(O2, "compiled"),
+    "tiny": Setting(O1, small=True, model=TINY, interval=SMALL_MODEL_INTERVAL),
+    "tiny_max": Setting(
+        O1,
+        "whole",
+        small=True,
+        options=("TRAIN.COMPILE=max",),
+        model=TINY,
+        variables=NO_GEMM_TUNING,
+        interval=SMALL_MODEL_INTERVAL,
+    ),
     "dropout_compiled": Setting(O1, "compiled", options=DROPOUT),
-    "fp32": Setting("fp32", "eager_fp32"),
-    "tf32": Setting("tf32"),
     "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
-    "deterministic": Setting(O1, options=("DETERMINISTIC=true",)),
-    "tiny": Setting(O1, small=True, model=TINY),
-    "tiny_max": Setting(O1, "whole", small=True, options=("TRAIN.COMPILE=max",), model=TINY),
     "resnet50": Setting(O1, model=("-model=resnet50",)),
     "resnet50_nchw": Setting(O1, options=NCHW, model=("-model=resnet50",)),
+    "fp32": Setting("fp32", "eager_fp32"),
+    "tf32": Setting("tf32"),
+    "deterministic": Setting(O1, options=("DETERMINISTIC=true",)),
     "O1_small": Setting(O1, small=True),
 }
 FSDP = ("PARALLEL.STRATEGY=fsdp",)
@@ -152,7 +165,7 @@ STRATEGIES = {  # with several GPUs
 AFTER_TESTS |= {
     name: Setting(O1, "ranks", small=True, programs=("ranks",), options=options) for name, options in STRATEGIES.items()
 }
-TRAINING = BEFORE_TESTS | AFTER_TESTS
+TRAINING = BEFORE_PROFILES | BEFORE_TESTS | AFTER_TESTS
 
 
 def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
@@ -173,10 +186,10 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     def training(name: str, setting: Setting) -> Part:
         batch_size, limit = flags.small_batch if setting.small else flags.large_batch, LIMITS[setting.kind]
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
-        steps = INTERVAL * max(1, round(timed_images / batch_size / INTERVAL))
+        steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
         command = ["env", *setting.variables] if setting.variables else []
         command += [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
-        command += [f"-interval={INTERVAL}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit}"]
+        command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit}"]
         command += [f"-timm_train={flags.timm_train}"] if "timm" in setting.programs else []
         command += [*(setting.model or rest), *(small if setting.small else large)]
         command += [] if setting.kind.startswith(("eager", "ranks")) else ["-compile"]
@@ -187,15 +200,21 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
     return {
         "machine": Part([*script("gpu/machine", "machine"), *rest], LIMITS["machine"]),
+        **{name: training(name, setting) for name, setting in BEFORE_PROFILES.items()},
         "profile": Part(profile("profile"), LIMITS["profile"]),
         "profile_compiled": Part(profile("profile_compiled", "-compile"), LIMITS["profile_compiled"]),
         **{name: training(name, setting) for name, setting in BEFORE_TESTS.items()},
-        "tests": _pytest_part("tests", str(ROOT / "tests"), f"--ignore={COMPILE_TESTS}"),
+        "tests": _pytest_part("tests", *_gpu_tests(), f"--deselect={AUTOTUNED_TEST}"),
         **{name: training(name, one) for name, one in AFTER_TESTS.items() if name not in left_out},
-        "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS)),
+        "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS), str(ROOT / AUTOTUNED_TEST)),
         "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], LIMITS["loaders"]),
         **{name: Part([*script("benchmark_amp", name), f"-table={name}"], LIMITS[name]) for name in TABLES},
     }
+
+
+def _gpu_tests() -> list[str]:
+    files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path != COMPILE_TESTS)
+    return [str(path) for path in files if GPU_TEST.search(path.read_text())]
 
 
 def _pytest_part(name: str, *paths: str) -> Part:
