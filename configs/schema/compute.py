@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.schema.section import Names, Section
 
-Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle"]
+Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
 
 
 def _scaled(level: str, scale: float, incr_every_n_steps: int, decr_every_n_nan_or_inf: int) -> dict[str, Any]:
@@ -25,7 +25,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "apex_o2": _scaled("O2", 65536.0, 2000, 1),
     "fleet": _scaled("O1", 32768.0, 1000, 2),  # amp_configs of Fleet's DistributedStrategy
     "paddle": _scaled("O1", 1024.0, 2000, 1),  # the scale of Paddle's tutorial on AMP, other values of its GradScaler
-}
+    "bf16_stream": {
+        "ENABLED": True, "LEVEL": "O1", "DTYPE": "bfloat16", "CUSTOM_WHITE_LIST": ["layer_norm", "add"],
+    },
+}  # fmt: skip
 
 
 class Amp(Section):
@@ -34,7 +37,8 @@ class Amp(Section):
     enabled: bool = Field(False, description="mixed precision in training and evaluation")
     preset: Preset | None = Field(
         None,
-        description="ENABLED, LEVEL and loss scaling of another system (docs/amp.md); keys beside it win",
+        description="ENABLED, LEVEL and loss scaling of another system, or the op lists of bf16_stream (docs/amp.md); "
+        "keys beside it win",
     )
     dtype: Literal["float16", "bfloat16"] | None = Field(
         None, description="half-precision dtype; null: float16 on a GPU, bfloat16 on a CPU"
@@ -73,6 +77,8 @@ class Amp(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Amp":
+        if self.preset == "bf16_stream" and self.dtype != "bfloat16":
+            raise ValueError("PRESET bf16_stream: the range of float16 is too small; remove DTYPE")
         if self.min_loss_scaling > self.init_loss_scaling:
             raise ValueError(f"MIN_LOSS_SCALING {self.min_loss_scaling:g} exceeds INIT_LOSS_SCALING; lower it")
         both = sorted(set(self.custom_white_list) & set(self.custom_black_list))

@@ -5,6 +5,7 @@ import pytest
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Amp
 from configs.schema.compute import PRESETS
+from utils.errors import UserError
 
 # ENABLED, LEVEL, INIT_LOSS_SCALING, INCR_EVERY_N_STEPS, INCR_RATIO, DECR_EVERY_N_NAN_OR_INF, DECR_RATIO
 PUBLISHED = {
@@ -15,6 +16,7 @@ PUBLISHED = {
     "apex_o2": (True, "O2", 65536, 2000, 2.0, 1, 0.5),
     "fleet": (True, "O1", 32768, 1000, 2.0, 2, 0.5),
     "paddle": (True, "O1", 1024, 2000, 2.0, 1, 0.5),
+    "bf16_stream": (True, "O1", 65536, 2000, 2.0, 1, 0.5),
 }
 
 
@@ -51,3 +53,10 @@ def test_the_options_of_a_run_keep_their_values(tmp_path):
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     command = parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"])
     assert command.config.amp == config.amp and not any("PRESET" in note for note in command.notes)
+
+
+def test_a_half_precision_stream_is_refused_in_float16():
+    amp = parse_command_line(["-opts", "AMP.PRESET=bf16_stream"]).config.amp
+    assert (amp.dtype, amp.custom_white_list) == ("bfloat16", ("layer_norm", "add"))
+    with pytest.raises(UserError, match=r"AMP\.PRESET bf16_stream: .* DTYPE"):
+        parse_command_line(["-opts", "AMP.PRESET=bf16_stream", "AMP.DTYPE=float16"])

@@ -118,6 +118,7 @@ class Setting(NamedTuple):
 
 O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
 DROPOUT = ("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")  # the shipped recipe's
+STREAM = ("AMP.PRESET=bf16_stream",)
 NCHW = ("MODEL.CHANNELS_LAST=false",)
 NO_GEMM_TUNING = ("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=ATEN",)  # it takes minutes
 TINY = ("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT)
@@ -125,6 +126,7 @@ BEFORE_PROFILES = {"O1": Setting(O1), "O2": Setting(O2)}
 BEFORE_TESTS = {
     "compiled": Setting(O1, "cached", programs=("ready", "bare")),
     "O2_compiled": Setting(O2, "compiled"),
+    "stream": Setting(O1, options=STREAM),
     "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
     "dropout": Setting(O1, options=DROPOUT),
     "fp16_small": Setting(FP16, small=True),
@@ -143,6 +145,7 @@ AFTER_TESTS = {
         variables=NO_GEMM_TUNING,
         interval=SMALL_MODEL_INTERVAL,
     ),
+    "stream_compiled": Setting(O1, "compiled", options=STREAM),
     "dropout_compiled": Setting(O1, "compiled", options=DROPOUT),
     "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
     "resnet50": Setting(O1, model=("-model=resnet50",)),

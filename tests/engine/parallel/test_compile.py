@@ -129,10 +129,10 @@ def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -
 
 def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, str(tmp_path / "no-compiler")))
     config = parse_command_line(["-opts", *TINY_VIT]).config
     model, _ = build_model(config.model, config.data, CPU)
-    with pytest.raises(UserError, match=r"^TRAIN\.COMPILE: .*no-compiler"):
+    missing = torch._inductor.config.patch("cpp.cxx", (None, str(tmp_path / "no-compiler")))
+    with missing, pytest.raises(UserError, match=r"^TRAIN\.COMPILE: .*no-compiler"):
         compile_model(model, Train(COMPILE="default"), cpu)
 
 
