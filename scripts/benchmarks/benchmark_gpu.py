@@ -3,7 +3,7 @@
     python scripts/benchmarks/benchmark_gpu.py -output gpu_figures
 
 The parts, the most important first: the speed of matrix products and of copies within the GPU's memory; `-profile`,
-eager and compiled; training of ViT-B/16 through the entry script, with and without dropout, in several precisions and
+eager and compiled; the floors of the steps; training of ViT-B/16 through the entry script, with and without dropout, in several precisions and
 batch sizes, compiled and not, and in a bare loop; the tests that need a GPU; the loader on JPEGs; timm's train.py;
 other models; with several GPUs the strategies of PARALLEL; the loaders alone; the AMP tables of three documents
 (`-parts tables`). gpu/plan.py has a line for each.

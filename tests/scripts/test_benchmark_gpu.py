@@ -11,9 +11,9 @@ from test_benchmark_train import TIMM, assert_ended
 
 from configs.reading.command_line import parse_command_line
 from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_train
-from scripts.benchmarks.gpu import machine, plan
+from scripts.benchmarks.gpu import floor, machine, plan
 from scripts.benchmarks.gpu import plan as parts
-from scripts.benchmarks.gpu.plan import INVALID, TRAINING, Part, build_parts, page, run_part
+from scripts.benchmarks.gpu.plan import INVALID, TRAINING, WORKS, Part, build_parts, page, run_part, work_of
 from scripts.flags import split_flags
 from utils.errors import UserError
 
@@ -165,7 +165,31 @@ def test_a_part_that_hangs_is_killed_with_its_child_processes_and_keeps_its_resu
     assert_ended(int((tmp_path / "pid").read_text()))
 
 
-# The machine
+# The machine and the floors
+
+
+def test_a_floor_has_the_bytes_of_all_ops_but_products_and_attention_and_their_seconds(monkeypatch):
+    """Equal calls are timed once: one second each."""
+    measured = []
+    monkeypatch.setattr(floor, "timed", lambda work, device: measured.append(work()) or 1.0)
+    matrix, heads = torch.ones(4, 4), torch.ones(1, 2, 8, 16)
+    with floor.KernelTimer(torch.device("cpu")) as step:
+        (matrix @ matrix.T).add_(1)
+        torch.relu(matrix @ matrix.T)
+        matrix @ matrix
+        torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    assert step.seconds == 4.0 and len(measured) == 3 * floor._TRIALS
+    own = {name: moved for name, moved in step.num_bytes.items() if not name.startswith(floor.ATTENTION)}
+    assert own == {"add_": 2 * 64, "relu": 2 * 64} and len(step.num_bytes) == 3
+
+
+def test_each_training_part_of_one_gpu_has_the_floor_of_its_own_work():
+    owners = {name: WORKS[work_of(one)] for name, one in TRAINING.items() if one.kind != "ranks"}
+    shared = {name: owner for name, owner in owners.items() if name != owner}
+    assert shared == {
+        **dict.fromkeys(("compiled", "flash", "jpeg", "timm", "deterministic"), "O1"),
+        **{f"{name}_compiled": name for name in ("O2", "stream", "dropout")}, "tiny_max": "tiny",
+    }  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -179,16 +203,22 @@ def test_a_gpu_is_measured(tmp_path):
 # The page
 
 
-def test_the_page_has_shares_of_the_machines_speed(tmp_path):
+def test_the_page_has_shares_of_the_speed_that_the_floor_allows():
+    """The floor of O1 is 0.1 s + 0.4e12 bytes / 4e12 bytes/s for 200 images: 1000 images/s."""
     one = {"images_per_second": [500.0], "peak_memory_bytes": [20e9]}
     found = {"device": "NVIDIA H200", "torch": "2", "model": "vit", "peak_flops_per_second": {"O1-bf16": 1e14}}
     found |= {"training_flops_per_image": 1e11, "copy_bytes_per_second": 4e12}
     results = {
         "machine": found,
+        "floors": {"O1": {"batch_size": 200, "kernel_seconds": 0.1, "other_bytes": 0.4e12}},
         "jpeg": {"figures": {"jpeg": one}},
         "compiled": {"figures": {"ready": {"failed": "a | b"}, "bare": {}}},
         "tiny": {"figures": {"ready": one}},
         "fsdp": {"figures": {"ranks": one}},
+        "O2_compiled": {"figures": {"ready": one}},
+        "deterministic": {"figures": {"ready": one | {"images_per_second": [2000.0]}}},
+        "flash": {"figures": {"ready": one | {"images_per_second": [800.0]}}},
+        "timm": {"figures": {"timm": one | {"images_per_second": [1200.0]}}},
         "O1": {"figures": {"ready": one | {"images_per_second": [5000.0]}}},
         "O2": None,
     }
@@ -196,6 +226,10 @@ def test_the_page_has_shares_of_the_machines_speed(tmp_path):
     for line in (
         "`python x.py`", "| jpeg: O1-bf16, jpeg | 500.0 (500.0 to 500.0) | 50.0% | 20.00 |",
         f"| O1: O1-bf16, ready | 5000.0 (5000.0 to 5000.0) | 500.0%{INVALID} | 20.00 |",
+        "| flash: O1-bf16, ready | 800.0 (800.0 to 800.0) | 80.0% | 20.00 |",
+        f"| deterministic: O1-bf16, ready | 2000.0 (2000.0 to 2000.0) | 200.0%{INVALID} | 20.00 |",
+        "| timm: O1-bf16, timm | 1200.0 (1200.0 to 1200.0) | 120.0% | 20.00 |",
+        "| O2_compiled: O2-bf16, ready | 500.0 (500.0 to 500.0) |  | 20.00 |",
         "| compiled: O1-bf16, ready | failed: a \\| b |  |  |",
         "| fsdp: O1-bf16, ranks | 500.0 (500.0 to 500.0) |  | 20.00 |", "| O2 | done | 2 |",
         "| tiny: O1-bf16, ready | 500.0 (500.0 to 500.0) |  | 20.00 |",
@@ -208,7 +242,7 @@ def test_the_page_has_shares_of_the_machines_speed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [("machine", "profile", "compiled"), ("timm", "tests_compile", "loaders")])
+@pytest.mark.parametrize("names", [("machine", "profile", "compiled", "floors"), ("timm", "tests_compile", "loaders")])
 def test_parts_run_on_a_cpu(names, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compilation takes minutes, and has tests of its own
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -223,6 +257,8 @@ def test_parts_run_on_a_cpu(names, tmp_path, monkeypatch):
     outcomes = {name: one["outcome"] for name, one in records.items()}
     assert outcomes.keys() == set(names) and "skipped" in outcomes.pop("tests_compile", "skipped")
     assert outcomes == dict.fromkeys(outcomes, "done")
+    if "floors" in names:
+        assert list(records["floors"]["result"]) == list(WORKS.values())
     if "machine" in names:
         found = records["machine"]["result"]
         assert set(found["peak_flops_per_second"]) == {setting.mode for setting in TRAINING.values()}

@@ -85,7 +85,15 @@ def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
 
 ROOT = Path(__file__).parents[3]
 # Seconds: about twice the expected time, so that a slow disk ends no part.
-LIMITS = {"machine": 90, "profile": 75, "profile_compiled": 150, "tests": 300, "tests_compile": 300, "loaders": 90}
+LIMITS = {
+    "machine": 90,
+    "profile": 75,
+    "profile_compiled": 150,
+    "floors": 120,
+    "tests": 300,
+    "tests_compile": 300,
+    "loaders": 90,
+}
 LIMITS |= {"paddlevit": 420, "caltech256": 240}  # of programs, by kind:
 LIMITS |= {"eager": 60, "ranks": 90, "eager_fp32": 90, "cached": 90, "compiled": 150, "whole": 300}
 TABLES = ("paddlevit", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
@@ -171,6 +179,18 @@ AFTER_TESTS |= {
 TRAINING = BEFORE_PROFILES | BEFORE_TESTS | AFTER_TESTS
 
 
+def work_of(setting: Setting) -> Setting:
+    """Equal for parts whose steps compute the same; compilation and deterministic algorithms do not change it."""
+    options = tuple(one for one in setting.options if not one.startswith(("TRAIN.COMPILE", "DETERMINISTIC")))
+    return Setting(setting.mode, small=setting.small, options=options, model=setting.model)
+
+
+WORKS: dict[Setting, str] = {}  # work -> the first part that has it
+for _name, _setting in TRAINING.items():
+    if _setting.kind != "ranks":
+        WORKS.setdefault(work_of(_setting), _name)
+
+
 def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     """The parts that can run here: with `-timm_train` timm's, with several GPUs the strategies of PARALLEL.
 
@@ -199,6 +219,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         command += ["-opts", *MODES[setting.mode], *setting.options]
         return Part(command, limit * len(setting.programs))
 
+    batch_sizes = [f"-small_batch={flags.small_batch}", f"-large_batch={flags.large_batch}"]
     left_out = () if flags.timm_train else ("timm",)
     left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
     return {
@@ -207,6 +228,7 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         "profile": Part(profile("profile"), LIMITS["profile"]),
         "profile_compiled": Part(profile("profile_compiled", "-compile"), LIMITS["profile_compiled"]),
         **{name: training(name, setting) for name, setting in BEFORE_TESTS.items()},
+        "floors": Part([*script("gpu/floor", "floors"), *batch_sizes, *rest], LIMITS["floors"]),
         "tests": _pytest_part("tests", *_gpu_tests(), f"--deselect={AUTOTUNED_TEST}"),
         **{name: training(name, one) for name, one in AFTER_TESTS.items() if name not in left_out},
         "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS), str(ROOT / AUTOTUNED_TEST)),
@@ -226,15 +248,16 @@ def _pytest_part(name: str, *paths: str) -> Part:
     return Part([*PYTHON, "-m", "pytest", *paths, *options], LIMITS[name], signal.SIGINT)
 
 
-INVALID = ": invalid, the device was busy when its speed was measured"
+INVALID = ": invalid, the device was busy when the floor was measured"
 Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
 
 
 def page(records: Records, command: str) -> str:
     machine = (records.get("machine") or {}).get("result") or {}
-    columns = {"images/s": speed, "share of matrix products": lambda one: one["share"], "peak memory (GB)": memory}
+    columns = {"images/s": speed, "share of the eager floor": lambda one: one["share"], "peak memory (GB)": memory}
     texts = ["# GPU figures", f"`{command}`", machine_text(machine)] if machine else ["# GPU figures", f"`{command}`"]
-    texts.append(figures_table(training_figures(records, machine), columns))
+    floors = (records.get("floors") or {}).get("result") or {}
+    texts.append(figures_table(training_figures(records, machine, floors), columns))
     outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append("The output of each part is in its .txt file; `loaders.txt` and the parts of `tables` have tables.")
@@ -250,17 +273,18 @@ def machine_text(machine: dict[str, Any]) -> str:
     )
 
 
-def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
-    """The programs of the training parts. share: of the speed of one GPU's matrix products, for the user's model."""
+def training_figures(records: Records, machine: dict[str, Any], floors: dict[str, Any]) -> Figures:
+    """The programs of the training parts. share: of the speed that the floor of the step allows, run eagerly."""
     figures: Figures = {}
     for name, setting in TRAINING.items():
         result = (records.get(name) or {}).get("result") or {}
+        floor = machine and floors.get(WORKS.get(work_of(setting), ""))
         for program, one in result.get("figures", {}).items():
-            peak = machine.get("peak_flops_per_second", {}).get(setting.mode)
             share = ""
-            if peak and SPEED in one and not setting.model and program != "ranks":
-                ratio = one[SPEED][0] * machine["training_flops_per_image"] / peak
-                share = f"{ratio:.1%}{INVALID if ratio > 1 else ''}"
+            if floor and SPEED in one and program != "ranks":
+                seconds = floor["kernel_seconds"] + floor["other_bytes"] / machine["copy_bytes_per_second"]
+                ratio = one[SPEED][0] * seconds / floor["batch_size"]
+                share = f"{ratio:.1%}{INVALID if ratio > 1 and setting.kind.startswith('eager') else ''}"
             if one:  # else its turn has not ended
                 figures[f"{name}: {setting.mode}, {program}"] = one | {"share": share}
     return figures

@@ -3,9 +3,7 @@
 Ops and bytes besides the matrix products, counted without a GPU.
 """
 
-from collections import Counter
 from itertools import repeat
-from typing import Any
 
 import pytest
 import torch
@@ -14,55 +12,7 @@ from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from configs.reading.command_line import parse_command_line
 from datasets.batch import Batch
 from engine.training.batch_size import build_state
-from utils.torch_compat import DispatchMode, op_name, returns_view, tree_leaves
-
-_MATRIX_PRODUCTS = ("mm", "addmm", "bmm", "convolution", "convolution_backward")
-_FREE = ("device", "empty", "new_empty", "_unsafe_view", "_record_function", "lift_fresh")
-_OVERWRITES = ("copy_", "_foreach_copy_", "fill_", "zero_", "random_", "uniform_", "normal_")
-
-
-class TrafficCounter(DispatchMode):
-    """The ops inside the context that are neither matrix products nor views, and the bytes that they move, by op.
-
-    An op reads its inputs once and writes its outputs once. The fused attention kernels count, too.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: Counter[str] = Counter()
-        self.num_bytes: Counter[str] = Counter()
-
-    @property
-    def gigabytes(self) -> float:
-        return self.num_bytes.total() / 1e9
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = op(*args, **(kwargs or {}))
-        name = op_name(op)
-        if not (returns_view(op) or name.startswith(_FREE) or name in _MATRIX_PRODUCTS):
-            moved = sum(map(_bytes_of, tree_leaves(_moved(op, name, args, kwargs or {}, result))))
-            self.ops[name] += bool(moved)
-            self.num_bytes[name] += moved
-        return result
-
-
-def _moved(op: Any, name: str, args: tuple, kwargs: dict, result: Any) -> list[Any]:
-    arguments = op._schema.arguments
-    values = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
-    is_written = {argument.name: bool(argument.alias_info and argument.alias_info.is_write) for argument in arguments}
-    if name == "_fused_sgd_" and values.get("grad_scale") is None:
-        is_written["grads"] = False  # the kernel stores them if it unscales them
-    written = [value for name, value in values.items() if is_written[name]] or result
-    read = [value for key, value in values.items() if not (is_written[key] and name in _OVERWRITES)]
-    return [read, written]
-
-
-def _bytes_of(value: Any) -> int:
-    """The bytes of the distinct elements of a tensor on the GPU."""
-    if not isinstance(value, torch.Tensor) or value.device != GPU:
-        return 0
-    sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
-    return torch.Size(sizes).numel() * value.itemsize
+from scripts.benchmarks.gpu.floor import TrafficCounter
 
 
 def traffic_of_step(*options: str) -> TrafficCounter:
@@ -74,7 +24,7 @@ def traffic_of_step(*options: str) -> TrafficCounter:
         batch = Batch(images, torch.zeros(data.batch_size, dtype=torch.int64, device=GPU), data.batch_size)
         train = training_loop(build_state(config, CONTEXT), repeat(batch), CONTEXT)
         train(1)  # creates the state of the optimizer
-        with TrafficCounter() as counter:
+        with TrafficCounter(GPU) as counter:
             train(1)
     return counter
 
@@ -103,6 +53,7 @@ BUDGETS = {  # ops, GB
 def test_the_traffic_of_a_step_stays_within_its_budget(variant):
     options, max_ops, max_gigabytes = BUDGETS[variant]
     traffic = traffic_of_step(*VIT_B, *options)
-    print(f"\n| {variant} | {traffic.ops.total()} | {traffic.gigabytes:.1f} |", end="")
+    gigabytes = traffic.num_bytes.total() / 1e9
+    print(f"\n| {variant} | {traffic.ops.total()} | {gigabytes:.1f} |", end="")
     assert traffic.ops.total() <= max_ops
-    assert traffic.gigabytes <= max_gigabytes + 0.05
+    assert gigabytes <= max_gigabytes + 0.05
