@@ -20,7 +20,7 @@ FLOAT32 = {
 }  # fmt: skip
 if TorchVersion(torch.__version__) >= (2, 12):
     FLOAT32.add("rms_norm")
-IN_AUTOCAST = {name: "bfloat16" for name in HALF} | {name: "float32" for name in FLOAT32}  # others keep the input's
+IN_AUTOCAST = dict.fromkeys(HALF, "bfloat16") | dict.fromkeys(FLOAT32, "float32")  # others keep the input's
 
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "linear": lambda x: F.linear(x, x[0, 0]),
