@@ -1,9 +1,13 @@
-"""The part `machine` of benchmark_gpu.py: the speed of matrix products and of copies, the two ceilings of a step.
+"""The part `machine` of benchmark_gpu.py: the speed of copies, and the floor of each training part's step, run eagerly.
 
-Also counts the FLOPs of a training step. Each figure is written to the file of `-json` when it is measured.
+The floor of a step is the time of its matrix products, convolutions and attention kernels, each timed alone on its own
+operands, plus the bytes that all other ops move at the speed of copies within the memory (roofline model of Williams et
+al., 2009). Each figure is written to the file of `-json` when it is measured.
 """
 
 import sys
+from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +15,47 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from engine.precision.policy import Precision, set_process_switches
+from configs.reading.command_line import parse_command_line
+from configs.schema import Config
+from engine.precision.policy import set_process_switches
 from engine.run.flops import training_flops
-from models.build import build_model
-from scripts.benchmarks.programs import mode_config
+from engine.training.batch_size import build_state, ready_batches
+from engine.training.step import train_steps
+from scripts.benchmarks.benchmark_train import DEFAULTS
+from scripts.benchmarks.gpu.plan import WORKS
+from scripts.benchmarks.programs import MODES, READY_OPTIONS
 from scripts.benchmarks.turns import write_json
-from scripts.flags import flag_parser, split_flags
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import device_name, timed
-from utils.distributed import single_process
+from utils.distributed import ProcessContext, single_process
 from utils.processes.entry import run_and_report_errors
+from utils.torch_compat import DispatchMode, op_name, returns_view, tree_leaves
 
-MODES = ("O1-bf16", "O1-fp16", "O2-bf16", "fp32", "tf32")
-SIZES = (256, 512, 1024, 2048, 4096, 8192)
-_MAX_SECONDS = 0.03  # of one product; larger sizes are then not measured
-_TRIALS = 10  # of each size
-_PRODUCTS = {"cuda": 10, "cpu": 1}  # of each trial, so that launching them does not count
+ATTENTION = "_scaled_dot_product_"
+_PRODUCTS = ("mm", "addmm", "bmm", "convolution", "convolution_backward")
+_FREE = ("device", "empty", "new_empty", "_unsafe_view", "_record_function", "lift_fresh")
+_OVERWRITES = ("copy_", "_foreach_copy_", "fill_", "zero_", "random_", "uniform_", "normal_")
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}  # larger than the caches
-_COPIES, _COPY_TRIALS = 10, 3
+_CALLS = {"cuda": 10, "cpu": 1}  # of each trial, so that launching them does not count
+_TRIALS = 3
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(flag_parser("benchmarks/gpu/machine.py", "Measures the speed of a device."), argv)
-    device, config = single_process().device, mode_config(rest, MODES[0]).with_model(pretrained=None)
-    model, _ = build_model(config.model, config.data, torch.device("cpu"))
-    peaks: dict[str, float] = {}
-    figures: dict[str, Any] = {"device": device_name(device), "torch": torch.__version__, "model": config.model.name}
-    figures["training_flops_per_image"] = training_flops(model, config.data)
-    figures["copy_bytes_per_second"] = copy_bytes_per_second(device)
-    figures["peak_flops_per_second"] = peaks
-    for mode in MODES:
-        config = mode_config(rest, mode)
-        set_process_switches(config, device)
-        peaks[mode] = matmul_flops_per_second(Precision(config.amp, device))
+    parser = flag_parser("benchmarks/gpu/machine.py", "Measures copies, and the floors of the training parts.")
+    add_flag(parser, "small_batch", type=positive, required=True, metavar="N")
+    add_flag(parser, "large_batch", type=positive, required=True, metavar="N")
+    flags, rest = split_flags(parser, argv)
+    context, floors = single_process(), dict[str, Any]()
+    figures = {"device": device_name(context.device), "torch": torch.__version__, "floors": floors}
+    figures["copy_bytes_per_second"] = copy_bytes_per_second(context.device)
+    for setting, name in WORKS.items():
+        size = flags.small_batch if setting.small else flags.large_batch
+        words = [*DEFAULTS, *(setting.model or rest), f"-batch_size={size}"]
+        config = parse_command_line([*words, "-opts", *MODES[setting.mode], *READY_OPTIONS, *setting.options]).config
+        set_process_switches(config, context.device)
+        floors[name] = {"batch_size": size, **floor_of_step(config.with_model(pretrained=None), context)}
         write_json(flags.json, figures)
     return 0
-
-
-def matmul_flops_per_second(precision: Precision) -> float:
-    """The best of several sizes, in the dtype that the run computes in."""
-    device, products, best = precision.device, _PRODUCTS[precision.device.type], 0.0
-    generator = torch.Generator(device).manual_seed(0)
-    for size in SIZES:
-        matrix = torch.randn(size, size, device=device, generator=generator).to(precision.dtype)
-
-        def multiply(matrix: torch.Tensor = matrix) -> None:
-            for _ in range(products):
-                matrix @ matrix
-
-        timed(multiply, device)
-        seconds = min(timed(multiply, device) for _ in range(_TRIALS)) / products
-        best = max(best, 2 * size**3 / seconds)
-        if seconds > _MAX_SECONDS:
-            break
-    return best
 
 
 def copy_bytes_per_second(device: torch.device) -> float:
@@ -72,10 +64,96 @@ def copy_bytes_per_second(device: torch.device) -> float:
     target = torch.zeros_like(source)
 
     def copy() -> None:
-        for _ in range(_COPIES):
+        for _ in range(_CALLS[device.type]):
             target.copy_(source)
 
-    return 2 * source.numel() * _COPIES / min(timed(copy, device) for _ in range(_COPY_TRIALS))
+    return 2 * source.numel() * _CALLS[device.type] / min(timed(copy, device) for _ in range(_TRIALS))
+
+
+def floor_of_step(config: Config, context: ProcessContext) -> dict[str, float]:
+    """Of the second step of a run: `flops`, `kernel_seconds` of products and attention, `other_bytes` of other ops."""
+    state, batches = build_state(config, context), cycle(ready_batches(config, context))
+    progress = state.new_progress(0)
+    train_steps(state, batches, progress, 1, lambda _: None)  # creates the state of the optimizer
+    with KernelTimer(context.device) as step:
+        train_steps(state, batches, progress, 2, lambda _: None)
+    others = sum(moved for name, moved in step.num_bytes.items() if not name.startswith(ATTENTION))
+    flops = training_flops(state.meta_model, config.data) * config.data.batch_size
+    return {"kernel_seconds": step.seconds, "other_bytes": others, "flops": flops}
+
+
+class TrafficCounter(DispatchMode):
+    """The ops inside the context that are neither matrix products nor views, and the bytes that they move, by op.
+
+    An op reads its inputs once and writes its outputs once. The fused attention kernels count, too.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.ops: Counter[str] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        name = op_name(op)
+        if not (returns_view(op) or name.startswith(_FREE) or name in _PRODUCTS):
+            moved = sum(map(self._bytes_of, tree_leaves(_moved(op, name, args, kwargs or {}, result))))
+            self.ops[name] += bool(moved)
+            self.num_bytes[name] += moved
+        return result
+
+    def _bytes_of(self, value: Any) -> int:
+        """The bytes of the distinct elements of a tensor on the device."""
+        if not isinstance(value, torch.Tensor) or value.device.type != self.device.type:
+            return 0
+        sizes = [size for size, stride in zip(value.shape, value.stride(), strict=True) if stride]
+        return torch.Size(sizes).numel() * value.itemsize
+
+
+class KernelTimer(TrafficCounter):
+    """Also the seconds of the matrix products, convolutions and attention kernels.
+
+    The first of equal calls, by shapes, strides and dtypes, is repeated and timed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.seconds = 0.0
+        self._seconds_by_call: dict[tuple, float] = {}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result, name = super().__torch_dispatch__(op, types, args, kwargs), op_name(op)
+        if name in _PRODUCTS or name.startswith(ATTENTION):
+            call = (name, *map(_layout, tree_leaves([args, kwargs])))
+            if call not in self._seconds_by_call:
+                self._seconds_by_call[call] = self._measure(op, args, kwargs or {})
+            self.seconds += self._seconds_by_call[call]
+        return result
+
+    def _measure(self, op: Any, args: tuple, kwargs: dict) -> float:
+        calls = _CALLS[self.device.type]
+
+        def repeat() -> None:
+            for _ in range(calls):
+                op(*args, **kwargs)
+
+        return min(timed(repeat, self.device) for _ in range(_TRIALS)) / calls
+
+
+def _layout(value: Any) -> Any:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _moved(op: Any, name: str, args: tuple, kwargs: dict, result: Any) -> list[Any]:
+    arguments = op._schema.arguments
+    values = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    is_written = {argument.name: bool(argument.alias_info and argument.alias_info.is_write) for argument in arguments}
+    if name == "_fused_sgd_" and values.get("grad_scale") is None:
+        is_written["grads"] = False  # the kernel stores them if it unscales them
+    written = [value for name, value in values.items() if is_written[name]] or result
+    read = [value for key, value in values.items() if not (is_written[key] and name in _OVERWRITES)]
+    return [read, written]
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
 ROOT = Path(__file__).parents[3]
 # Seconds: about twice the expected time, so that a slow disk ends no part.
 LIMITS = {
-    "machine": 90,
+    "machine": 150,
     "profile": 75,
     "profile_compiled": 150,
     "floors": 120,
@@ -180,7 +180,7 @@ TRAINING = BEFORE_PROFILES | BEFORE_TESTS | AFTER_TESTS
 
 
 def work_of(setting: Setting) -> Setting:
-    """Equal for parts whose steps compute the same; compilation and deterministic algorithms do not change it."""
+    """Equal for parts whose steps compute the same: compilation and deterministic algorithms do not change it."""
     options = tuple(one for one in setting.options if not one.startswith(("TRAIN.COMPILE", "DETERMINISTIC")))
     return Setting(setting.mode, small=setting.small, options=options, model=setting.model)
 
@@ -223,12 +223,11 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     left_out = () if flags.timm_train else ("timm",)
     left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
     return {
-        "machine": Part([*script("gpu/machine", "machine"), *rest], LIMITS["machine"]),
+        "machine": Part([*script("gpu/machine", "machine"), *batch_sizes, *rest], LIMITS["machine"]),
         **{name: training(name, setting) for name, setting in BEFORE_PROFILES.items()},
         "profile": Part(profile("profile"), LIMITS["profile"]),
         "profile_compiled": Part(profile("profile_compiled", "-compile"), LIMITS["profile_compiled"]),
         **{name: training(name, setting) for name, setting in BEFORE_TESTS.items()},
-        "floors": Part([*script("gpu/floor", "floors"), *batch_sizes, *rest], LIMITS["floors"]),
         "tests": _pytest_part("tests", *_gpu_tests(), f"--deselect={AUTOTUNED_TEST}"),
         **{name: training(name, one) for name, one in AFTER_TESTS.items() if name not in left_out},
         "tests_compile": _pytest_part("tests_compile", str(COMPILE_TESTS), str(ROOT / AUTOTUNED_TEST)),
@@ -256,8 +255,7 @@ def page(records: Records, command: str) -> str:
     machine = (records.get("machine") or {}).get("result") or {}
     columns = {"images/s": speed, "share of the eager floor": lambda one: one["share"], "peak memory (GB)": memory}
     texts = ["# GPU figures", f"`{command}`", machine_text(machine)] if machine else ["# GPU figures", f"`{command}`"]
-    floors = (records.get("floors") or {}).get("result") or {}
-    texts.append(figures_table(training_figures(records, machine, floors), columns))
+    texts.append(figures_table(training_figures(records, machine), columns))
     outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
     texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
     texts.append("The output of each part is in its .txt file; `loaders.txt` and the parts of `tables` have tables.")
@@ -265,20 +263,20 @@ def page(records: Records, command: str) -> str:
 
 
 def machine_text(machine: dict[str, Any]) -> str:
-    peaks = ", ".join(f"{mode} {peak / 1e12:.4g}" for mode, peak in machine["peak_flops_per_second"].items())
+    speeds = (f"{name} {one['flops'] / one['kernel_seconds'] / 1e12:.4g}" for name, one in machine["floors"].items())
     return (
-        f"{machine['device']}, torch {machine['torch']}. Matrix products, TFLOP/s: {peaks}. Copies within its memory, "
-        f"read and written: {machine['copy_bytes_per_second'] / 1e12:.3g} TB/s. {machine['model']}: "
-        f"{machine['training_flops_per_image'] / 1e9:.4g} GFLOP per image in a training step."
+        f"{machine['device']}, torch {machine['torch']}. Copies within its memory, read and written: "
+        f"{machine['copy_bytes_per_second'] / 1e12:.3g} TB/s. Matrix products and attention, TFLOP/s: "
+        f"{', '.join(speeds)}."
     )
 
 
-def training_figures(records: Records, machine: dict[str, Any], floors: dict[str, Any]) -> Figures:
+def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
     """The programs of the training parts. share: of the speed that the floor of the step allows, run eagerly."""
     figures: Figures = {}
     for name, setting in TRAINING.items():
         result = (records.get(name) or {}).get("result") or {}
-        floor = machine and floors.get(WORKS.get(work_of(setting), ""))
+        floor = machine.get("floors", {}).get(WORKS.get(work_of(setting)))
         for program, one in result.get("figures", {}).items():
             share = ""
             if floor and SPEED in one and program != "ranks":

@@ -12,7 +12,7 @@ from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from configs.reading.command_line import parse_command_line
 from datasets.batch import Batch
 from engine.training.batch_size import build_state
-from scripts.benchmarks.gpu.floor import TrafficCounter
+from scripts.benchmarks.gpu.machine import TrafficCounter
 
 
 def traffic_of_step(*options: str) -> TrafficCounter:
