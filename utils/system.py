@@ -38,7 +38,7 @@ def why_unusable() -> str | None:
 DEVICE_FILES = Path("/dev")
 EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 _SPINS, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-_DEFAULT_SPINS = "1000"  # a few microseconds to 0.1 ms; libgomp's default is 300 times as long
+_DEFAULT_SPINS = "10000"  # tens of microseconds to 1 ms; libgomp's default is 30 times as long
 
 
 def limit_spinning(device: str | None) -> None:
@@ -56,7 +56,7 @@ def limit_spinning(device: str | None) -> None:
 
 
 def describe_waiting() -> str:
-    """The variables that say how idle threads wait: 'GOMP_SPINCOUNT 1000'."""
+    """The variables that say how idle threads wait: 'GOMP_SPINCOUNT 10000'."""
     found = [f"{name} {os.environ[name]}" for name in (_SPINS, _POLICY) if name in os.environ]
     return f"OpenMP: {', '.join(found) or 'its default wait policy'}"
 

@@ -1,18 +1,19 @@
 """Image files -> uint8 pixels.
 
 A crop of a plain JPEG is decoded without the rest of the image if nvImageCodec is installed (`partial_jpeg.py`).
-Otherwise torchvision decodes the whole JPEG, a fifth faster than Pillow. The pixels of a plain PPM are used as they
-are. Pillow decodes all other files. The pixels are the same in each case. An image (C, H, W) has its channels innermost
-in memory, as decoders write them: resampling is twice as fast as for a planar image.
+Otherwise torchcodec or torchvision decodes the whole JPEG, a fifth faster than Pillow. The pixels of a plain PPM are
+used as they are. Pillow decodes all other files. The pixels are the same in each case. An image (C, H, W) has its
+channels innermost in memory, as decoders write them: resampling is twice as fast as for a planar image.
 """
 
 import contextlib
+import functools
+import importlib
 import importlib.util
 import io
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,26 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Damaged EXIF data, which ImageNet has: the pixels are intact.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
-# torchvision's decoder is loaded without the package, whose import takes as long as torch's.
-_torchvision = importlib.util.find_spec("torchvision")
-for _library in Path(_torchvision.origin).parent.glob("image*.so") if _torchvision and _torchvision.origin else ():
-    with contextlib.suppress(OSError):
-        torch.ops.load_library(_library)
+
+def _find_jpeg_decoder() -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None]:
+    """The name and the function of the first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
+
+    None: Pillow decodes. torchvision's decoders are deprecated since 0.29, in favour of torchcodec's.
+    """
+    with contextlib.suppress(Exception):  # not installed, or built for another torch
+        torchcodec = importlib.import_module("torchcodec.decoders")
+        return "torchcodec", functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
+    found = importlib.util.find_spec("torchvision")  # its import takes as long as torch's
+    for library in Path(found.origin).parent.glob("image*.so") if found and found.origin else ():
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(library)
+    with contextlib.suppress(AttributeError):
+        decode = torch.ops.image.decode_jpeg
+        return "torchvision", lambda data: decode(data, _AS_STORED)
+    return "Pillow, 1.3 to 1.5 times as slow as torchcodec (pip install torchcodec)", None
+
+
+JPEG_DECODER, _decode_jpeg = _find_jpeg_decoder()
 
 
 class LazyImage:
@@ -83,13 +99,13 @@ class PlainJpeg(LazyImage):
     def size(self) -> tuple[int, int]:
         return self._size
 
-    @cached_property
+    @functools.cached_property
     def pixels(self) -> torch.Tensor:
         with errors_as_bad_image(self.name):
-            # torchvision may have no decoder, and Pillow decodes some files that it refuses.
-            with contextlib.suppress(AttributeError, RuntimeError):
-                data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-                return torch.ops.image.decode_jpeg(data, _AS_STORED).expand(self.channels, -1, -1)
+            if _decode_jpeg:
+                with contextlib.suppress(RuntimeError):  # Pillow decodes some files that the others refuse
+                    data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+                    return _decode_jpeg(data).expand(self.channels, -1, -1)
             return _decode_with_pillow(open_with_pillow(self.data, self.name), MODES[self.channels])
 
     def crop(self, box: Box) -> torch.Tensor:

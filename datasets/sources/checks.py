@@ -13,7 +13,7 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.bad_images import BadImage
-from datasets.decoding.decode import MAX_VALUE, read_grey_values, scale_to_8_bits
+from datasets.decoding.decode import JPEG_DECODER, MAX_VALUE, read_grey_values, scale_to_8_bits
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import EncodedImages, Samples
@@ -92,6 +92,8 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         notes.append(f"{unlabelled} of {len(train)} training images have no label")
     notes += _notes_on_few_images(counts, train.class_names) + _notes_on_class_sizes(train, val)
     notes += _notes_on_grey_levels(train)
+    if isinstance(train, EncodedImages):
+        notes.append(f"whole JPEGs are decoded by {JPEG_DECODER}")
     for name, other in others.items():
         if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
             shared = _paths_in_both(train, other)

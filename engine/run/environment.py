@@ -17,9 +17,9 @@ from utils.device import device_name
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import hide_passwords
 
-PACKAGES = (  # the required ones, and a decoder, which changes pixels
+PACKAGES = (  # the required ones, and decoders, which may change pixels
     "torch", "torchvision", "timm", "pydantic", "pyyaml", "tqdm", "numpy", "pillow", "safetensors",
-    "nvidia-nvimgcodec-cu13",
+    "nvidia-nvimgcodec-cu13", "torchcodec",
 )  # fmt: skip
 _VARIABLES = (  # exact names from documentation: another variable with such a prefix may contain a password
     "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",

@@ -9,10 +9,10 @@ from utils.system import busy_note, describe_waiting, limit_spinning
 @pytest.mark.parametrize(
     ("gpu", "device", "variables", "expected"),
     [
-        (False, None, {}, "1000"),
+        (False, None, {}, "10000"),
         (True, None, {}, None),
-        (True, "cpu", {}, "1000"),
-        (True, None, {"CUDA_VISIBLE_DEVICES": ""}, "1000"),
+        (True, "cpu", {}, "10000"),
+        (True, None, {"CUDA_VISIBLE_DEVICES": ""}, "10000"),
         (True, "cuda", {}, None),
         (False, None, {"GOMP_SPINCOUNT": "7"}, "7"),
         (False, None, {"OMP_WAIT_POLICY": "active"}, None),
@@ -33,9 +33,9 @@ def test_limit_spinning(gpu, device, variables, expected, monkeypatch, tmp_path)
 def test_a_busy_machine_is_noted_with_the_way_threads_wait(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("os.getloadavg", lambda: (2.0, 9.0, 9.0))
-    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert busy_note() is None
     monkeypatch.setattr("os.getloadavg", lambda: (11.26, 0.0, 0.0))
-    assert describe_waiting().endswith("GOMP_SPINCOUNT 1000")
+    assert describe_waiting().endswith("GOMP_SPINCOUNT 10000")
     assert "11.3 on 2 cores" in busy_note() and describe_waiting() in busy_note()

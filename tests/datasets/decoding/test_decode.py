@@ -4,6 +4,7 @@ import random
 import sys
 import warnings
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,13 +160,31 @@ def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     assert found == [result(one) for one in damaged]
 
 
-@pytest.mark.parametrize("error", [RuntimeError, AttributeError])
-def test_pillow_decodes_jpegs_that_torchvision_does_not(monkeypatch, error):
-    def refuse(*_):
-        raise error
+def refuse(*_):
+    raise RuntimeError("not supported")
 
-    monkeypatch.setattr(torch.ops.image, "decode_jpeg", refuse)
+
+@pytest.mark.parametrize("decoder", [refuse, None])
+def test_pillow_decodes_jpegs_that_no_other_decoder_does(monkeypatch, decoder):
+    monkeypatch.setattr(decode, "_decode_jpeg", decoder)
     assert_like_pillow(KINDS["jpeg 4:2:0"]())
+
+
+def test_the_first_decoder_that_loads_is_used(monkeypatch):
+    """In this order: torchcodec, torchvision, Pillow."""
+    modes = []
+    codec = SimpleNamespace(decode_jpeg=lambda data, mode: modes.append(mode) or data)
+    monkeypatch.setitem(sys.modules, "torchcodec", SimpleNamespace(decoders=codec))
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", codec)
+    name, decoder = decode._find_jpeg_decoder()
+    assert (name, decoder(torch.ones(1)), modes) == ("torchcodec", torch.ones(1), ["UNCHANGED"])
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)  # its import fails
+    monkeypatch.setattr(torch.ops, "image", SimpleNamespace(decode_jpeg=lambda data, mode: data + mode))
+    name, decoder = decode._find_jpeg_decoder()
+    assert (name, decoder(torch.ones(1))) == ("torchvision", torch.ones(1))
+    monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
+    name, decoder = decode._find_jpeg_decoder()
+    assert name.startswith("Pillow") and decoder is None
 
 
 JPEGS = [kind for kind in KINDS if kind.startswith("jpeg")]
