@@ -38,7 +38,9 @@ def why_unusable() -> str | None:
 DEVICE_FILES = Path("/dev")
 EXCLUDES_GPUS = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES; the last one is Slurm's
 _SPINS, _POLICY = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
-_DEFAULT_SPINS = "10000"  # tens of microseconds to 1 ms; libgomp's default is 30 times as long
+# Tens of microseconds to 1 ms, and a tenth of it beside many programs; libgomp's default is 30 times as long.
+_DEFAULT_SPINS, _SPINS_WHEN_BUSY = "10000", "1000"
+_LOAD = Path("/proc/loadavg")
 
 
 def limit_spinning(device: str | None) -> None:
@@ -52,7 +54,15 @@ def limit_spinning(device: str | None) -> None:
     """
     on_cpu = device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
     if (on_cpu or not any(DEVICE_FILES.glob("nvidia[0-9]*"))) and not os.environ.keys() & {_SPINS, _POLICY}:
-        os.environ[_SPINS] = _DEFAULT_SPINS
+        os.environ[_SPINS] = _SPINS_WHEN_BUSY if _running_threads() > (os.cpu_count() or 1) else _DEFAULT_SPINS
+
+
+def _running_threads() -> int:
+    """The threads of other programs that run or wait for a core at this moment; 0 where the system does not say."""
+    try:
+        return int(_LOAD.read_text().split()[3].partition("/")[0]) - 1
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def describe_waiting() -> str:

@@ -25,9 +25,25 @@ def test_limit_spinning(gpu, device, variables, expected, monkeypatch, tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(system, "_LOAD", tmp_path / "loadavg")
     (tmp_path / ("nvidia0" if gpu else "nvidiactl")).touch()
     limit_spinning(device)
     assert system.os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+@pytest.mark.parametrize(
+    ("running", "expected"), [("2/80", "10000"), ("3/80", "10000"), ("4/80", "1000"), ("x", "10000"), (None, "10000")]
+)
+def test_threads_spin_shortly_beside_more_running_threads_than_cores(running, expected, monkeypatch, tmp_path):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(system, "_LOAD", tmp_path / "loadavg")
+    if running:
+        (tmp_path / "loadavg").write_text(f"9.0 9.0 9.0 {running} 23282\n")
+    limit_spinning("cpu")
+    assert system.os.environ["GOMP_SPINCOUNT"] == expected
 
 
 def test_a_busy_machine_is_noted_with_the_way_threads_wait(monkeypatch):
