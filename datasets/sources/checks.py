@@ -92,13 +92,13 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         notes.append(f"{unlabelled} of {len(train)} training images have no label")
     notes += _notes_on_few_images(counts, train.class_names) + _notes_on_class_sizes(train, val)
     notes += _notes_on_grey_levels(train)
-    if isinstance(train, EncodedImages):
-        notes.append(f"whole JPEGs are decoded by {JPEG_DECODER}")
     for name, other in others.items():
         if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
             shared = _paths_in_both(train, other)
             if shared:
                 notes.append(f"{len(shared)} image(s) are in both train and {name}, such as {shorten(min(shared))}")
+    if isinstance(train, EncodedImages):
+        notes.append(f"whole JPEGs are decoded by {JPEG_DECODER}")
     return notes
 
 

@@ -10,6 +10,7 @@ from conftest import samples_for
 from source_helpers import write_image
 
 from configs.reading.command_line import parse_command_line
+from datasets.decoding.decode import JPEG_DECODER
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.in_memory import ImageArray
 from utils.errors import Findings, UserError
@@ -95,6 +96,7 @@ def test_repeated_images_and_images_in_both_splits_are_noted(tmp_path, cpu):
         f"{tmp_path}/train_list.txt: 2 image(s) are listed more than once; the first repetition is in line 3",
         "1 of 3 classes have no training image, such as '1'",
         "1 image(s) are in both train and val, such as 'b.jpg'",
+        f"whole JPEGs are decoded by {JPEG_DECODER}",
     ]
 
 
