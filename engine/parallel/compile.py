@@ -29,10 +29,10 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
 
     `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
     seconds. With drop-path the blocks differ in its rate, so the whole model is compiled; `nested_compile_region` would
-    be faster, but torch 2.15 runs all blocks with the rate of one. `model` and `max` always
-    compile the whole model; compile time grows with depth. On a GPU `max` also times several kernels per matrix
-    product, and replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without
-    torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
+    be faster, but torch 2.15 runs all blocks with the rate of one. `model` and `max` always compile the whole model;
+    compile time grows with depth. On a GPU `max` also times several kernels per matrix product, and replays CUDA graphs
+    where that is safe. Kernels round differently: a run that is resumed without torch's cache, or on another machine,
+    may differ in the last bits. Parameters and state dict keep their names.
 
     A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
     Marking a module compiles nothing yet, so the model may be sharded before.

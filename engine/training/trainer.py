@@ -125,7 +125,7 @@ class Trainer:
         return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best["epoch"] >= train.patience
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
-        """Trains, evaluates, reports and saves one epoch; returns whether the run goes on."""
+        """Trains, evaluates, reports and saves one epoch; returns whether the run continues."""
         progress, max_steps = self.progress, self.config.train.max_steps
         stop_step = progress.steps
         if max_steps is not None:
@@ -146,7 +146,7 @@ class Trainer:
         self._start_clock()
 
     def end_epoch(self) -> bool:
-        """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run goes on."""
+        """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run continues."""
         config, progress, max_steps = self.config, self.progress, self.config.train.max_steps
         epochs_done = progress.epoch + 1
         evaluated: Evaluated | None = None

@@ -85,15 +85,7 @@ def _end(process: subprocess.Popen[bytes], stop_signal: signal.Signals) -> None:
 
 ROOT = Path(__file__).parents[3]
 # Seconds: about twice the expected time, so that a slow disk ends no part.
-LIMITS = {
-    "machine": 150,
-    "profile": 75,
-    "profile_compiled": 150,
-    "floors": 120,
-    "tests": 300,
-    "tests_compile": 300,
-    "loaders": 90,
-}
+LIMITS = {"machine": 150, "profile": 75, "profile_compiled": 150, "tests": 300, "tests_compile": 300, "loaders": 90}
 LIMITS |= {"paddlevit": 420, "caltech256": 240}  # of programs, by kind:
 LIMITS |= {"eager": 60, "ranks": 90, "eager_fp32": 90, "cached": 90, "compiled": 150, "whole": 300}
 TABLES = ("paddlevit", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
