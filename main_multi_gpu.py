@@ -20,12 +20,12 @@ if __name__ == "__main__":
 
 from configs.reading.command_line import Command, parse_command_line
 from configs.reading.flags import requested_device
-from datasets.loading.worker_server import start_worker_server
+from datasets.loading.worker_server import fork_worker_server
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import exit_with_launcher, launch_processes
 from utils.processes.launcher import detect_launcher
-from utils.system import limit_spinning
+from utils.system import limit_spinning, without_collections
 
 SCRIPT = "main_multi_gpu.py"
 
@@ -37,16 +37,17 @@ def main(argv: list[str]) -> int:
         command.require_selection()
         return launch_processes(__file__, argv, num_processes(command.num_processes, command.device))
     exit_with_launcher()
-    from engine.commands.run import run
-    from utils.distributed import process_group
+    with without_collections():
+        from engine.commands.run import run
+        from utils.distributed import process_group
 
     command, refused = _parse(argv)
+    if command.needs_worker_server and not refused:
+        fork_worker_server()
     with process_group(requested_device(argv), command.config.timeout_seconds) as context:
         if refused:
             raise refused
         command.require_selection(context.is_main)
-        if command.loads_in_workers:
-            start_worker_server()
         check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
 

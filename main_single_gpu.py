@@ -16,11 +16,11 @@ if __name__ == "__main__":
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import requested_device
-from datasets.loading.worker_server import start_worker_server
+from datasets.loading.worker_server import fork_worker_server
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launcher import check_is_alone
-from utils.system import limit_spinning
+from utils.system import limit_spinning, without_collections
 
 SCRIPT = "main_single_gpu.py"
 
@@ -32,11 +32,12 @@ def main(argv: list[str]) -> int:
     if command.num_processes not in (None, 1):
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     check_is_alone()
-    if command.loads_in_workers:
-        start_worker_server()  # it imports torch while this process does
-    from engine.commands.run import run  # after the options are checked: importing torch takes seconds
-    from utils.distributed import single_process
+    with without_collections():  # after the options are checked: importing torch takes seconds
+        from engine.commands.run import run
+        from utils.distributed import single_process
 
+    if command.needs_worker_server:
+        fork_worker_server()
     return run(command, single_process(command.device))
 
 

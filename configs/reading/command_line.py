@@ -85,11 +85,11 @@ class Command:
         return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
 
     @property
-    def loads_in_workers(self) -> bool:
-        """Returns whether this run probably starts loading workers."""
+    def needs_worker_server(self) -> bool:
+        """Returns whether this run probably starts loading workers, or measures its batch size in a process."""
         data = self.config.data
-        in_memory = properties_of(data.dataset).in_memory
-        return self.name not in ("dry_run", "predict") and not in_memory and data.num_workers != 0
+        loads_in_workers = not properties_of(data.dataset).in_memory and data.num_workers != 0
+        return self.name not in ("dry_run", "predict") and (loads_in_workers or not data.batch_size)  # 0: auto
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""

@@ -45,6 +45,52 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     assert (done.stdout.split(), done.stderr) == (["started", "loaded"], "")
 
 
+# Prints whether the server is a fork of this process and what a worker has inherited; then again beside a thread.
+FORKING_PROGRAM = """
+import multiprocessing, os, signal, sys, threading, warnings
+from multiprocessing import forkserver
+from pathlib import Path
+sys.path[0] = sys.argv[1]
+warnings.simplefilter("error")
+from datasets.loading.worker_server import fork_worker_server
+def inherited(opened):
+    handler = signal.getsignal(signal.SIGTERM)
+    print("torch" in sys.modules, handler == signal.SIG_DFL, os.path.exists(f"/proc/self/fd/{opened}"), flush=True)
+def report():
+    fork_worker_server()
+    server = forkserver._forkserver._forkserver_pid
+    files = [Path(f"/proc/{process}/cmdline").read_text() for process in (server, "self")]
+    worker = multiprocessing.get_context("forkserver").Process(target=inherited, args=(opened.fileno(),))
+    worker.start()
+    worker.join()
+    print("forked" if files[0] == files[1] else "anew", worker.exitcode, flush=True)
+if __name__ == "__main__":
+    import torch
+    calls = []
+    torch._C._cuda_getDeviceCount = lambda: calls.append(1) or 0  # initializes CUDA: a fork could not use it
+    from engine.commands.run import run
+    assert not calls
+    signal.signal(signal.SIGTERM, print)
+    opened = os.fdopen(os.dup2(2, 99), "w")
+    print("once", end=" ")
+    report()
+    forkserver._forkserver._stop()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    report()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server starts anew")
+@pytest.mark.slow
+def test_the_server_is_forked_from_a_process_without_threads(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FORKING_PROGRAM)
+    command = [sys.executable, str(program), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    lines = ["once True True False", "forked 0", "True True False", "anew 0"]
+    assert (done.stdout.splitlines(), done.stderr) == (lines, "")
+
+
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
@@ -53,7 +99,8 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
         (["-dataset=folder", "-data_path=.", "-dry_run"], False),
         (["-predict", ".", "-pretrained=a.pth"], False),
         (["-dataset=cifar10", "-data_path=."], False),
+        (["-dataset=cifar10", "-data_path=.", "-batch_size=auto", "-opts", "DATA.GLOBAL_BATCH_SIZE=64"], True),
     ],
 )
 def test_which_commands_start_the_server_early(argv, expected):
-    assert parse_command_line(["-cfg=configs/vit_tiny_patch16_224.yaml", *argv]).loads_in_workers == expected
+    assert parse_command_line(["-cfg=configs/vit_tiny_patch16_224.yaml", *argv]).needs_worker_server == expected

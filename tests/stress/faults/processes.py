@@ -80,17 +80,17 @@ class Running:
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks, in order of rank."""
-        process_of = {}
+        rank_of = {}
         for process in self.living():
             rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", _read(process, "environ"))
             if rank and MULTI.encode() in _read(process, "cmdline"):
-                process_of[int(rank[1])] = process
-        return [process_of[rank] for rank in sorted(process_of)]
+                rank_of[process] = int(rank[1])
+        # The fork server and its workers have the command line of the rank from which it was forked.
+        return sorted((one for one in rank_of if int(_stat(one)[1]) not in rank_of), key=rank_of.__getitem__)
 
     def workers(self) -> list[int]:
-        """Process ids of the loading workers: children of the fork server."""
-        servers = {process for process in self.living() if b"forkserver" in _read(process, "cmdline")}
-        return sorted(process for process in servers if int(_stat(process)[1]) in servers)
+        """Process ids of the loading workers, by the name that torch gives them."""
+        return sorted(process for process in self.living() if _read(process, "comm") == b"pt_data_worker\n")
 
     def kill_leftovers(self, grace_seconds: float) -> list[str]:
         """Kills the processes that are alive after the grace time. Returns the start of their command lines."""
