@@ -36,6 +36,9 @@ def load_pretrained(
 ) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
+    The file may have other parts, such as the decoder of an autoencoder, but no other tensors of the model's own parts:
+    a layer scale or further blocks would change what the model computes.
+
     Exceptions: position embeddings (1, N, D) of another grid are interpolated, tables of relative positions are
     resized, and heads of other classes keep their initialization. The `options` of the model say its family, by
     default ViT. Returns log lines.
@@ -44,8 +47,8 @@ def load_pretrained(
     class the heads are new. Empty or None: heads of equal shape are kept; if empty, the data has class names.
 
     Raises:
-        UserError: as `read_weights`; a tensor that is missing, has another shape or is not finite; with `needs_head`, a
-            head that would keep its initialization. The model is then unchanged.
+        UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
+            `needs_head`, a head that would keep its initialization. The model is then unchanged.
     """
     file = find_weights(path)
     (state, entry), own = read_weights(str(file), paddle_converter(model, options or Model())), model.state_dict()
@@ -69,7 +72,7 @@ def load_pretrained(
     unused = [name for name in state if name not in own]
     if unused:
         notes.append(f"not used: {summarize_names(unused, limit=8)}")
-    model.load_state_dict(_check_tensors(file, state, own), strict=True)
+    model.load_state_dict(_check_tensors(file, state, own, _head_names(model)), strict=True)
     return notes
 
 
@@ -161,12 +164,14 @@ def _head_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if any(module is head for head in heads)]
 
 
-def _check_tensors(file: Path, state: State, own: State) -> State:
+def _check_tensors(file: Path, state: State, own: State, heads: list[str]) -> State:
     """The tensors of `state` that the model has, cast to the model's dtypes.
 
     Raises:
-        UserError: a tensor is missing, or its shape, dtype or values are wrong.
+        UserError: a tensor is missing, or its shape, dtype or values are wrong; a part of the model apart from `heads`,
+            such as `blocks`, has tensors in `state` that the model lacks.
     """
+    parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
 
     def refuse(names: list[str], what: str, remedy: str = "give weights of this model, or set MODEL to match") -> None:
         if names:
@@ -175,11 +180,16 @@ def _check_tensors(file: Path, state: State, own: State) -> State:
     refuse([name for name in own if name not in state], "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
+    refuse([name for name in state if name not in own and _part(name) in parts], "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
     cast = {name: state[name].to(own[name].dtype) for name in own}
     refuse([name for name in own if not cast[name].isfinite().all()], "NaN or infinite values", "give other weights")
     return cast
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _shape(tensor: torch.Tensor) -> str:

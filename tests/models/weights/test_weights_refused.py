@@ -27,6 +27,8 @@ HUGE = torch.zeros(1).as_strided((10**12,), (0,))
         ("pos_embed", torch.ones(1, 1, 48), "pos_embed 1x1x48, not 1x17x48"),
         ("norm.bias", torch.ones(48, dtype=torch.int64), "norm.bias torch.int64"),
         ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
+        ("blocks.0.ls1.gamma", torch.ones(48), "no place for: blocks.0.ls1.gamma;"),  # as in DINOv2
+        ("blocks.12.norm1.bias", torch.ones(48), "no place for: blocks.12.norm1.bias;"),
         ("norm.bias", HUGE, "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48, device="meta"), "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48).to_sparse(), "norm.bias is larger than its data"),
