@@ -19,7 +19,7 @@ from datasets.sources.checks import (
 from datasets.sources.class_names import check_names, number_by, number_of_classes
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.rows import Rows, read_lines, table_rows
+from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import source_class
@@ -64,7 +64,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
     Raises:
         UserError: no such path, or no images; the main process's error, on every rank.
     """
-    (samples,) = _on_all_ranks(lambda: [unlabelled(path)], context)
+    (samples,) = _on_all_ranks(lambda: [unlabelled(path, data.columns)], context)
     _set_grey_range(samples, data)
     return samples
 
@@ -174,12 +174,12 @@ _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar"
 _LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
 
 
-def unlabelled(path: str) -> ImageFiles:
+def unlabelled(path: str, columns: Columns | None = None) -> ImageFiles:
     """The images of `path`, each with the label 0; whether they can be read is found when they are read.
 
     A folder: its images at any depth, in the order of their paths. A list `.txt`: one path per line, after which a
-    label is ignored. A table `.csv`: the column image_path. Their paths are absolute, or relative to the list's folder;
-    an image that is listed twice is read twice. Any other file is an image.
+    label is ignored. A table `.csv`: the column of paths (`columns`: DATA.COLUMNS). Their paths are absolute, or
+    relative to the list's folder; an image that is listed twice is read twice. Any other file is an image.
 
     Raises:
         UserError: `path` does not exist or cannot be read, or contains no images; in one error, all mistakes of a list.
@@ -193,7 +193,7 @@ def unlabelled(path: str) -> ImageFiles:
     if file.suffix.lower() not in (".txt", ".csv"):
         paths, notes = StringPacker([file.name]), []
     else:
-        rows = table_rows(file, with_targets=False) if file.suffix.lower() == ".csv" else _list_rows(file)
+        rows = table_rows(file, None, columns, False) if file.suffix.lower() == ".csv" else _list_rows(file)
         if rows.findings:
             raise combine_findings(f"{path}: {len(rows.findings)} problems", rows.findings)
         if not len(rows.paths):

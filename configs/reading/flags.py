@@ -159,8 +159,9 @@ def entry_parser(prog: str) -> Parser:
     )
     explain_help = "-predict: write a heat map of each image: the pixels that decide its class"
     add_flag(group, "explain", action="store_true", default=None, help=explain_help)
-    format_help = "-predict: excel: the CSV file begins with a byte order mark, for spreadsheets (default: csv)"
-    add_flag(group, "format", choices=("csv", "excel"), help=format_help)
+    format_help = "-predict: wide: a column of probabilities for each class; excel: with a byte order mark, for "
+    format_help += "spreadsheets (default: csv)"
+    add_flag(group, "format", choices=("csv", "wide", "excel"), help=format_help)
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
     add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)
     group = parser.add_argument_group("other")

@@ -17,7 +17,7 @@ class Prediction:
     """The images to label, and the files of the result.
 
     path: an image, a folder of images, or a list of images; None: the data of DATA.DATASET.
-    top_k: number of ranked classes per image.
+    top_k: number of ranked classes per image; None: all classes, as columns.
     folder: of -output, for the predictions; None: a new folder in SAVE. json: write JSON, too. excel: of -format.
     threshold: the lowest probability of a label; images without one are labelled "unknown". None: no labels.
     explain: write a heat map of each image.
@@ -25,7 +25,7 @@ class Prediction:
     """
 
     path: str | None
-    top_k: int
+    top_k: int | None
     folder: Path | None
     json: bool
     excel: bool = False
@@ -70,6 +70,9 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     if path is not None:
         for name in (name for name in ("split", "dataset", "data_path") if getattr(arguments, name) is not None):
             raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
+    is_wide = arguments.format == "wide"
+    if is_wide and arguments.top_k is not None:
+        raise UserError("-format wide has a column for each class; remove -top_k")
     top_k = 5 if arguments.top_k is None else arguments.top_k
     if top_k < 1:
         raise UserError(f"-top_k {top_k}: must be at least 1")
@@ -80,7 +83,7 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     is_excel, explain, embeds = arguments.format == "excel", bool(arguments.explain), command == "embed"
     return Prediction(
         path=path,
-        top_k=top_k,
+        top_k=None if is_wide else top_k,
         folder=folder,
         json=bool(arguments.json),
         excel=is_excel,

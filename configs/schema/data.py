@@ -66,6 +66,9 @@ class Data(Section):
         None, description="folder of the relative paths in lists and CSV files; null: the folder of the list"
     )
     dataset: str = Field("imagenet2012", description="name of the data set: a key of configs/data_sets.py")
+    columns: dict[Literal["path", "label"], str] | None = Field(
+        None, description="data set csv: its columns, as {path: id, label: breed}; null: image_path and target"
+    )
     multi_label: bool = Field(
         False, description="data set csv: each image has no, one or several labels; LOSS.NAME is then bce"
     )

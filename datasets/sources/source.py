@@ -59,7 +59,7 @@ class Source:
         path = cls.test_path(data)
         if path is None or not path.exists():
             return False, None
-        if problem := cls.find_no_test_labels(path):
+        if problem := cls.find_no_test_labels(path, data):
             return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
         return True, None
 
@@ -81,7 +81,7 @@ class Source:
         return None
 
     @classmethod
-    def find_no_test_labels(cls, path: Path) -> str | None:
+    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         """Returns the problem if the images in `path`, which exists, have no labels."""
         return None
 

@@ -35,7 +35,8 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
         part = open_part_file(folder / f"{CSV_FILE}.part", _digest(sessions, options), len(samples), logger)
     first = broadcast_object(part.num_samples if part else 0, context)
     batches = build_loader(sessions, context, first)
-    started, top_k = time.perf_counter(), max(options.top_k, TOP_K)
+    classes = session.plan.config.model.num_logits
+    started, top_k = time.perf_counter(), max(options.top_k or classes, TOP_K)
     explain = partial(write_maps, folder, samples, session.model, session.evaluator) if options.explain else None
     for results in session.evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain):
         if part and results:

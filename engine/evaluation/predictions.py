@@ -41,7 +41,7 @@ class Predictions:
     ) -> None:
         self._part, self._samples, self._class_names, self._options = part, samples, class_names, options
         self._labelled, self._max_labels = options.path is None, None if multi_label else 1
-        self._num_ranks = min(options.top_k, len(class_names))
+        self._num_ranks = min(options.top_k or len(class_names), len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
     def metrics(self, best: str | None) -> Metrics:
@@ -84,12 +84,22 @@ class Predictions:
             cells += [""] * (len(columns) - len(cells))
             yield [safe_cell(path), *cells, *texts.values(), safe_cell(error or "")]
 
+    def _wide_rows(self, names: Sequence[str]) -> Iterator[list[str]]:
+        """The header, and the probability of each class for each image; empty cells for an unreadable image."""
+        is_used = self._options.threshold is not None, self._labelled, self._options.explain
+        yield ["path", *names, *compress(("label", "target", "explanation"), is_used)]
+        for path, ranked, texts, _ in self._images(names, len(names)):
+            probability_of = dict(ranked)
+            cells = [f"{probability_of[name]:.6f}" if ranked else "" for name in names]
+            yield [safe_cell(path), *cells, *texts.values()]
+
     def write_csv(self, folder: Path, excel: bool = False) -> Path:
         """Writes `predictions.csv` atomically; raises OSError. excel: with a byte order mark, for spreadsheets."""
         with open_atomically(folder / CSV_FILE) as file:
             file.write("\ufeff" * excel)
             names = [safe_cell(name) for name in self._class_names]
-            csv.writer(file, lineterminator="\n").writerows(self._rows(names, self._num_ranks))
+            rows = self._rows(names, self._num_ranks) if self._options.top_k else self._wide_rows(names)
+            csv.writer(file, lineterminator="\n").writerows(rows)
         return folder / CSV_FILE
 
     def write_json(self, folder: Path) -> Path:

@@ -19,6 +19,7 @@ WEIGHTS = "-pretrained=vit.pth"
         (["-predict=-x.jpg", "-output=o"], Prediction("-x.jpg", 5, Path("o"), False)),  # a dash needs '='
         (["-predict", "-split=val", "-dataset=digits"], Prediction(None, 5, None, False)),
         (["-predict=photos", "-format=excel"], Prediction("photos", 5, None, False, excel=True)),
+        (["-predict=photos", "-format=wide"], Prediction("photos", None, None, False)),
         (["-predict=photos", "-threshold=0.7"], Prediction("photos", 5, None, False, threshold=0.7)),
         (["-predict=photos", "-explain"], Prediction("photos", 5, None, False, explain=True)),
         ([], None),
@@ -42,6 +43,7 @@ def test_a_prediction(argv, expected):
             (["-predict", "photos", WEIGHTS, f"-threshold={text}"], f"-threshold {text}: is a probability")
             for text in ("70", "nan")
         ),
+        (["-predict", "photos", WEIGHTS, "-top_k=3", "-format=wide"], "remove -top_k"),
         (["-eval", WEIGHTS, "-threshold=0.7"], "-threshold is a flag of -predict"),
         (["-predict", "photos", WEIGHTS, "-eval"], "-predict and -eval are two commands; remove one of them"),
         (["-predict", "photos", WEIGHTS, "-split=val"], "remove the path, or -split"),

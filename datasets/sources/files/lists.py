@@ -12,7 +12,7 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.rows import LABEL_DIGITS, Rows, read_lines, table_columns, table_rows
+from datasets.sources.files.rows import COLUMNS, LABEL_DIGITS, Columns, Rows, read_lines, table_columns, table_rows
 from datasets.sources.files.split_folders import has_class_folders
 from datasets.sources.source import Source
 from datasets.sources.split import SPLIT_NAMES, find_split_names, split_listing
@@ -41,7 +41,7 @@ class Lists(Source):
         return Path(data.data_path) / "test_list.txt"
 
     @classmethod
-    def find_no_test_labels(cls, path: Path) -> str | None:
+    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         fields = next((line for line in read_lines(path) if line.strip()), "0").split()
         return None if fields[-1].isdecimal() else "its first line ends without a label"
 
@@ -53,7 +53,7 @@ class Tables(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        path, root, multi_label = self.root, self.data.image_root, self.data.multi_label
+        path, root, columns, multi_label = self.root, self.data.image_root, self.data.columns, self.data.multi_label
         train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
         if split == "test":
             file = table_file(path, "test")
@@ -61,9 +61,10 @@ class Tables(Source):
             file = train_file if split == "train" else val_file
         else:
             part = "val" if split == "all" and not path.is_file() else split
-            return ImageFiles(split_listing(read_table(train_file, train_file, multi_label, root), part, self.splitter))
+            listing = read_table(train_file, train_file, multi_label, root, columns)
+            return ImageFiles(split_listing(listing, part, self.splitter))
         may_lack_train = split in ("all", "test") and not train_file.is_file()
-        return ImageFiles(read_table(file, file if may_lack_train else train_file, multi_label, root))
+        return ImageFiles(read_table(file, file if may_lack_train else train_file, multi_label, root, columns))
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
@@ -74,8 +75,9 @@ class Tables(Source):
         return table_file(Path(data.data_path), "test")
 
     @classmethod
-    def find_no_test_labels(cls, path: Path) -> str | None:
-        return None if "target" in table_columns(path) else "has no column target"
+    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
+        label = {**COLUMNS, **(data.columns or {})}["label"]
+        return None if label in table_columns(path) else f"has no column {label}"
 
 
 def table_file(root: Path, split: str) -> Path:
@@ -107,10 +109,16 @@ def read_list(file: Path, root: str | None = None) -> Listing:
     return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), file)
 
 
-def read_table(file: Path, train_file: Path, multi_label: bool = False, root: str | None = None) -> Listing:
-    """Reads a CSV file with the columns image_path (relative to `root`) and target: whole numbers or names.
+def read_table(
+    file: Path,
+    train_file: Path,
+    multi_label: bool = False,
+    root: str | None = None,
+    columns: Columns | None = None,
+) -> Listing:
+    """Reads a CSV file with a column of paths (relative to `root`) and one of targets: whole numbers or names.
 
-    root: default: the file's folder.
+    root: default: the file's folder. columns: of DATA.COLUMNS.
 
     Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
     be the same file as `file`.
@@ -123,8 +131,8 @@ def read_table(file: Path, train_file: Path, multi_label: bool = False, root: st
     Raises:
         UserError: a file cannot be read or lacks a column; several labels per image without `multi_label`.
     """
-    rows = table_rows(file, root)
-    train_rows = rows if file == train_file else table_rows(train_file, root)
+    rows = table_rows(file, root, columns)
+    train_rows = rows if file == train_file else table_rows(train_file, root, columns)
     if multi_label:
         separator = _find_separator(train_rows.target_ids) or _find_separator(rows.target_ids)
         known = dict.fromkeys(name for target in train_rows.target_ids for name in split_labels(target, separator))

@@ -9,16 +9,21 @@ import csv
 import io
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 from configs.reading.yaml_io import shorten
+from datasets.decoding.kinds import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import Finding, UserError, error_from
 from utils.files import open_regular_file
 
+Columns = Mapping[Literal["path", "label"], str]  # of DATA.COLUMNS
+COLUMNS: Columns = {"path": "image_path", "label": "target"}
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
+_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 _CHUNK = 1 << 20
 _DEFAULT_DIALECT = "separator ',', encoding utf-8"
 _SEPARATORS = ",;\t"  # spreadsheets write semicolons where the comma is the decimal sign
@@ -63,6 +68,7 @@ class Rows:
         self.target_ids: dict[str, int] = {}
         self.findings: list[Finding] = []
         self.notes: list[str] = []
+        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
     def add(self, line: int, path: str, target: str = "") -> None:
         if "\0" in path:
@@ -78,12 +84,37 @@ class Rows:
             path = os.path.relpath(absolute, self.root)
         elif not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
-        self.paths.add(path)
+        self.paths.add(self._with_ending(line, path))
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
 
+    def _with_ending(self, line: int, path: str) -> str:
+        """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
+        if path.lower().endswith(_ENDINGS):
+            return path
+        folder, name = os.path.split(path)
+        if folder not in self._endings:
+            self._endings[folder] = _image_endings(self.root / folder)
+        endings = self._endings[folder].get(name, [])
+        if endings and os.path.isfile(self.root / path):
+            return path
+        if len(endings) > 1:
+            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
+        return path + endings[0] if endings else path
+
     def add_finding(self, line: int, problem: str) -> None:
         self.findings.append(f"{self.file}:{line}: {problem}")
+
+
+def _image_endings(folder: Path) -> dict[str, list[str]]:
+    """{name: endings} of the images in a folder; empty if it cannot be read."""
+    found: dict[str, list[str]] = {}
+    with contextlib.suppress(OSError):
+        for file in os.listdir(folder):
+            name, ending = os.path.splitext(file)
+            if ending.lower() in _ENDINGS:
+                found.setdefault(name, []).append(ending)
+    return found
 
 
 def table_columns(file: Path) -> list[str]:
@@ -104,19 +135,24 @@ def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
     return table, f"separator {separator!r}, encoding {encoding.removesuffix('-sig')}"
 
 
-def table_rows(file: Path, root: str | None = None, with_targets: bool = True) -> Rows:
-    """The rows of a CSV file with the columns image_path and target, which may be empty.
+def table_rows(file: Path, root: str | None = None, columns: Columns | None = None, with_targets: bool = True) -> Rows:
+    """The rows of a CSV file with a column of paths and one of targets, which may be empty.
 
-    with_targets: False if the column target is not read, and paths may be outside of the file's folder.
+    columns: of DATA.COLUMNS. with_targets: False if the column of targets is not read, and paths may be outside of the
+    file's folder.
     """
-    rows, needed = Rows(file, root, anywhere=not with_targets), ("image_path", "target")[: 1 + with_targets]
+    rows = Rows(file, root, anywhere=not with_targets)
+    needed = tuple({**COLUMNS, **(columns or {})}.values())[: 1 + with_targets]
     table, dialect = _open_table(file)
     try:
-        table.fieldnames = columns = [name.strip() for name in table.fieldnames or ()]
-        if any(columns.count(name) != 1 for name in needed):
+        table.fieldnames = header = [name.strip() for name in table.fieldnames or ()]
+        if any(header.count(name) != 1 for name in needed):
             raise UserError(
-                f"{file}:1: the header lacks {' or '.join(needed)}: it is {shorten(columns)} ({dialect}); rename them"
+                f"{file}:1: the header lacks {' or '.join(needed)}: it is {shorten(header)} ({dialect}); rename them, "
+                'or set DATA.COLUMNS, such as "DATA.COLUMNS={path: id, label: breed}"'
             )
+        if with_targets and (unused := [name for name in header if name not in needed]):
+            rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
         if dialect != _DEFAULT_DIALECT:
             rows.notes.append(f"{file}: {dialect}")
         for record in table:
@@ -128,7 +164,7 @@ def table_rows(file: Path, root: str | None = None, with_targets: bool = True) -
             if path:
                 rows.add(table.line_num, path, *target)
             else:
-                rows.add_finding(table.line_num, "image_path is empty; fill it in or remove the line")
+                rows.add_finding(table.line_num, f"{needed[0]} is empty; fill it in or remove the line")
     except csv.Error as error:  # the lines after it cannot be parsed reliably
         rows.add_finding(table.reader.line_num, f"is not valid CSV ({error}); correct the line")
     return rows

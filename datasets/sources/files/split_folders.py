@@ -82,7 +82,7 @@ class ClassFolders(Source):
         return root / ((root.is_dir() and find_split_folders(root).test) or "test")
 
     @classmethod
-    def find_no_test_labels(cls, path: Path) -> str | None:
+    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         has_labels = "test" in find_split_folders(path.parent).folders
         return None if has_labels else "has no folder with the name of a class"
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -149,6 +150,30 @@ def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
     assert_refused(lambda: Tables(given).read("train"), f"{tmp_path}/train.csv{line}: ", reason)
 
 
+def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
+    """As in a table of Kaggle; 'c.1' is a file without ending, and has precedence over c.1.png."""
+    for name in ("a.JPG", "b.2.png", "c.1.png"):
+        write_image(tmp_path / name)
+    shutil.copy(tmp_path / "c.1.png", tmp_path / "c.1")
+    tables(train="id,size,breed,age\na,1,pug,3\nb.2,1,boxer,3\nc.1,1,pug,3\ngone,1,pug,3\n")
+    given = options(tmp_path / "train.csv").model_copy(update={"columns": {"path": "id", "label": "breed"}})
+    samples = Tables(given).read("all")
+    assert names_of(samples) == ["a.JPG", "b.2.png", "c.1", "gone"]
+    assert [samples.class_names[label] for label in samples.targets] == ["pug", "boxer", "pug", "pug"]
+    (note,) = samples.notes
+    assert "'size', 'age'" in note
+    assert Tables.find_no_test_labels(tmp_path / "train.csv", given) is None
+    assert Tables.find_no_test_labels(tmp_path / "train.csv", options(tmp_path)) == "has no column target"
+    assert names_of(unlabelled(str(tmp_path / "train.csv"), {"path": "id"})) == names_of(samples)
+
+
+def test_an_id_of_two_images_is_refused(tables, tmp_path):
+    for ending in ("png", "jpg"):
+        write_image(tmp_path / f"a.{ending}")
+    given = tables(train="image_path,target\na,x\n")
+    assert_refused(lambda: Tables(given).read("train"), f"{tmp_path}/train.csv:2: ", "'a' is .jpg and .png")
+
+
 SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
 
 
@@ -191,24 +216,19 @@ def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
 
 
-@pytest.mark.parametrize(
-    ("images", "listed", "found"),
-    [("", "0", "'0.png'"), ("train/", "0", "'train/0.png'")],
-)
-def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu, images, listed, found):
+def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu):
     """As of a competition: one line says how to read the table, and another one how to write its paths."""
     for number in range(40):
-        write_image(tmp_path / f"{images}{number}.png")
-    if images:
-        write_image(tmp_path / "test/0.png")
-    rows = "".join(f"{number}{listed[1:]},{'ab'[number % 2]}\n" for number in range(40))
+        write_image(tmp_path / f"train/{number}.png")
+    write_image(tmp_path / "test/0.png")
+    rows = "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))
     (tmp_path / "train.csv").write_text(f"image_path,target\n{rows}")
     with pytest.raises(UserError, match=r"-dataset=csv -data_path=\S+$"):
         read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
     with pytest.raises(UserError, match=r"train.csv:\d+: .* is there: write paths with folder") as error:
         read_samples(options(tmp_path, dataset="csv", batch_size=8), None, cpu, "train", "val")
     line = str(error.value)
-    assert "problems" not in line and re.search(found.replace("0", r"\d+"), line)
+    assert "problems" not in line and re.search(r"'train/\d+.png'", line)
 
 
 def test_an_unknown_header_is_shown(tmp_path):

@@ -32,10 +32,11 @@ def predictions(
     chunk=2,
     threshold=None,
     multi_label=False,
+    ranked=None,
 ) -> Predictions:
-    """Image 1 cannot be read; the target of image i is i."""
+    """Image 1 cannot be read; the target of image i is i. ranked: labels in order, by default ascending."""
     count = len(names)
-    labels = np.tile(np.arange(len(classes), dtype=np.int32), (count, 1))
+    labels = np.tile(np.array(ranked or range(len(classes)), dtype=np.int32), (count, 1))
     probabilities = np.tile(np.linspace(0.7, 0.1, len(classes), dtype=np.float32), (count, 1))
     targets = np.arange(count)
     targets[1] = -1
@@ -119,6 +120,17 @@ def test_hostile_names_stay_text(make, tmp_path):
         paths = [image["path"] for image in json.load(file)]
     assert paths == HOSTILE
     assert os.fsencode(paths[5]) == b"b\xff"
+
+
+def test_a_table_with_a_column_for_each_class(make, tmp_path):
+    made = make(top_k=None, threshold=0.5, ranked=(2, 0, 1))
+    made.write_csv(tmp_path)
+    assert (tmp_path / "predictions.csv").read_text().splitlines() == [
+        "path,cat,dog,emu,label,target",
+        "a.jpg,0.400000,0.100000,0.700000,emu,cat",
+        "b.jpg,,,,,dog",
+        "c.jpg,0.400000,0.100000,0.700000,emu,emu",
+    ]
 
 
 def test_the_table_on_the_terminal_is_aligned_short_and_escaped(make):
