@@ -41,9 +41,7 @@ def main(argv: list[str]) -> int:
         from engine.commands.run import run
         from utils.distributed import process_group
 
-    command, refused = _parse(argv)
-    if command.needs_worker_server and not refused:
-        fork_worker_server()
+    command, refused = _prepare(argv)
     with process_group(requested_device(argv), command.config.timeout_seconds) as context:
         if refused:
             raise refused
@@ -52,10 +50,14 @@ def main(argv: list[str]) -> int:
         return run(command, context)
 
 
-def _parse(argv: list[str]) -> tuple[Command, UserError | None]:
-    """The command; or the default one, and the error, which the ranks report once after they have met."""
+def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
+    """The command, with its server of workers; or the default one, and the error, which the ranks report once after
+    they have met."""
     try:
-        return parse_command_line(argv, SCRIPT), None
+        command = parse_command_line(argv, SCRIPT)
+        if command.needs_worker_server:
+            fork_worker_server()
+        return command, None
     except UserError as error:
         return parse_command_line([], SCRIPT), error
 

@@ -193,7 +193,8 @@ def unlabelled(path: str, columns: Columns | None = None) -> ImageFiles:
     if file.suffix.lower() not in (".txt", ".csv"):
         paths, notes = StringPacker([file.name]), []
     else:
-        rows = table_rows(file, None, columns, False) if file.suffix.lower() == ".csv" else _list_rows(file)
+        is_table = file.suffix.lower() == ".csv"
+        rows = table_rows(file, columns=columns, with_targets=False) if is_table else _list_rows(file)
         if rows.findings:
             raise combine_findings(f"{path}: {len(rows.findings)} problems", rows.findings)
         if not len(rows.paths):

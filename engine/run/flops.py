@@ -4,7 +4,7 @@ A multiply-add counts as two. Only matrix products and convolutions count. Recom
 does not count, and stochastic depth does not reduce the count: these are the model FLOPs of Chowdhery et al., "PaLM:
 Scaling Language Modeling with Pathways" (2022), appendix B.
 
-The peak FLOP/s of a GPU by the dtype of the matrix products, its memory and its links are those of NVIDIA's datasheets.
+The peak FLOP/s of a GPU by the dtype of the matrix products, its memory and its links come from NVIDIA's datasheets.
 All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 have float32 accumulation, as
 in torch. A GPU or dtype without a figure here has no MFU: a missing MFU is better than a wrong one.
 """

@@ -128,7 +128,7 @@ def _closed_size(size: int) -> int:
 
 
 def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
-    """SHA-256 of rows of values. Those of a shard: the image's member name, the label, the CRC-32 of the image."""
+    """SHA-256 of rows of values; in a row of a shard: the image's member name, the label, the CRC-32 of the image."""
     sha256 = hashlib.sha256(header.encode())
     for row in rows:
         sha256.update("\0".join(map(str, row)).encode("utf-8", "surrogateescape") + b"\n")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from main_multi_gpu import _parse, check_num_processes
+from main_multi_gpu import _prepare, check_num_processes
 from utils.errors import Unavailable, UserError
 from utils.processes import launch
 from utils.processes.launcher import check_is_alone, detect_launcher, first_host, torchrun_variables
@@ -124,9 +124,9 @@ def test_several_started_processes_are_noticed():
 
 
 def test_ranks_with_a_wrong_option_meet_before_they_report_it():
-    command, refused = _parse(["-opts", "TIMEOUT_SECONDS=20"])
+    command, refused = _prepare(["-opts", "TIMEOUT_SECONDS=20"])
     assert refused is None and command.config.timeout_seconds == 20
-    command, refused = _parse(["-unknown", "-opts", "TIMEOUT_SECONDS=20"])
+    command, refused = _prepare(["-unknown", "-opts", "TIMEOUT_SECONDS=20"])
     assert "-unknown" in str(refused) and command.config.timeout_seconds == 600
 
 

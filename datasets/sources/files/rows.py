@@ -96,8 +96,6 @@ class Rows:
         if folder not in self._endings:
             self._endings[folder] = _image_endings(self.root / folder)
         endings = self._endings[folder].get(name, [])
-        if endings and os.path.isfile(self.root / path):
-            return path
         if len(endings) > 1:
             self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
         return path + endings[0] if endings else path
@@ -107,13 +105,16 @@ class Rows:
 
 
 def _image_endings(folder: Path) -> dict[str, list[str]]:
-    """{name: endings} of the images in a folder; empty if it cannot be read."""
+    """{name: endings} of the images in a folder, except where `name` is a file itself; empty if it cannot be read."""
     found: dict[str, list[str]] = {}
     with contextlib.suppress(OSError):
-        for file in os.listdir(folder):
-            name, ending = os.path.splitext(file)
+        with os.scandir(folder) as entries:
+            files = [entry.name for entry in entries if entry.is_file()]
+        for name, ending in map(os.path.splitext, files):
             if ending.lower() in _ENDINGS:
                 found.setdefault(name, []).append(ending)
+        for file in files:
+            found.pop(file, None)
     return found
 
 

@@ -10,6 +10,7 @@ import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from configs.data_sets import DATA_SETS
+from configs.reading.command_line import parse_command_line
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources.files.lists import Lists, Tables
 from datasets.sources.source import source_class
@@ -156,7 +157,8 @@ def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
         write_image(tmp_path / name)
     shutil.copy(tmp_path / "c.1.png", tmp_path / "c.1")
     tables(train="id,size,breed,age\na,1,pug,3\nb.2,1,boxer,3\nc.1,1,pug,3\ngone,1,pug,3\n")
-    given = options(tmp_path / "train.csv").model_copy(update={"columns": {"path": "id", "label": "breed"}})
+    argv = ["-dataset=csv", f"-data_path={tmp_path}/train.csv", "-opts", "DATA.COLUMNS={path: id, label: breed}"]
+    given = parse_command_line(argv).config.data
     samples = Tables(given).read("all")
     assert names_of(samples) == ["a.JPG", "b.2.png", "c.1", "gone"]
     assert [samples.class_names[label] for label in samples.targets] == ["pug", "boxer", "pug", "pug"]
