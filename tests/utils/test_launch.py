@@ -124,7 +124,7 @@ def test_several_started_processes_are_noticed():
 
 
 def test_ranks_with_a_wrong_option_meet_before_they_report_it():
-    command, refused = _prepare(["-opts", "TIMEOUT_SECONDS=20"])
+    command, refused = _prepare(["-num_workers=0", "-opts", "TIMEOUT_SECONDS=20"])
     assert refused is None and command.config.timeout_seconds == 20
     command, refused = _prepare(["-unknown", "-opts", "TIMEOUT_SECONDS=20"])
     assert "-unknown" in str(refused) and command.config.timeout_seconds == 600
