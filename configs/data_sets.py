@@ -1,6 +1,7 @@
 """The data sets, by DATA.DATASET, and their properties; all other code asks for a property, not for a name."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 IMAGENET_CLASSES = 1000
 
@@ -15,6 +16,7 @@ class DataSet:
     has_files: DATA_PATH names its files. in_memory: its images are in memory, so that it needs no workers.
     may_lack_splits: may come without splits; the split 'all' is then all images. has_test: may have a split 'test'.
     multi_label: its images may have several labels (DATA.MULTI_LABEL).
+    groups_by: what DATA.GROUPS names: a part of the path or a table of paths, a column, a field of the .json.
     num_classes: the number of classes, also of those without an image here; None: of the classes found.
     synsets: timm's list of the classes of ImageNet that it has: a set for evaluations, which mask the other classes.
     """
@@ -27,6 +29,7 @@ class DataSet:
     may_lack_splits: bool = False
     has_test: bool = False
     multi_label: bool = False
+    groups_by: Literal["path", "column", "field"] = "path"
     num_classes: int | None = None
     synsets: str | None = None
 
@@ -40,13 +43,23 @@ DATA_SETS: dict[str, DataSet] = {
         "datasets.sources.files.lists:Lists", may_be_folder=True, has_test=True, num_classes=IMAGENET_CLASSES
     ),
     "folder": DataSet("datasets.sources.files.split_folders:ClassFolders", may_lack_splits=True, has_test=True),
-    "csv": DataSet("datasets.sources.files.lists:Tables", may_lack_splits=True, has_test=True, multi_label=True),
+    "csv": DataSet(
+        "datasets.sources.files.lists:Tables",
+        may_lack_splits=True,
+        has_test=True,
+        multi_label=True,
+        groups_by="column",
+    ),
     "caltech101": DataSet("datasets.sources.files.class_folders:Caltech101"),
     "caltech256": DataSet("datasets.sources.files.class_folders:Caltech256"),
     "cifar10": DataSet("datasets.sources.in_memory:Cifar10", in_memory=True),
     "cifar100": DataSet("datasets.sources.in_memory:Cifar100", in_memory=True),
     "tar": DataSet(
-        "datasets.shards.data_set:TarShards", ("obstore", "braceexpand"), may_lack_splits=True, has_test=True
+        "datasets.shards.data_set:TarShards",
+        ("obstore", "braceexpand"),
+        may_lack_splits=True,
+        has_test=True,
+        groups_by="field",
     ),
     "digits": DataSet("datasets.sources.in_memory:Digits", ("sklearn",), has_files=False, in_memory=True),
     "fake": DataSet("datasets.sources.in_memory:Fake", has_files=False, in_memory=True),

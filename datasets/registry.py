@@ -20,6 +20,7 @@ from datasets.sources.class_names import check_names, number_by, number_of_class
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
+from datasets.sources.groups import note_on_shared_groups, with_groups
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import source_class
@@ -134,6 +135,8 @@ def _read(
             findings.append(error)
     if not class_names:
         source.check_root(list(samples.values()))
+    if data.groups and {"train", "val"} <= samples.keys() and not predicts:
+        _group(samples, data)
     for split, of_split in samples.items():
         _set_grey_range(of_split, data)
         findings += check_names(of_split, data.data_path)
@@ -159,6 +162,16 @@ def _read(
         place = data.data_path if properties.has_files else data.dataset
         raise combine_findings(f"{place}: {len(by_text)} problems", list(by_text.values()))
     return list(samples.values())
+
+
+def _group(samples: dict[str, Samples], data: Data) -> None:
+    """Gives the training and the validation images of data with both splits their groups; notes groups in both."""
+    for split in ("train", "val"):
+        if isinstance(files := samples[split], ImageFiles) and files.groups is None:
+            samples[split] = ImageFiles(with_groups(files.listing, data))
+    train, val = samples["train"], samples["val"]
+    if train.groups and val.groups:
+        train.notes += note_on_shared_groups(train.groups, val.groups)
 
 
 def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[Finding]:

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
             shards = {
                 name: write_split(output, split, max_bytes, progress, bad_images) for name, split in planned.items()
             }
-            index = tar.read_back(output, list(itertools.chain(*shards.values())))
+            index = tar.read_back(output, list(itertools.chain(*shards.values())), tar.GROUP_KEY if data.groups else "")
             atomic_write(output / INDEX_NAME, encode_index(index))
             atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
     except OSError as error:
@@ -125,7 +125,7 @@ class PlannedSplit:
 
     def plan(self) -> dict[str, Any]:
         """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
-        rows = ((self.keys[index], self.samples.targets[index]) for index in self.order.tolist())
+        rows = ((self.keys[index], self.samples.targets[index], *self._group(index)) for index in self.order.tolist())
         return {"num_samples": len(self.order), "sha256": tar.hash_rows(rows, json.dumps(self.samples.class_names))}
 
     def read(self, position: int) -> Sample:
@@ -134,9 +134,11 @@ class PlannedSplit:
         pixels = open_image(encoded, self.data.image_channels, name, self.samples.grey_range).pixels
         if self.size:
             encoded = encode_ppm(pixels, self.size)
-        return Sample(
-            position, self.keys[index], tar.image_extension(encoded), int(self.samples.targets[index]), encoded
-        )
+        label, extension = int(self.samples.targets[index]), tar.image_extension(encoded)
+        return Sample(position, self.keys[index], extension, label, encoded, *self._group(index))
+
+    def _group(self, index: int) -> list[str]:
+        return [self.samples.groups[index]] if self.samples.groups else []
 
 
 def encode_ppm(image: torch.Tensor, size: int) -> bytes:

@@ -115,6 +115,12 @@ class Data(Section):
         None, ge=2, le=100, description="cross-validation: data without a validation split are cut into this many folds"
     )
     fold: int | None = Field(None, ge=0, description="the fold that is held out, from 0; needs FOLDS")
+    groups: str | None = Field(
+        None,
+        min_length=1,
+        description="images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the "
+        "field of the .json; folders: a regular expression of the path with a (group), or a CSV file path,group",
+    )
     split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, independent of SEED")
     random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
     random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")
@@ -149,6 +155,17 @@ class Data(Section):
         if self.folds and (self.fold is None or self.fold >= self.folds):
             raise ValueError(f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}")
 
+    def _check_groups(self) -> None:
+        of_data = properties_of(self.dataset)
+        if self.groups and of_data.in_memory:
+            raise ValueError(f"GROUPS needs images in files, but DATASET is {shorten(self.dataset)}; remove GROUPS")
+        if self.groups and of_data.groups_by == "path" and "(" in self.groups:
+            try:
+                if not re.compile(self.groups).groups:
+                    raise re.error("no group: put the part that names it into parentheses")
+            except re.error as error:
+                raise ValueError(f"GROUPS {shorten(self.groups)} is not a regular expression ({error})") from None
+
     @model_validator(mode="after")
     def _check(self) -> "Data":
         if problem := secret_in_url(self.data_path):
@@ -165,6 +182,7 @@ class Data(Section):
                 "instead"
             )
         self._check_folds()
+        self._check_groups()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")

@@ -27,7 +27,12 @@ _MAX_THREADS = 16
 
 
 def open_index(
-    store: ShardStore, shards: Sequence[Shard], cache_dir: Path, label_key: str = "", assume: bool = True
+    store: ShardStore,
+    shards: Sequence[Shard],
+    cache_dir: Path,
+    label_key: str = "",
+    assume: bool = True,
+    group_key: str = "",
 ) -> tuple[Index, list[str]]:
     """Returns the index of exactly these shards, in their order, and notes for the log.
 
@@ -35,12 +40,13 @@ def open_index(
     read. The result is stored with the rows of other shards that a stored index had: beside local shards if their
     folder can be written, else in the cache folder. The copy of a server's index has the versions that the shards have
     now. Several processes of a host build an index once. `label_key`: see `find_label`.
+    group_key: rows without these groups are not used; '' for any rows.
     assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
 
     Raises UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
     cannot be stored.
     """
-    stored, path = _StoredRows(shards, label_key, assume), cached_index(store, cache_dir)
+    stored, path = _StoredRows(shards, label_key, assume, group_key), cached_index(store, cache_dir)
     stored.add_file(path)
     if store.is_local:
         beside = Path(store.root, INDEX_NAME)
@@ -75,8 +81,8 @@ def cached_index(store: ShardStore, cache_dir: Path) -> Path:
 class _StoredRows:
     """Collects the rows of the wanted shards from stored indexes, and the rows of other shards in them."""
 
-    def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool) -> None:
-        self.label_key, self.assume = label_key, assume
+    def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool, group_key: str) -> None:
+        self.label_key, self.assume, self.group_key = label_key, assume, group_key
         self.notes: list[str] = []
         self.indexes: dict[str, Index] = {}  # of one shard each
         self._wanted = {shard.name: shard for shard in shards}
@@ -98,7 +104,7 @@ class _StoredRows:
         except UserError as error:
             self.notes.append(f"Warning: {error}")
             return
-        if index.label_key != self.label_key:
+        if index.label_key != self.label_key or self.group_key not in ("", index.group_key):
             return
         for position, shard in enumerate(index.shards):
             current = self._wanted.get(shard.name, shard)
@@ -112,14 +118,16 @@ class _StoredRows:
 
     def join(self) -> Index:
         """Returns the index of the wanted shards whose rows are known."""
-        return join([self.indexes[name] for name in self._wanted if name in self.indexes], self.label_key)
+        return join(
+            [self.indexes[name] for name in self._wanted if name in self.indexes], self.label_key, self.group_key
+        )
 
     def save(self, path: Path) -> None:
         """Writes all rows with labels of one kind, numbers or names: none if the wanted shards have both."""
         index, others = None, [self.indexes[name] for name in self.indexes if name not in self._wanted]
         with contextlib.suppress(UserError):
             index = self.join()
-            index = join([index, *others], self.label_key)
+            index = join([index, *others], self.label_key, self.group_key)
         if index is None:
             return
         try:
@@ -132,13 +140,15 @@ class _StoredRows:
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     """Reads the missing shards. Stores their rows about once a minute, at the end, and after an error."""
     shards, remarks, findings, saved = stored.missing(), Remarks(), [], time.monotonic()
-    num_bytes, key = sum(shard.num_bytes for shard in shards), stored.label_key
+    num_bytes, keys = sum(shard.num_bytes for shard in shards), (stored.label_key, stored.group_key)
     bar = tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None)
 
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     try:
         with bar, contextlib.closing(DaemonPool(threads)) as pool:
-            reads = {pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, key): s for s in shards}
+            reads = {
+                pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, *keys): s for s in shards
+            }
             for result in as_completed(reads):
                 shard = reads.pop(result)
                 bar.update(shard.num_bytes)
@@ -147,7 +157,7 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
                 except DamagedShard as error:
                     findings.append(str(error))
                     continue
-                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
+                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name), stored.group_key)
                 remarks.add(found)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     stored.save(path)

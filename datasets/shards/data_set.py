@@ -18,6 +18,7 @@ from datasets.shards.index import INFO_FILE, Index
 from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem, parse_location
 from datasets.shards.samples import ShardReader, TarSamples
 from datasets.shards.store import ShardStore
+from datasets.sources.groups import check_groups
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import SPLIT_NAMES, Splitter, split_of
@@ -40,7 +41,7 @@ class TarShards(Source):
         super().__init__(data, splitter)
         store, self.found = _find(data)
         folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
-        self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume)
+        self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
         has_cache = data.cache_gb > 0 and not store.is_local
         cache = ShardCache(folder, round(data.cache_gb * 1e9), store) if has_cache else None
         self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
@@ -84,7 +85,10 @@ class TarShards(Source):
         rows = self.index.rows_of(set(splits[wanted]))
         if not is_part:
             return rows, [], []
-        part, findings, notes = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split)
+        groups = strings_in(self.index.arrays, "groups").select(rows) if self.data.groups and split != "all" else None
+        if groups:
+            check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0], "add the key to its .json")
+        part, findings, notes = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split, groups)
         return rows[part], findings, notes
 
     def _paths(self, rows: np.ndarray) -> PackedStrings:

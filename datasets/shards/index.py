@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -26,8 +26,9 @@ COLUMNS = {
     "ends": "<i8", "offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8", "names": "|u1",
     "names_ends": "<i8",
 }  # fmt: skip
+_GROUP_COLUMNS = {"groups": "|u1", "groups_ends": "<i8"}
 _OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
-_ENDS = ("ends", "names_ends")
+_ENDS = ("ends", "names_ends", "groups_ends")
 _FORMAT = "AmpViT shards 1"
 _ONE_KIND = "use numbers or names for all samples"
 LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
@@ -69,14 +70,16 @@ class Index:
     class_names: the sorted names of the classes if the labels are names, else None.
     arrays: `ends` int64 (S,): the images up to the end of each shard. `offsets` int64 (N,), `lengths` int32 (N,),
         `crcs` uint32 (N,): position in the shard, size in bytes and CRC-32 of each image. `targets` int64 (N,): -1 for
-        no label. `names` and `names_ends`: the names of the files as packed strings.
-    label_key: the key of the labels in .json files, or ''.
+        no label. `names` and `names_ends`: the names of the files as packed strings. With a `group_key`, `groups` and
+        `groups_ends`: their groups, '' for none.
+    label_key, group_key: the keys of the labels and of the groups in .json files, or ''.
     """
 
     shards: list[Shard]
     class_names: list[str] | None
     arrays: Mapping[str, np.ndarray]
     label_key: str = ""
+    group_key: str = ""
 
     def __len__(self) -> int:
         return len(self.arrays["offsets"])
@@ -93,25 +96,32 @@ class Index:
 
     def of_shard(self, position: int) -> "Index":
         """The index of the shard at `position`, with views of the arrays."""
-        ends, names = self.arrays["ends"], strings_in(self.arrays, "names")
+        ends = self.arrays["ends"]
         start, end = int(ends[position - 1]) if position else 0, int(ends[position])
-        first = int(names.ends[start - 1]) if start else 0
-        last = int(names.ends[end - 1]) if end > start else first
-        own_names = to_arrays(PackedStrings(names.encoded[first:last], names.ends[start:end] - first), "names")
         columns = {name: self.arrays[name][start:end] for name in _OF_IMAGES}
-        arrays = columns | own_names | {"ends": np.array([end - start])}
+        arrays = columns | self._strings(lambda one: one.part(start, end)) | {"ends": np.array([end - start])}
         return replace(self, shards=[self.shards[position]], arrays=arrays)
 
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
         used, counts = np.unique(self.shard_of[rows], return_counts=True)
         columns = {name: self.arrays[name][rows] for name in _OF_IMAGES}
-        names = to_arrays(strings_in(self.arrays, "names").select(rows), "names")
-        arrays = columns | names | {"ends": np.cumsum(counts)}
+        arrays = columns | self._strings(lambda one: one.select(rows)) | {"ends": np.cumsum(counts)}
         return replace(self, shards=[self.shards[shard] for shard in used], arrays=arrays)
 
+    def _strings(self, select: Callable[[PackedStrings], PackedStrings]) -> dict[str, np.ndarray]:
+        """The arrays of the selected names, and groups."""
+        arrays: dict[str, np.ndarray] = {}
+        for name in ("names", "groups") if self.group_key else ("names",):
+            arrays |= to_arrays(select(strings_in(self.arrays, name)), name)
+        return arrays
 
-def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
+
+def _columns(has_groups: object) -> dict[str, str]:
+    return COLUMNS | (_GROUP_COLUMNS if has_groups else {})
+
+
+def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: str = "") -> Index:
     """The index of one shard; raises UserError if labels are both numbers and names."""
     labels = {record.label for record in records if record.label is not None}
     class_names = sorted(label for label in labels if isinstance(label, str)) or None
@@ -126,12 +136,16 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
         "targets": [-1 if record.label is None else number.get(record.label, record.label) for record in records],
     }
     arrays = {name: np.array(values, COLUMNS[name]) for name, values in columns.items()}
-    names = StringPacker(record.name for record in records).strings()
-    return Index([shard], class_names, arrays | to_arrays(names, "names"))
+    arrays |= to_arrays(StringPacker(record.name for record in records).strings(), "names")
+    if group_key:
+        arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
+    return Index([shard], class_names, arrays, group_key=group_key)
 
 
-def join(indexes: Sequence[Index], label_key: str = "") -> Index:
+def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> Index:
     """The index of the shards of several indexes. Its `class_names` are the classes with an image.
+
+    With a `group_key`, all of them have groups; without, the groups are left out.
 
     Raises UserError: some labels are numbers and others are names.
     """
@@ -139,15 +153,17 @@ def join(indexes: Sequence[Index], label_key: str = "") -> Index:
     example = {index.class_names is None: index.shards[0].name for index in labelled}
     if len(example) > 1:
         raise UserError(f"{example[True]}: has numbers as labels, but {example[False]} names; {_ONE_KIND}")
-    columns = {name: [index.arrays[name] for index in indexes] for name in COLUMNS}
+    dtypes = _columns(group_key)
+    columns = {name: [index.arrays[name] for index in indexes] for name in dtypes}
     class_names = None
     if False in example:
         class_names, columns["targets"] = _number_classes(indexes)
-    for name in _ENDS:
+    ends = [name for name in _ENDS if name in columns]
+    for name in ends:
         columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
-    arrays = {name: np.concatenate([np.empty(0, COLUMNS[name]), *parts]) for name, parts in columns.items()}
-    arrays |= {name: np.cumsum(arrays[name]) for name in _ENDS}
-    return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key)
+    arrays = {name: np.concatenate([np.empty(0, dtypes[name]), *parts]) for name, parts in columns.items()}
+    arrays |= {name: np.cumsum(arrays[name]) for name in ends}
+    return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key, group_key)
 
 
 def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
@@ -164,15 +180,16 @@ def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarra
 
 def encode_index(index: Index) -> bytes:
     """The content of the file of an index."""
-    text = json.dumps([index.shards, index.class_names, index.label_key])
-    arrays = {name: np.ascontiguousarray(index.arrays[name], dtype) for name, dtype in COLUMNS.items()}
+    text = json.dumps([index.shards, index.class_names, index.label_key, *filter(None, [index.group_key])])
+    dtypes = _columns(index.group_key)
+    arrays = {name: np.ascontiguousarray(index.arrays[name], dtype) for name, dtype in dtypes.items()}
     return save(arrays, {"format": _FORMAT, "index": text, "sha256": index_digest(text, arrays)})
 
 
 def index_digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
     """SHA-256 of the JSON text and the arrays of an index."""
     sha256 = hashlib.sha256(text.encode())
-    for name in COLUMNS:
+    for name in _columns("groups" in arrays):
         sha256.update(f"{name} {len(arrays[name])} ".encode())
         sha256.update(np.ascontiguousarray(arrays[name]).data)
     return sha256.hexdigest()
@@ -186,12 +203,12 @@ def read_index(data: bytes, origin: str) -> Index:
     with suppress(Exception):  # the library raises almost any type for a damaged file
         arrays = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-        rows, class_names, label_key = json.loads(text := metadata["index"])
-        shards = [Shard(*row) for row in rows]
-        index = Index(shards, class_names, {name: arrays[name] for name in COLUMNS}, label_key)
+        rows, class_names, label_key, *group_key = json.loads(text := metadata["index"])
+        shards, dtypes = [Shard(*row) for row in rows], _columns(group_key)
+        index = Index(shards, class_names, {name: arrays[name] for name in dtypes}, label_key, *group_key)
         if (
             metadata["format"] == _FORMAT
-            and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in COLUMNS.items())
+            and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in dtypes.items())
             and metadata["sha256"] == index_digest(text, arrays)
             and _has_valid_names(index)
             and _has_valid_rows(index)
@@ -208,7 +225,7 @@ def _has_valid_names(index: Index) -> bool:
         and all(0 <= shard.num_bytes < 2**62 for shard in index.shards)
         and all(map(is_class_name, class_names))
         and class_names == sorted(set(class_names))
-        and type(index.label_key) is str
+        and {type(index.label_key), type(index.group_key)} == {str}
     )
 
 
@@ -216,9 +233,11 @@ def _has_valid_rows(index: Index) -> bool:
     """Tells whether each image is inside of its shard, and has a class if it has a label."""
     arrays, num_images = index.arrays, len(index)
     rows = dict.fromkeys(("lengths", "crcs", "targets", "names_ends"), num_images) | {"ends": len(index.shards)}
+    rows |= {"groups_ends": num_images} if index.group_key else {}
     if any(len(arrays[name]) != number for name, number in rows.items()):
         return False
-    for name, last in (("ends", num_images), ("names_ends", len(arrays["names"]))):
+    lasts = {"ends": num_images} | {f"{name}_ends": len(arrays[name]) for name in ("names", "groups") if name in arrays}
+    for name, last in lasts.items():
         edges = np.concatenate([[0], arrays[name], [last]])
         if (edges[1:] < edges[:-1]).any() or edges[-2] != last:
             return False

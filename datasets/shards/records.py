@@ -27,13 +27,14 @@ _NO_IMAGE = f"have no image (.{', .'.join(_EXTENSIONS)})"
 
 
 class Record(NamedTuple):
-    """An image in a shard: the position, size and CRC-32 of its bytes, its label, the path of its file."""
+    """An image in a shard: the position, size and CRC-32 of its bytes, its label, the path of its file, its group."""
 
     offset: int
     length: int
     crc: int
     label: Label
     name: str
+    group: str = ""
 
 
 class Remarks(dict[str, tuple[int, str]]):
@@ -62,9 +63,11 @@ class _File(NamedTuple):
 
 
 def read_records(
-    chunks: Iterable[bytes], origin: str, num_bytes: int, label_key: str = ""
+    chunks: Iterable[bytes], origin: str, num_bytes: int, label_key: str = "", group_key: str = ""
 ) -> tuple[list[Record], Remarks]:
     """The samples of a shard that have an image, in its order, and remarks. `find_label` gives their labels.
+
+    group_key: of their groups in .json; '' for none.
 
     The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
     or begins with a dot, or begins and ends with two underscores.
@@ -90,13 +93,14 @@ def read_records(
             continue
         name, offset, length = images[0].member
         try:
-            label = find_label({extension: file.content for extension, file in files.items()}, key, label_key)
+            contents = {extension: file.content for extension, file in files.items()}
+            label, group_name = find_label(contents, key, label_key), _find_group(contents, group_key)
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:
             remarks.count(f"are left out: their label {shorten(label_key)} is -1", shorten(name))
         else:
-            records.append(Record(offset, length, images[0].crc, label, name))
+            records.append(Record(offset, length, images[0].crc, label, name, group_name))
     if archive.position != num_bytes:
         raise archive.error(f"has {archive.position:,} bytes, not {num_bytes:,}", "start again when it is complete")
     return records, remarks
@@ -143,6 +147,13 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
         return _checked(value, ".json")
     folder = key.rpartition("/")[0].rpartition("/")[2]
     return None if folder in ("", ".") else _checked(folder, "folder")
+
+
+def _find_group(files: Mapping[str, bytes], group_key: str) -> str:
+    """The text or number under `group_key` in .json; '' for none. Raises ValueError as `find_label`."""
+    value = _parse_json(files["json"]) if group_key and "json" in files else None
+    group: Any = value.get(group_key) if isinstance(value, dict) else None
+    return "" if not _is_label(group) else group if isinstance(group, str) else str(int(group))
 
 
 def _parse_json(data: bytes) -> Any:

@@ -19,7 +19,7 @@ from datasets.shards.index import INDEX_NAME, Index, Shard
 from datasets.shards.store import ShardStore
 from datasets.shards.store_errors import RangesNotSupported, changed
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import share_arrays, strings_in
+from datasets.sources.shared_arrays import PackedStrings, share_arrays, strings_in
 from utils.errors import error_from
 from utils.files import open_regular_file
 from utils.threads import DaemonPool
@@ -131,6 +131,10 @@ class TarSamples(EncodedImages):
     def relative_name(self, index: int, folder: str) -> str:
         """Returns the name of the image in its shard."""
         return strings_in(self._arrays, "names")[index]
+
+    @property
+    def groups(self) -> PackedStrings | None:
+        return strings_in(self._arrays, "groups") if "groups" in self._arrays else None
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens samples as `Samples.open_all`; the images of one remote shard are read in one request."""

@@ -10,7 +10,7 @@ import numpy as np
 from datasets.decoding.bad_images import BadImage, UnreadableImage
 from datasets.decoding.decode import GreyRange, LazyImage, open_image
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
-from datasets.sources.shared_arrays import share_arrays
+from datasets.sources.shared_arrays import PackedStrings, share_arrays
 from utils.errors import Finding, Unavailable, UserError
 
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color
@@ -45,6 +45,11 @@ class Samples:
     @targets.setter
     def targets(self, targets: np.ndarray) -> None:
         self._labels: Mapping[str, np.ndarray] = share_arrays({"targets": targets})
+
+    @property
+    def groups(self) -> PackedStrings | None:
+        """The name of the group of each image, with DATA.GROUPS."""
+        return None
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -95,6 +95,11 @@ class PackedStrings:
         start = self.ends[index - 1] if index else 0
         return self.encoded[start : self.ends[index]].tobytes().decode("utf-8", "surrogateescape")
 
+    def part(self, start: int, end: int) -> "PackedStrings":
+        """The strings from `start` to `end` - 1, as views."""
+        first, last = (int(self.ends[index - 1]) if index else 0 for index in (start, end))
+        return PackedStrings(self.encoded[first:last], self.ends[start:end] - first)
+
     def select(self, indices: np.ndarray) -> "PackedStrings":
         """A copy of the strings at `indices`, which are sorted and unique."""
         lengths = np.diff(self.ends, prepend=0)

@@ -5,7 +5,7 @@ The split of an image is a function of its path: images that are added or remove
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import Listing
+from datasets.sources.groups import describe_groups, most_frequent, with_groups
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
 from utils.errors import UserError
 
@@ -31,6 +32,7 @@ class RunSplit:
     and relative to the folder of the data; empty if the data came with splits; None if the version that wrote the
     checkpoint kept no list, and split by position. num_trained: the number of training images, in that case. trained:
     `hash_paths` of the training images, sorted; empty if unknown. fold: DATA.FOLD and DATA.FOLDS; None without folds.
+    groups: DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images.
     """
 
     seed: int
@@ -39,6 +41,13 @@ class RunSplit:
     trained: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64), compare=False)
     num_trained: int | None = None
     fold: tuple[int, int] | None = None
+    groups: str | None = None
+    held_out_groups: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> tuple[object, ...]:
+        """The options that choose the held-out images."""
+        return self.seed, self.fraction, self.fold, self.groups
 
     @property
     def digest(self) -> str:
@@ -68,47 +77,74 @@ class Splitter:
         self.data, self.known = data, known
         self.result: RunSplit | None = None
 
-    def part(self, paths: PackedStrings, strata: np.ndarray, split: str) -> tuple[np.ndarray, list[str], list[str]]:
+    def part(
+        self, paths: PackedStrings, strata: np.ndarray, split: str, groups: PackedStrings | None = None
+    ) -> tuple[np.ndarray, list[str], list[str]]:
         """Returns the sorted indices of the images of 'train', 'val' or 'all', error messages, and notes.
 
         Sorts the images of each stratum by the hash of their path. The first VAL_FRACTION (a tenth by default, rounded,
-        at least one) become validation images; a single image stays in train. With DATA.FOLDS: see `_hold_out`.
+        at least one) become validation images; a single image stays in train. With DATA.FOLDS: see `_hold_out`. Groups
+        are held out as images are, each in the stratum of its most frequent class.
 
         strata: int64 (N,), the labels, or equal numbers if an image has several.
         """
         data, known, hashes = self.data, self.known, hash_paths(paths)
-        seed, fraction = data.split_seed, data.val_fraction or DEFAULT_VAL_FRACTION
-        fold = (data.fold or 0, data.folds) if data.folds else None
-        rule = (seed, fraction, fold)
-        is_same = known is not None and split != "all" and (known.seed, known.fraction, known.fold) == rule
+        new = self._rule()
+        is_same = known is not None and split != "all" and known.rule == new.rule
         listed = known.held_out if known and is_same else None
-        findings, problem = list[str](), "no class has two images, so no image can be held out; add a val split"
+        findings, notes = list[str](), list[str]()
+        problem = "no class has two images, so no image can be held out; add a val split"
         if split == "all":
             is_val = np.ones(len(paths), dtype=bool)
-        elif listed is not None:
+        elif known and listed is not None:
             is_val = np.isin(hashes, _hashes_of(listed))
+            if groups:
+                is_val |= np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
                 problem = "the run had a validation split, which is missing; restore it"
+        elif groups:
+            is_val, findings, notes = self._hold_out_groups(groups, strata)
+            problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"
         else:
-            keys = None if is_same else hash_paths(paths, seed) if seed else hashes
-            is_val, small = _hold_out(strata, fraction, fold, seed, keys)
-            if fold and small:
+            keys = None if is_same else hash_paths(paths, new.seed) if new.seed else hashes
+            is_val, small = _hold_out(strata, new.fraction, new.fold, new.seed, keys)
+            if new.fold and small:
                 findings.append(
-                    f"{data.data_path}: {len(small)} class(es) have fewer images than DATA.FOLDS {fold[1]}, such as "
-                    f"the class of {shorten(paths[small[0]])}; add images, or set fewer folds"
+                    f"{data.data_path}: {len(small)} class(es) have fewer images than DATA.FOLDS {new.fold[1]}, such "
+                    f"as the class of {shorten(paths[small[0]])}; add images, or set fewer folds"
                 )
-        notes = self._changes(paths, hashes, is_val, is_same) if known else []
+        notes += self._changes(paths, hashes, is_val, is_same) if known else []
         if split == "train":
-            names = {to_nfc(paths[index]) for index in np.flatnonzero(is_val).tolist()}.union(listed or ())
+            names = _names_of(paths, is_val).union(listed or ())
+            held_out_groups = _names_of(groups, is_val).union(known.held_out_groups if known and is_same else ())
             trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
-            self.result = RunSplit(
-                seed=seed, fraction=fraction, held_out=tuple(sorted(names)), trained=trained, fold=fold
+            self.result = replace(
+                new,
+                held_out=tuple(sorted(names)),
+                trained=trained,
+                held_out_groups=tuple(sorted(held_out_groups)),
             )
         indices = np.flatnonzero(~is_val if split == "train" else is_val)
         if not is_val.any() and not findings:
             findings.append(f"{data.data_path}: {problem}")
         return indices, findings, notes
+
+    def _rule(self) -> RunSplit:
+        """A split by the options, without its images."""
+        data = self.data
+        fold = (data.fold or 0, data.folds) if data.folds else None
+        return RunSplit(data.split_seed, data.val_fraction or DEFAULT_VAL_FRACTION, None, fold=fold, groups=data.groups)
+
+    def _hold_out_groups(self, groups: PackedStrings, strata: np.ndarray) -> tuple[np.ndarray, list[str], list[str]]:
+        """Tells for each image whether it is held out, bool (N,); error messages, and notes."""
+        rule, is_val = self._rule(), np.zeros(len(strata), bool)
+        ids, group_of = np.unique(hash_paths(groups, rule.seed), return_inverse=True)
+        if len(ids) in (1, len(strata)):
+            problem = "all images are of one group" if len(ids) == 1 else "each image is a group of its own"
+            return is_val, [f"DATA.GROUPS {shorten(rule.groups)}: {problem}, such as {shorten(groups[0])}"], []
+        is_val = _hold_out(most_frequent(strata, group_of), rule.fraction, rule.fold, rule.seed, ids)[0][group_of]
+        return is_val, [], describe_groups(groups, group_of, strata, is_val, self.data.folds)
 
     def _changes(self, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
         """Notes about images that were added or removed since the run `known`, or that it was trained on."""
@@ -144,10 +180,16 @@ def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:
     """
     targets = listing.arrays["targets"]
     strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
-    indices, findings, notes = splitter.part(listing.paths, strata, split)
+    if splitter.data.groups and split != "all":
+        listing = with_groups(listing, splitter.data)
+    indices, findings, notes = splitter.part(listing.paths, strata, split, listing.groups)
     listing.findings += findings
     listing.notes += notes
     return listing.select(indices)
+
+
+def _names_of(strings: PackedStrings | None, is_selected: np.ndarray) -> set[str]:
+    return {to_nfc(strings[index]) for index in np.flatnonzero(is_selected).tolist()} if strings else set()
 
 
 def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:

@@ -9,6 +9,7 @@ fold.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,31 @@ def split_to_entry(split: RunSplit | None) -> dict[str, Any] | None:
     """The digest and the paths of the held-out images, and 8 bytes of each training image; about 1 MB per 100,000."""
     if split is None:
         return None
-    text = bytearray("\0".join(split.held_out or ()).encode("utf-8", "surrogateescape"))
     trained = torch.from_numpy(split.trained.view(np.int64))
-    return {"digest": split.digest, "held_out": torch.frombuffer(text, dtype=torch.uint8), "trained": trained}
+    groups = {"groups": _to_tensor(split.held_out_groups)} if split.held_out_groups else {}
+    return {"digest": split.digest, "held_out": _to_tensor(split.held_out or ()), "trained": trained, **groups}
+
+
+def _to_tensor(names: tuple[str, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray("\0".join(names).encode("utf-8", "surrogateescape")), dtype=torch.uint8)
+
+
+def _to_names(tensor: torch.Tensor) -> tuple[str, ...]:
+    return tuple(bytes(_checked(tensor, torch.uint8).numpy()).decode("utf-8", "surrogateescape").split("\0"))
+
+
+def _checked(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype != dtype or not has_backing_storage(tensor, tensor.untyped_storage().nbytes()):
+        raise ValueError("other tensors")
+    return tensor
 
 
 def exported_entry(split: RunSplit | None) -> dict[str, Any]:
     """The entry of weights without their training images, by its name; empty if the split is not known."""
     if split is None or split.held_out is None:
         return {}
-    return {ENTRY: {"digest": split.digest, "held_out": list(split.held_out)} if split.held_out else None}
+    groups = {"groups": list(split.held_out_groups)} if split.held_out_groups else {}
+    return {ENTRY: {"digest": split.digest, "held_out": list(split.held_out), **groups} if split.held_out else None}
 
 
 def write_held_out(folder: Path, split: RunSplit | None) -> None:
@@ -66,24 +82,27 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     """
     seed, fraction = data.get("SPLIT_SEED", 0), data.get("VAL_FRACTION") or DEFAULT_VAL_FRACTION
     fold = (data.get("FOLD") or 0, data["FOLDS"]) if data.get("FOLDS") else None
+    rule = RunSplit(seed, fraction, (), fold=fold, groups=data.get("GROUPS"))
     if ENTRY not in content:
         return RunSplit(seed, fraction, None, num_trained=content.get("geometry", {}).get("samples"))
-    match content[ENTRY]:
+    match entry := content[ENTRY]:
         case None:
-            return RunSplit(seed, fraction, (), fold=fold)
-        case {"digest": digest, "held_out": list(names)}:
-            split = RunSplit(seed, fraction, tuple(names), fold=fold)
+            return rule
+        case {"digest": digest, "held_out": list(held_out)}:
+            split = replace(rule, held_out=tuple(held_out), held_out_groups=tuple(entry.get("groups", ())))
         case {"digest": digest, "held_out": torch.Tensor() as text, "trained": torch.Tensor() as trained}:
-            for tensor, dtype in ((text, torch.uint8), (trained, torch.int64)):
-                if tensor.dtype != dtype or not has_backing_storage(tensor, tensor.untyped_storage().nbytes()):
-                    raise ValueError("other tensors")
-            names = bytes(text.numpy()).decode("utf-8", "surrogateescape").split("\0")
-            split = RunSplit(
-                seed=seed, fraction=fraction, held_out=tuple(names), trained=trained.numpy().view(np.uint64), fold=fold
+            split = replace(
+                rule,
+                held_out=_to_names(text),
+                held_out_groups=_to_names(entry["groups"]) if "groups" in entry else (),
+                trained=_checked(trained, torch.int64).numpy().view(np.uint64),
             )
         case _:
             raise ValueError("no split")
-    if not all(isinstance(name, str) for name in names) or split.digest != digest:
+    if (
+        not all(isinstance(name, str) for name in (*(split.held_out or ()), *split.held_out_groups))
+        or split.digest != digest
+    ):
         raise ValueError("a damaged split")
     return split
 

@@ -34,18 +34,20 @@ from utils.locks import locked
 _EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "HEIF": "heic"}
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
+GROUP_KEY = "group"  # in the .json of a sample
 PROGRESS, _LOCK = "_progress.jsonl", ".lock"
 _REPAIR = "remove this file and start again with the same arguments"
 
 
 class Sample(NamedTuple):
-    """An encoded image and its label. `position`: its place in the order of the split."""
+    """An encoded image, its label and its group. `position`: its place in the order of the split."""
 
     position: int
     key: str
     extension: str
     label: int
     data: bytes
+    group: str = ""
 
 
 class WrittenShard(NamedTuple):
@@ -103,11 +105,13 @@ def write_shard(
         while sample:
             name = f"{sample.key}.{sample.extension}"
             members = _member(name, sample.data) + _member(f"{sample.key}.cls", str(sample.label).encode())
+            if sample.group:
+                members += _member(f"{sample.key}.json", json.dumps({GROUP_KEY: sample.group}).encode())
             if rows and _closed_size(size + len(members)) > max_bytes:
                 break
             file.write(members)
             size, end = size + len(members), sample.position + 1
-            rows.append((name, sample.label, zlib.crc32(sample.data)))
+            rows.append((name, sample.label, zlib.crc32(sample.data), *filter(None, [sample.group])))
             sample = next(following, None)
         file.write(bytes(_closed_size(size) - size))
     fsync_path(path.parent)
@@ -135,7 +139,7 @@ def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
     return sha256.hexdigest()
 
 
-def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
+def read_back(folder: Path, shards: Sequence[WrittenShard], group_key: str = "") -> Index:
     """The index of the shards in `folder`, which it reads as training does. Without versions, it is valid for copies.
 
     Raises OSError, and UserError: a shard is damaged, or its keys, labels or CRC-32 differ from the written ones.
@@ -144,16 +148,18 @@ def read_back(folder: Path, shards: Sequence[WrittenShard]) -> Index:
     def index_of(shard: WrittenShard) -> Index:
         path = folder / shard.name
         try:
-            records, _ = read_records(chunks_of(open_regular_file(path)), str(path), shard.num_bytes)
+            chunks = chunks_of(open_regular_file(path))
+            records, _ = read_records(chunks, str(path), shard.num_bytes, group_key=group_key)
         except DamagedShard as error:
             raise UserError(f"{error}; {_REPAIR}") from error
-        if hash_rows((record.name, record.label, record.crc) for record in records) != shard.sha256:
+        rows = ((record.name, record.label, record.crc, *filter(None, [record.group])) for record in records)
+        if hash_rows(rows) != shard.sha256:
             raise UserError(f"{path}: read back, it is not as it was written; {_REPAIR}")
-        return to_index(Shard(shard.name, shard.num_bytes), records, str(path))
+        return to_index(Shard(shard.name, shard.num_bytes), records, str(path), group_key)
 
     with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
         bar = tqdm(pool.map(index_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
-        return join(list(bar))
+        return join(list(bar), group_key=group_key)
 
 
 class Progress(NamedTuple):

@@ -25,7 +25,7 @@ class Listing:
 
     `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
     or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
-    images. Without a `file`, `lines` is empty.
+    images. Without a `file`, `lines` is empty. With DATA.GROUPS, the groups of the images are packed strings, too.
 
     `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
     False if the names are only the labels.
@@ -43,6 +43,10 @@ class Listing:
     def paths(self) -> PackedStrings:
         return strings_in(self.arrays, "paths")
 
+    @property
+    def groups(self) -> PackedStrings | None:
+        return strings_in(self.arrays, "groups") if "groups" in self.arrays else None
+
     def location(self, index: int) -> str:
         """A line of the list or, without a list, the image file."""
         return f"{self.file}:{self.arrays['lines'][index]}" if self.file else str(self.root / self.paths[index])
@@ -51,6 +55,7 @@ class Listing:
         """The listing of the images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
         columns = {name: values[indices] for name, values in self.arrays.items() if name in ("targets", "paths_crcs")}
         columns["lines"] = self.arrays["lines"][indices] if self.file else self.arrays["lines"]
+        columns |= to_arrays(self.groups.select(indices), "groups") if self.groups else {}
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
 
 
@@ -79,6 +84,10 @@ class ImageFiles(EncodedImages):
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""
         return os.path.join(str(self.listing.root), self.listing.paths[index])
+
+    @property
+    def groups(self) -> PackedStrings | None:
+        return self.listing.groups
 
     def read_bytes(self, index: int) -> bytes:
         path = self.name(index)

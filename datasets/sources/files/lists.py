@@ -53,7 +53,8 @@ class Tables(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        path, root, columns, multi_label = self.root, self.data.image_root, self.data.columns, self.data.multi_label
+        path, root, multi_label = self.root, self.data.image_root, self.data.multi_label
+        columns: Columns = {**(self.data.columns or {}), **({"group": self.data.groups} if self.data.groups else {})}
         train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
         if split == "test":
             file = table_file(path, "test")

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 from configs.reading.yaml_io import shorten
 from datasets.decoding.kinds import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
@@ -20,7 +20,7 @@ from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import Finding, UserError, error_from
 from utils.files import open_regular_file
 
-Columns = Mapping[Literal["path", "label"], str]  # of DATA.COLUMNS
+Columns = Mapping[Any, str]  # path, label: of DATA.COLUMNS; group: DATA.GROUPS
 COLUMNS: Columns = {"path": "image_path", "label": "target"}
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
 _ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
@@ -139,11 +139,12 @@ def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
 def table_rows(file: Path, root: str | None = None, columns: Columns | None = None, with_targets: bool = True) -> Rows:
     """The rows of a CSV file with a column of paths and one of targets, which may be empty.
 
-    columns: of DATA.COLUMNS. with_targets: False if the column of targets is not read, and paths may be outside of the
-    file's folder.
+    columns: others are named in a note. with_targets: False if the column of targets is not read, and paths may be
+    outside of the file's folder.
     """
     rows = Rows(file, root, anywhere=not with_targets)
-    needed = tuple({**COLUMNS, **(columns or {})}.values())[: 1 + with_targets]
+    named = {**COLUMNS, **(columns or {})}
+    needed = [named["path"], named["label"]][: 1 + with_targets]
     table, dialect = _open_table(file)
     try:
         table.fieldnames = header = [name.strip() for name in table.fieldnames or ()]
@@ -152,7 +153,7 @@ def table_rows(file: Path, root: str | None = None, columns: Columns | None = No
                 f"{file}:1: the header lacks {' or '.join(needed)}: it is {shorten(header)} ({dialect}); rename them, "
                 'or set DATA.COLUMNS, such as "DATA.COLUMNS={path: id, label: breed}"'
             )
-        if with_targets and (unused := [name for name in header if name not in needed]):
+        if with_targets and (unused := [name for name in header if name not in named.values()]):
             rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
         if dialect != _DEFAULT_DIALECT:
             rows.notes.append(f"{file}: {dialect}")

@@ -1,0 +1,231 @@
+"""DATA.GROUPS: no group is on two sides of a split, and an image more moves few of them."""
+
+import io
+import json
+import tarfile
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from source_helpers import options, write_image
+
+from configs.schema import Data
+from datasets.registry import read_samples
+from datasets.sources.groups import most_frequent
+from datasets.sources.shared_arrays import StringPacker
+from datasets.sources.split import RunSplit, Splitter
+from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
+from scripts import make_shards
+from utils.distributed import single_process
+from utils.errors import UserError
+
+CPU = single_process("cpu")
+
+
+def part(images, split, known=None, **values):
+    """The positions of a part, messages, and the split. images: (path, class, group)."""
+    paths, classes, groups = zip(*images, strict=True)
+    splitter = Splitter(options("DIR", groups="(x)", **values), known)
+    packed = (StringPacker(texts).strings() for texts in (paths, groups))
+    indices, findings, notes = splitter.part(next(packed), np.array(classes), split, next(packed))
+    return indices.tolist(), findings + notes, splitter.result
+
+
+def random_images(rng):
+    number, groups = int(rng.integers(20, 60)), int(rng.integers(6, 15))
+    group_of = rng.integers(groups, size=number)
+    return [(f"{index}.jpg", int(rng.integers(3)), f"g{group}") for index, group in enumerate(group_of)]
+
+
+def groups_of(images, indices):
+    return {images[index][2] for index in indices}
+
+
+def test_no_group_is_on_two_sides():
+    """1,000 random data sets: splits and folds part the groups; every group is held out in one fold."""
+    for number in range(1000):
+        rng = np.random.default_rng(number)
+        images, values = random_images(rng), {"split_seed": number % 3}
+        if number % 2:
+            values |= {"folds": int(rng.integers(2, 5))}
+        held_out = Counter()
+        for fold in range(values.get("folds", 1)):
+            choice = values | ({"fold": fold} if "folds" in values else {})
+            train, val = (groups_of(images, part(images, split, **choice)[0]) for split in ("train", "val"))
+            assert not train & val and train | val == {group for *_, group in images}
+            held_out.update(val)
+        assert "folds" not in values or set(held_out.values()) == {1}
+
+
+def test_an_image_more_moves_few_groups():
+    """Its own group, and in each stratum whose count changed one across the start of the held-out part, and its end."""
+    for number in range(300):
+        rng = np.random.default_rng(number)
+        images = random_images(rng)
+        more = [*images, ("new.jpg", int(rng.integers(3)), f"g{rng.integers(16)}")]
+        before, after = (groups_of(some, part(some, "val")[0]) for some in (images, more))
+        strata = []
+        for some in (images, more):
+            names, group_of = np.unique([group for *_, group in some], return_inverse=True)
+            classes = most_frequent(np.array([label for _, label, _ in some]), group_of)
+            strata.append(dict(zip(names.tolist(), classes.tolist(), strict=True)))
+        counts = [Counter(classes.values()) for classes in strata]
+        changed = {label for label in range(3) if counts[0][label] != counts[1][label]}
+        moved = (before ^ after) - {more[-1][2]}
+        of_stratum = Counter(strata[1][group] for group in moved)
+        assert set(of_stratum) <= changed and max(of_stratum.values(), default=0) <= 1
+
+
+def test_the_most_frequent_class():
+    classes, group_of = np.array([2, 2, 0, 1, 0, 1, -1]), np.array([0, 0, 0, 1, 1, 2, 2])
+    assert most_frequent(classes, group_of).tolist() == [2, 0, -1]
+
+
+IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]
+
+
+def test_a_new_image_of_a_held_out_group_is_validation():
+    run = part(IMAGES, "train", val_fraction=0.3)[2]
+    assert len(run.held_out_groups) == 2 and len(run.held_out) == 6
+    group = run.held_out_groups[0]
+    now = [("9/new.jpg", 0, group), *(image for image in IMAGES if image[2] != group), ("9/other.jpg", 0, "p99")]
+    val, resumed = part(now, "val", run, val_fraction=0.3)[0], part(now, "train", run, val_fraction=0.3)[2]
+    assert groups_of(now, val) == set(run.held_out_groups) and 0 in val and len(now) - 1 not in val
+    assert set(resumed.held_out) == {*run.held_out, "9/new.jpg"} and resumed.held_out_groups == run.held_out_groups
+    splitter = Splitter(options("DIR", val_fraction=0.3), run)  # without GROUPS it is another split
+    packed = StringPacker(path for path, *_ in IMAGES).strings()
+    notes = splitter.part(packed, np.array([label for _, label, _ in IMAGES]), "val")[2]
+    assert any("have the paths of images that the checkpoint was trained on" in note for note in notes)
+
+
+def test_the_groups_are_in_checkpoints_and_exports():
+    run, data = part(IMAGES, "train")[2], {"GROUPS": "(x)"}
+    torch.save({ENTRY: split_to_entry(run)}, file := io.BytesIO())
+    read = read_split(torch.load(io.BytesIO(file.getvalue()), weights_only=True), data)
+    assert read == run and read.rule == run.rule and np.array_equal(read.trained, run.trained)
+    assert read_split(exported_entry(run), data) == run
+    with pytest.raises(ValueError):
+        read_split({ENTRY: exported_entry(run)[ENTRY] | {"groups": [1]}}, data)
+    assert read_split({ENTRY: None}, {}) == RunSplit(0, 0.1, ())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for path, *_ in IMAGES:
+        write_image(tmp_path / "data" / path)
+    return tmp_path / "data"
+
+
+def read(root, groups, *splits, **values):
+    return read_samples(options(root, groups=groups, batch_size=1, **values), None, CPU, *(splits or ("train", "val")))
+
+
+def shots_by_group(samples):
+    return Counter(samples.groups)
+
+
+def test_folders_by_expression_and_by_table(folder, tmp_path):
+    train, val = read(folder, r"/(p\d+)_", dataset="folder")
+    assert set(shots_by_group(train).values()) == set(shots_by_group(val).values()) == {3}
+    assert train.notes == val.notes and "groups: 2 of 8 are held out, 6 of 24 images" in train.notes[-1]
+    table = tmp_path / "groups.csv"
+    table.write_text("path,group\n" + "".join(f"{path},{group}\n" for path, _, group in IMAGES))
+    assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
+
+
+def test_tables_by_column(folder):
+    lines = "".join(f"{path},{label},{group},5\n" for path, label, group in IMAGES)
+    (folder / "train.csv").write_text(f"image_path,target,patient,age\n{lines}")
+    train, val = read(folder, "patient", dataset="csv")
+    assert not set(train.groups) & set(val.groups) and len(set(val.groups)) == 2
+    assert any(note.endswith("columns that are not used: ['age']") for note in train.notes)
+    (folder / "train.csv").write_text(f"image_path,target,patient\n{lines.replace(',5', '').replace(',p3', ',')}")
+    with pytest.raises(UserError, match=r"GROUPS 'patient': 3 of 24 images have no group, such as .*train\.csv:11"):
+        read(folder, "patient", dataset="csv")
+
+
+def test_groups_in_both_split_folders_are_named(tmp_path):
+    for split, groups in (("train", "abc"), ("val", "cd")):
+        for group in groups:
+            for label in "xy":
+                write_image(tmp_path / split / label / f"{group}.jpg")
+    train, val = read(tmp_path, r"/(\w)\.jpg", dataset="folder")
+    assert "Warning: 1 group(s) are in both train and val, such as 'c'" in train.notes
+    assert shots_by_group(val) == {"c": 2, "d": 2}
+
+
+@pytest.mark.parametrize(
+    ("groups", "error"),
+    [
+        (r"(q\d+)_", "24 of 24 images have no group"),
+        (r"/(.*)\.jpg", "each image is a group of its own"),
+        ("(_)", "all images are of one group"),
+        ("absent.csv", "absent.csv: cannot be read"),
+    ],
+)
+def test_wrong_groups_end_the_run(folder, groups, error):
+    with pytest.raises(UserError) as raised:
+        read(folder, groups, dataset="folder")
+    assert error in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("dataset", "groups"), [("folder", "(p"), ("folder", r"\(p"), ("cifar10", "(p)"), ("csv", "")])
+def test_wrong_options(dataset, groups):
+    with pytest.raises(ValueError):
+        Data(DATASET=dataset, GROUPS=groups)
+
+
+def test_large_groups_and_classes_in_few_groups_are_named():
+    images = [
+        (f"{index}", index % 3 if index < 12 else 0, "large" if index < 12 else f"g{index // 2}") for index in range(20)
+    ]
+    notes = part(images, "val", folds=3, fold=0)[1]
+    assert any("the group 'large' has 12 of 20 images, more than one of 3 folds" in note for note in notes)
+    assert any("2 class(es) are in fewer than 3 groups" in note for note in notes)
+
+
+def write_shards(folder, key="patient", without=()):
+    folder.mkdir()
+    with tarfile.open(folder / "data.tar", "w") as tar:
+        for path, label, group in IMAGES:
+            image = io.BytesIO()
+            Image.new("RGB", (8, 8), (9 * label, 0, 0)).save(image, "PNG")
+            content = {} if group in without else {key: group}
+            key_of_file = path.replace("/", "-").removesuffix(".jpg")
+            members = {"png": image.getvalue(), "cls": b"%d" % label, "json": json.dumps(content).encode()}
+            for extension, data in members.items():
+                info = tarfile.TarInfo(f"{key_of_file}.{extension}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return folder
+
+
+def test_shards_by_field_and_an_index_without_groups(tmp_path):
+    """An index without the groups is built again only when GROUPS asks for it; with them it serves both."""
+    folder = write_shards(tmp_path / "shards")
+    index = folder / "index.safetensors"
+    without = read_samples(options(folder, dataset="tar", batch_size=1), None, CPU, "train")[0]
+    first = index.read_bytes()
+    train, val = read(folder, "patient", dataset="tar")
+    assert without.groups is None and not set(train.groups) & set(val.groups)
+    assert set(shots_by_group(train).values()) == set(shots_by_group(val).values()) == {3}
+    assert index.read_bytes() != first
+    second = index.read_bytes()
+    read_samples(options(folder, dataset="tar", batch_size=1), None, CPU, "train")
+    assert index.read_bytes() == second
+    assert list(read(folder, "patient", dataset="tar")[0].groups) == list(train.groups)
+    broken = write_shards(tmp_path / "broken", without={"p3"})
+    with pytest.raises(UserError, match=r"GROUPS 'patient': 3 of 24 images have no group, such as data\.tar/1-p3_0"):
+        read(broken, "patient", dataset="tar")
+
+
+def test_make_shards_writes_the_groups(folder, tmp_path, capsys):
+    """The shards keep the split; training shards can be split again by the field `group`."""
+    flags = ["-dataset=folder", f"-data_path={folder}", f"-output={tmp_path / 'out'}", "-opts", r"DATA.GROUPS=/(p\d+)_"]
+    assert make_shards.main(flags) == 0
+    train, val = read(tmp_path / "out", "group", dataset="tar")
+    assert not set(train.groups) & set(val.groups)
+    assert shots_by_group(train) + shots_by_group(val) == Counter(group for *_, group in IMAGES)
+    assert not any("in both train and val" in note for note in train.notes)
