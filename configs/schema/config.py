@@ -28,6 +28,10 @@ class Evaluation(Section):
         "image and of its mirror image",
     )
     save_logits: bool = Field(False, description="write the logits of each image, float16, to evaluation/logits.npz")
+    suspects: bool = Field(
+        False,
+        description="MODEL.TUNE probe: list the training images whose label may be wrong, in suspects/suspects.csv",
+    )
     best_metric: MetricName | None = Field(
         None,
         description="what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, "
@@ -124,6 +128,8 @@ class Config(Section):
                 "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's "
                 "scripts) or soft, or remove the teacher"
             )
+        if self.eval.suspects and not self.eval.enabled and (self.model.tune != "probe" or self.data.multi_label):
+            raise ValueError("EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false")
         if self.eval_raw and not self.train.model_ema:
             raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
         if self.data.multi_label:

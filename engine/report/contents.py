@@ -20,6 +20,7 @@ from engine.run.result import (
     CONFUSION,
     COVERAGE,
     EVALUATION,
+    FINDINGS,
     MISTAKES,
     PAIRS,
     PER_CLASS,
@@ -43,6 +44,7 @@ _WITHOUT_PAGE = ("predict-", "profile-")  # folders of these commands
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
 _NEEDED = {PER_CLASS: {"class"}, PAIRS: {"true", "predicted", "count", "share"}, MISTAKES: {"kind", "index"}}
 _MAX_STATUS_CHARS = 50
+_SHOWN = 24  # findings of a kind
 
 _T = TypeVar("_T")
 
@@ -81,7 +83,8 @@ class RunContents:
         status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
         classes: the content of `classes.json`. problems: a line for each file that cannot be read.
         evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
-        plugins: their texts by name and hash.
+        plugins: their texts by name and hash. findings: the first rows of the lists of images that need a look, by
+            name.
     """
 
     folder: Path
@@ -96,6 +99,7 @@ class RunContents:
     evaluation: Evaluation | None
     test: Evaluation | None
     plugins: dict[str, str]
+    findings: dict[str, Rows]
     problems: list[str]
 
     @property
@@ -236,6 +240,7 @@ def read_contents(folder: Path) -> RunContents:
         evaluation=_read_evaluation(folder, EVALUATION, read),
         test=_read_evaluation(folder, TEST_EVALUATION, read),
         plugins={name: read(f"{PLUGINS_FOLDER}/{name}", lambda one: one.read_text("utf-8"), "") for name in plugins},
+        findings={name: read(f"{name}/{name}.csv", _read_findings, []) for name in FINDINGS},
         problems=problems,
     )
 
@@ -270,6 +275,10 @@ def _read_texts(path: Path) -> Rows:
         texts = {column: row[column] or "" for column in _TEXTS if column in row}
         row |= {column: SEVERAL.join(map(unescaped_cell, text.split(SEVERAL))) for column, text in texts.items()}
     return rows
+
+
+def _read_findings(path: Path) -> Rows:
+    return [{column: unescaped_cell(text or "") for column, text in row.items()} for row in read_rows(path)[:_SHOWN]]
 
 
 def read_matrix(path: Path) -> tuple[list[str], list[list[int]]]:

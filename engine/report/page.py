@@ -22,6 +22,7 @@ from engine.report.tables import (
     class_table,
     compared_options,
     data_uri,
+    findings_of,
     galleries_of,
     options_off_defaults,
     options_off_recipe,
@@ -69,6 +70,7 @@ def run_page(run: RunContents) -> str:
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
+        "findings": list(findings_of(run)),
         "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", coverage, "%"),
         "reliability": charts.reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
     }

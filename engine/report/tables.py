@@ -11,7 +11,7 @@ from configs.reading.compare import differing_from_defaults
 from engine.report.contents import SEVERAL, Evaluation, RunContents
 from engine.report.formats import duration, gigabytes, number, percent
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.result import BASELINES, PICTURES
+from engine.run.result import BASELINES, FINDINGS, PICTURES
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
@@ -209,6 +209,15 @@ def _mistake(evaluation: Evaluation, row: dict[str, str]) -> dict[str, Any]:
         "picture": data_uri(stem.with_suffix(".jpg")),
         "attention": data_uri(stem.with_name(f"{stem.name}-attention.jpg")),
     }
+
+
+def findings_of(run: RunContents) -> Iterator[tuple[str, str, list[tuple[dict[str, str], list[str]]]]]:
+    """Of each list of images that need a look: the title, the file, and the cells and the pictures of its rows."""
+    for name, rows in run.findings.items():
+        folder = run.folder / name / PICTURES
+        pictures = [[data_uri(folder / f"{row}-{number}.jpg") for number in range(2)] for row in range(len(rows))]
+        if rows:
+            yield FINDINGS[name], f"{name}/{name}.csv", list(zip(rows, pictures, strict=True))
 
 
 def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:

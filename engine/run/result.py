@@ -17,6 +17,8 @@ SUMMARY, PER_CLASS, PER_IMAGE, CONFUSION, PAIRS, CALIBRATION, COVERAGE, MISTAKES
     "coverage.csv", "mistakes.csv", "logits.npz",
 )  # fmt: skip
 PICTURES = "pictures"  # a folder in the evaluation's
+# Lists of images, NAME/NAME.csv in the folder of a run, and their titles on the page.
+FINDINGS = {"suspects": "Training images whose label may be wrong"}
 
 
 RESULT = "result.json"

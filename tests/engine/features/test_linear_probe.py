@@ -7,7 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from configs.schema import Loss
-from engine.features.probe import fit_linear, fit_probe, knn_top1, stratified_folds
+from engine.features.classifiers import fit_linear, fit_probe, knn_top1, stratified_folds
 from engine.training.losses.loss import build_loss, read_class_weights
 
 N, F, C = 400, 12, 5
@@ -84,12 +84,12 @@ def test_noise_gets_a_strong_penalty_and_separable_classes_a_weak_one(data):
 
 def test_folds_are_stratified():
     targets = torch.tensor(np.random.default_rng(0).choice(4, 101, p=[0.5, 0.3, 0.15, 0.05]))
-    folds = stratified_folds(targets, 5)
+    folds = stratified_folds(targets)
     counts = np.zeros((5, 4), int)
     np.add.at(counts, (folds.numpy(), targets.numpy()), 1)
     assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1
     several = torch.nn.functional.one_hot(targets, 4).to(torch.int8)
-    assert torch.equal(stratified_folds(several, 5).bincount(), folds.bincount())
+    assert torch.equal(stratified_folds(several).bincount(), folds.bincount())
 
 
 def test_k_nn_is_that_of_scikit_learn(data):

@@ -11,6 +11,8 @@ from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows,
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.features.store import FeatureFile
+from engine.report.contents import read_contents
+from engine.report.page import run_page
 from utils.errors import UserError
 from utils.tables import read_rows
 
@@ -132,3 +134,16 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
     run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
     (evaluated,) = run_folders(tmp_path / "eval", "eval")
     assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
+
+
+def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
+    folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), cpu)
+    listed = read_rows(folder / "suspects" / "suspects.csv")
+    margins = [float(row["margin"]) for row in listed]
+    assert 0 < len(listed) < 500 and margins == sorted(margins) and margins[-1] < 0
+    assert all(row["label"] != row["predicted"] for row in listed)
+    assert len(list((folder / "suspects" / "pictures").iterdir())) == min(24, len(listed))
+    page = run_page(read_contents(folder))
+    assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
+    with pytest.raises(UserError, match=r"EVAL\.SUSPECTS"):
+        parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])

@@ -1,0 +1,132 @@
+"""Classifiers on features: weighted k-NN, as DINO evaluates its backbones (Caron et al., 2021), and a linear one.
+
+The linear one is multinomial logistic regression, or has the loss of the run, with an L2 penalty.
+
+Legend: N samples, F width of the features, C classes.
+"""
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from datasets.sources.groups import most_frequent
+from engine.training.losses.loss import Loss
+
+_NEIGHBORS, _TEMPERATURE = 20, 0.07
+_ROWS = 1024  # of similarities at a time
+
+
+def knn_top1(
+    features: torch.Tensor, targets: torch.Tensor, queries: torch.Tensor, query_targets: torch.Tensor, num_classes: int
+) -> float:
+    """The share of queries whose class the neighbors predict, in percent.
+
+    The 20 training images of the highest cosine similarity s vote, with the weight exp(s / 0.07).
+
+    Args:
+        features: of the training, (N, F). queries: (M, F). targets, query_targets: int64 (N,), (M,).
+    """
+    features, hits = F.normalize(features), 0
+    for rows, labels in zip(F.normalize(queries).split(_ROWS), query_targets.split(_ROWS), strict=True):
+        similarity, neighbors = (rows @ features.T).topk(min(_NEIGHBORS, len(features)))
+        votes = F.one_hot(targets[neighbors], num_classes) * (similarity / _TEMPERATURE).exp().unsqueeze(-1)
+        hits += int((votes.sum(dim=1).argmax(dim=-1) == labels).sum())
+    return 100 * hits / len(queries)
+
+
+ROWS = 1 << 16  # of logits at a time
+_L2_VALUES = tuple(10.0**-exponent for exponent in range(7))  # from strong to weak
+_FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
+
+
+def fit_probe(
+    features: torch.Tensor, targets: torch.Tensor, num_classes: int, loss: Loss, folds: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Weight (C, F), bias (C,), and their L2 penalty, which has the lowest loss on five folds; deterministic.
+
+    The fit is on standardized features; the weights are for the features as they are.
+
+    Args:
+        features: float32 (N, F), N >= 2. targets: int64 (N,), or multi-hot int8 (N, C). loss: see `build_loss`.
+        folds: of each sample, (N,); default: stratified ones.
+    """
+    inputs, mean, std = standardize(features)
+    start = inputs.new_zeros(num_classes, inputs.shape[1])
+    l2 = _choose_l2(inputs, targets, loss, start, stratified_folds(targets) if folds is None else folds)
+    fitted = fit_linear(inputs, targets, loss, l2, start)
+    weight = fitted[:, :-1] / std
+    return weight, fitted[:, -1] - weight @ mean, l2
+
+
+def standardize(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs of `fit_linear` (N, F + 1), and the mean and the standard deviation of the features, (F,)."""
+    mean, std = features.mean(0), features.std(0, correction=0)
+    std = torch.where(std > 0, std, 1)
+    return torch.cat([(features - mean) / std, features.new_ones(len(features), 1)], dim=1), mean, std
+
+
+def fit_linear(
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    loss: Loss,
+    l2: float,
+    start: torch.Tensor,
+    iterations: int = _ITERATIONS,
+) -> torch.Tensor:
+    """Minimizes mean loss + l2 / 2 * |weight|^2 by L-BFGS: weight and bias (C, F + 1), from `start`.
+
+    scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N).
+
+    Args:
+        inputs: (N, F + 1); the last column, of ones, is for the bias, which has no penalty.
+    """
+    fitted = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [fitted], max_iter=iterations, tolerance_grad=1e-7, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = l2 / 2 * fitted[:, :-1].square().sum()
+        value.backward()
+        for rows, labels in zip(inputs.split(ROWS), targets.split(ROWS), strict=True):
+            part = loss(rows @ fitted.T, labels) / len(inputs)
+            part.backward()
+            value = value.detach() + part.detach()
+        return value
+
+    optimizer.step(objective)
+    return fitted.detach()
+
+
+def _choose_l2(
+    inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, start: torch.Tensor, folds: torch.Tensor
+) -> float:
+    """From the strongest penalty on, until the loss of the held-out folds rises; a fit starts from the one before."""
+    fitted, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
+    for l2 in _L2_VALUES:
+        held_out_loss = 0.0
+        for fold, before in enumerate(fitted):
+            kept, held_out = folds != fold, folds == fold
+            fitted[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
+            held_out_loss += float(loss(inputs[held_out] @ fitted[fold].T, targets[held_out]))
+        if held_out_loss >= lowest:
+            break
+        best, lowest = l2, held_out_loss
+    return best
+
+
+def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) -> torch.Tensor:
+    """The fold of each sample, (N,): the samples of a class, or of a set of labels, go to five folds in turn.
+
+    group_of: numbers of groups from 0, (N,); whole groups go to the folds, by their most frequent class.
+    """
+    classes = targets.unique(dim=0, return_inverse=True)[1]
+    if group_of is not None:
+        of_groups = torch.from_numpy(most_frequent(classes.cpu().numpy(), group_of)).to(targets.device)
+        return stratified_folds(of_groups)[group_of]
+    folds = torch.empty_like(classes)
+    folds[classes.argsort(stable=True)] = torch.arange(len(targets), device=targets.device) % min(_FOLDS, len(targets))
+    return folds
