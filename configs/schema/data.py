@@ -121,6 +121,11 @@ class Data(Section):
         description="images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the "
         "field of the .json; folders: a regular expression of the path with a (group), or a CSV file path,group",
     )
+    near_copies: bool = Field(
+        False,
+        description="before a training, look for near copies of validation and test images among the training images, "
+        "in copies/copies.csv",
+    )
     split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, independent of SEED")
     random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
     random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")

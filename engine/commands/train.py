@@ -10,10 +10,11 @@ from engine.run.folder import start_log
 from engine.run.result import Result
 from engine.training.batch_size import find_batch_size
 from engine.training.finish import finish_run
+from engine.training.near_copies import note_copies
 from engine.training.record import open_record
 from engine.training.session import build_session
 from engine.training.trainer import Trainer
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, call_on_main
 
 
 def train(command: Command, context: ProcessContext) -> int:
@@ -34,5 +35,9 @@ def run_training(command: Command, context: ProcessContext, train: Callable[[Tra
         session = build_session(plan, context, logger)
         record = open_record(command, session, logger, locks)
         locks.callback(record.reporter.close)  # if training fails
+        if plan.config.data.near_copies and not plan.found:
+            splits = {"train": plan.train, "val": plan.val} | ({"test": plan.test} if plan.test else {})
+            if note := call_on_main(lambda: note_copies(plan.config, splits, record.folder), context):
+                logger.note(note)
         trainer = Trainer(session, record)
         return finish_run(command, trainer, train(trainer))

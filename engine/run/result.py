@@ -18,7 +18,10 @@ SUMMARY, PER_CLASS, PER_IMAGE, CONFUSION, PAIRS, CALIBRATION, COVERAGE, MISTAKES
 )  # fmt: skip
 PICTURES = "pictures"  # a folder in the evaluation's
 # Lists of images, NAME/NAME.csv in the folder of a run, and their titles on the page.
-FINDINGS = {"suspects": "Training images whose label may be wrong"}
+FINDINGS = {
+    "copies": "Evaluated images with a near copy in the training",
+    "suspects": "Training images whose label may be wrong",
+}
 
 
 RESULT = "result.json"

@@ -22,7 +22,7 @@ from engine.training.session import Session
 from utils.errors import UserError
 from utils.threads import DaemonPool
 
-_Readable = EncodedImages | ImageArray
+Readable = EncodedImages | ImageArray
 _SIDE, _PENALTY = 16, 500  # the penalty was chosen on 100 to 5,000 hand signs and images of CIFAR-10
 _TRAINING, _VALIDATION, _MAX_CLASSES = 5000, 2000, 1000
 _SECONDS_PER_IMAGE = 4e-3  # of a core, at most on average; a JPEG of 500x375 pixels takes 1e-3
@@ -64,7 +64,7 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
     These are data with several labels per image or more than 1,000 classes, shards on a server, and `fake`.
     """
     has_none = data.multi_label or "://" in data.data_path or train.targets.max() >= _MAX_CLASSES
-    if has_none or not (isinstance(train, _Readable) and isinstance(val, _Readable)):
+    if has_none or not (isinstance(train, Readable) and isinstance(val, Readable)):
         return None
     try:
         pixels, labels = _read(data, train, draw_evenly(train.targets, _TRAINING))
@@ -101,21 +101,18 @@ def ridge_top1(pixels: np.ndarray, labels: np.ndarray, val_pixels: np.ndarray, v
     return 100 * float(np.mean(scores.argmax(1) == val_labels))
 
 
-def _read(data: Data, samples: _Readable, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _read(data: Data, samples: Readable, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The readable images, float32 (N, F), and their labels; fewer if decoding takes too long.
 
     An image is the part that evaluations show: its center with DATA.RESIZE crop, else the whole image.
     """
-    pixels, read, mode = [], [], MODES[data.image_channels]
+    pixels, read = [], []
     deadlines = time.thread_time() + _SECONDS_PER_IMAGE * len(indices), time.monotonic() + _READ_SECONDS
     for index in indices.tolist():
         if time.thread_time() > deadlines[0] or time.monotonic() > deadlines[1]:
             break
         with suppress(BadImage):
-            if isinstance(samples, ImageArray):
-                image = Image.fromarray(np.moveaxis(samples.images[index], 0, -1).squeeze()).convert(mode)
-            else:
-                image = decode_small(samples.read_bytes(index), mode, 2 * _SIDE, samples.grey_range)
+            image = read_small(data, samples, index, 2 * _SIDE)
             width, height = image.size
             side = min(width, height) * min(data.crop_pct, 1)
             x, y = (side, side) if data.resize == "crop" else image.size
@@ -125,3 +122,15 @@ def _read(data: Data, samples: _Readable, indices: np.ndarray) -> tuple[np.ndarr
     if not read:
         raise UserError("no image is readable")
     return np.stack(pixels).astype(np.float32), samples.targets[read]
+
+
+def read_small(data: Data, samples: Readable, index: int, side: int) -> Image.Image:
+    """The image with DATA.IMAGE_CHANNELS; of a large JPEG at a fraction of its size, at least `side` pixels on a side.
+
+    Raises:
+        BadImage: it cannot be read.
+    """
+    mode = MODES[data.image_channels]
+    if isinstance(samples, ImageArray):
+        return Image.fromarray(np.moveaxis(samples.images[index], 0, -1).squeeze()).convert(mode)
+    return decode_small(samples.read_bytes(index), mode, side, samples.grey_range)
