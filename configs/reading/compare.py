@@ -61,7 +61,7 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
 
 def _identifies_experiment(key: str) -> bool:
     is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
-    is_data = key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD")
+    is_data = key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS")
     return is_model or is_data or key == "SEED"
 
 

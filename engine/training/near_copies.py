@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,49 +32,41 @@ from utils.cpu_cores import usable_cores
 from utils.files import open_atomically
 from utils.tables import safe_cell
 
-COPIES, THUMBNAILS = "copies", "thumbnails.npz"
+COPIES = "copies"
 _SIDE = 8
 _SIMILAR, _EQUAL, _ABOVE_OTHERS, _OTHER = 0.93, 0.99, 0.1, 5
 _MAX_PAIRS = 10_000
 _CELLS = 1 << 26  # of similarities at a time
+_CHUNK = 256  # images between two looks at signals
 _COLUMNS = ("split", "path", "training_image", "similarity", "label", "label_in_training")
-
-
-class _Pair(NamedTuple):
-    split: str
-    place: int
-    match: int
-    similarity: float
 
 
 def note_copies(config: Config, splits: Mapping[str, Samples], folder: Path) -> str:
     """Looks for a near copy of each image among the training images, `splits['train']`; returns a line for the log.
 
-    The list is `copies/copies.csv` in `folder`. The thumbnails of files are kept in SAVE for later runs.
+    The list is `copies/copies.csv` in `folder`. The thumbnails of files are kept in SAVE/features for later runs.
 
     Raises OSError.
     """
     readable = {split: samples for split, samples in splits.items() if isinstance(samples, Readable)}
     if len(readable) < len(splits):
         return f"DATA.NEAR_COPIES: {config.data.dataset} has no images to compare"
-    kept, train, others = Path(config.save) / THUMBNAILS, readable.pop("train"), readable
-    thumbnails, pairs = read_thumbnails(config.data, train, kept), list[_Pair]()
+    kept, train, others = Path(config.save) / "features", readable.pop("train"), readable
+    thumbnails, names = read_thumbnails(config.data, train, kept), names_of_labels(train, config.model.num_logits)
+    counts, rows = [], []
     for split, samples in others.items():
         found = find_copies(thumbnails, read_thumbnails(config.data, samples, kept))
-        pairs += [_Pair(split, *pair) for pair in found]
-    counts = [f"{sum(pair.split == split for pair in pairs)} of {len(one)} {split}" for split, one in others.items()]
+        counts.append(f"{len(found)} of {len(samples)} {split}")
+        for index, match, similarity in found:
+            both = (samples, index), (train, match)
+            paths = [one.name(place) for one, place in both]
+            labels = [name_of_target(one.targets[place], names) for one, place in both]
+            rows.append((both, [split, *map(safe_cell, paths), f"{similarity:.4f}", *map(safe_cell, labels)]))
     note = f"near copies of training images: {' and '.join(counts)} images"
-    if not pairs:
+    if not rows:
         return note
-    pairs = sorted(pairs, key=lambda pair: -pair.similarity)[:_MAX_PAIRS]
-    images = [[(others[pair.split], pair.place), (train, pair.match)] for pair in pairs]
-    names = names_of_labels(train, config.model.num_logits)
-    rows = []
-    for pair, both in zip(pairs, images, strict=True):
-        paths = [samples.name(index) for samples, index in both]
-        labels = [name_of_target(samples.targets[index], names) for samples, index in both]
-        rows.append([pair.split, *map(safe_cell, paths), f"{pair.similarity:.4f}", *map(safe_cell, labels)])
-    table = write_findings(folder / COPIES, _COLUMNS, rows, images, config.data)
+    images, cells = zip(*sorted(rows, key=lambda row: row[1][3], reverse=True)[:_MAX_PAIRS], strict=True)
+    table = write_findings(folder / COPIES, _COLUMNS, cells, images, config.data)
     return f"Warning: {note}; their figures are too high by what the model remembers of them: {table}"
 
 
@@ -85,11 +76,11 @@ def find_copies(train: np.ndarray, others: np.ndarray) -> list[tuple[int, int, f
     train: uint8 (N, F). others: uint8 (M, F).
     """
     references, found = _directions(train), list[tuple[int, int, float]]()
-    for start in range(0, len(others), rows := max(1, _CELLS // len(train))):
-        similar, matches = (_directions(others[start : start + rows]) @ references.T).topk(min(_OTHER + 1, len(train)))
+    for rows in np.array_split(np.arange(len(others)), -(-len(others) * len(train) // _CELLS)):
+        similar, matches = (_directions(others[rows]) @ references.T).topk(min(_OTHER + 1, len(train)))
         stands_out = similar[:, 0] - similar[:, -1] >= _ABOVE_OTHERS
         places = ((similar[:, 0] >= _EQUAL) | ((similar[:, 0] >= _SIMILAR) & stands_out)).nonzero()[:, 0]
-        columns = (places + start).tolist(), matches[places, 0].tolist(), similar[places, 0].tolist()
+        columns = rows[places.numpy()].tolist(), matches[places, 0].tolist(), similar[places, 0].tolist()
         found += zip(*columns, strict=True)
     return found
 
@@ -100,36 +91,42 @@ def _directions(thumbnails: np.ndarray) -> torch.Tensor:
 
 
 def read_thumbnails(data: Data, samples: Readable, kept: Path) -> np.ndarray:
-    """Thumbnails, uint8 (N, F), zeros for unreadable images. kept: the file of the thumbnails of earlier runs."""
-    values = np.zeros((len(samples), _SIDE * _SIDE * data.image_channels), np.uint8)
-    keys = np.zeros(0, np.uint64) if samples.in_memory else _keys(samples, data)
-    missing = np.arange(len(samples))
-    known = {"keys": keys[:0], "values": values[:0]}
-    with suppress(OSError, ValueError, KeyError):  # none, or damaged
-        known = dict(np.load(kept))
-        places = np.searchsorted(known["keys"], keys).clip(max=len(known["keys"]) - 1)
-        is_known = known["keys"][places] == keys
-        values[is_known], missing = known["values"][places[is_known]], np.flatnonzero(~is_known)
+    """Thumbnails, uint8 (N, F); zeros for unreadable images. kept: the folder for the thumbnails of earlier runs."""
+    file, width = kept / f"thumbnails-{data.image_channels}.npy", _SIDE * _SIDE * data.image_channels
+    rows = np.zeros(len(samples), [("key", np.uint64), ("values", np.uint8, (width,))])
+    known, is_missing = rows[:0], np.ones(len(samples), bool)
+    if not samples.in_memory:
+        rows["key"] = _keys(samples, data)
+        with suppress(OSError, ValueError, EOFError):  # none, or damaged
+            stored = np.load(file)
+            known = stored if stored.dtype == rows.dtype else known
+        places = np.searchsorted(known["key"], rows["key"])
+        is_missing = np.append(known["key"], 0)[places] != rows["key"]
+        rows[~is_missing] = known[places[~is_missing]]
 
-    def read(index: int) -> None:
-        with suppress(BadImage):
-            image = read_small(data, samples, index, 2 * _SIDE)
-            values[index] = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BOX)).ravel()
+    def read(indices: np.ndarray) -> None:
+        for index in indices.tolist():
+            with suppress(BadImage):
+                image = read_small(data, samples, index, 2 * _SIDE)
+                rows["values"][index] = np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BOX)).ravel()
 
-    with ThreadPoolExecutor(len(usable_cores())) as pool:
-        reads = pool.map(read, missing.tolist())
-        for _ in tqdm(reads, "near copies", len(missing), unit="image", leave=False, disable=None):
+    missing = np.flatnonzero(is_missing)
+    chunks, pool = np.array_split(missing, -(-len(missing) // _CHUNK) or 1), ThreadPoolExecutor(len(usable_cores()))
+    try:
+        for _ in tqdm(pool.map(read, chunks), "near copies", len(chunks), leave=False, disable=None):
             pass
-    if len(keys) and len(missing):
-        keys, first = np.unique(np.concatenate([keys, known["keys"]]), return_index=True)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomically(kept, "wb") as file:
-            np.savez(file, keys=keys, values=np.concatenate([values, known["values"]])[first])
-    return values
+    finally:
+        pool.shutdown(cancel_futures=True)
+    if len(missing) and not samples.in_memory:
+        all_rows = np.concatenate([rows, known])
+        kept.mkdir(parents=True, exist_ok=True)
+        with open_atomically(file, "wb") as opened:
+            np.save(opened, all_rows[np.unique(all_rows["key"], return_index=True)[1]])
+    return rows["values"]
 
 
 def _keys(samples: Samples, data: Data) -> np.ndarray:
-    """A hash of path, size and time of each file, in a shard of path and CRC-32, with the channels: uint64 (N,)."""
+    """A hash of path, size and time of each file, or in a shard of path and CRC-32: uint64 (N,)."""
     crcs, digests = samples.checksums(), []
     for index in range(len(samples)):
         name, version = samples.name(index), str(crcs[index])
@@ -137,6 +134,6 @@ def _keys(samples: Samples, data: Data) -> np.ndarray:
             with suppress(OSError):
                 status = os.stat(name)
                 version = f"{status.st_size} {status.st_mtime_ns}"
-        text = f"{name}\0{version}\0{data.image_channels}\0{data.grey_range}"
+        text = f"{name}\0{version}\0{data.grey_range}"
         digests.append(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest())
     return np.frombuffer(b"".join(digests), np.uint64)
