@@ -98,7 +98,7 @@ def read_thumbnails(data: Data, samples: Readable, kept: Path) -> np.ndarray:
     if not samples.in_memory:
         rows["key"] = _keys(samples, data)
         with suppress(OSError, ValueError, EOFError):  # none, or damaged
-            stored = np.load(file)
+            stored = np.load(file, allow_pickle=False)
             known = stored if stored.dtype == rows.dtype else known
         places = np.searchsorted(known["key"], rows["key"])
         is_missing = np.append(known["key"], 0)[places] != rows["key"]
@@ -121,7 +121,7 @@ def read_thumbnails(data: Data, samples: Readable, kept: Path) -> np.ndarray:
         all_rows = np.concatenate([rows, known])
         kept.mkdir(parents=True, exist_ok=True)
         with open_atomically(file, "wb") as opened:
-            np.save(opened, all_rows[np.unique(all_rows["key"], return_index=True)[1]])
+            np.save(opened, all_rows[np.unique(all_rows["key"], return_index=True)[1]], allow_pickle=False)
     return rows["values"]
 
 
