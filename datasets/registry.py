@@ -20,7 +20,7 @@ from datasets.sources.class_names import check_names, number_by, number_of_class
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
-from datasets.sources.groups import note_on_shared_groups, with_groups
+from datasets.sources.groups import check_groups, note_on_shared_groups, with_groups
 from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import source_class
@@ -167,8 +167,11 @@ def _read(
 def _group(samples: dict[str, Samples], data: Data) -> None:
     """Gives the training and the validation images of data with both splits their groups; notes groups in both."""
     for split in ("train", "val"):
-        if isinstance(files := samples[split], ImageFiles) and files.groups is None:
-            samples[split] = ImageFiles(with_groups(files.listing, data))
+        of_split = samples[split]
+        if isinstance(of_split, ImageFiles) and of_split.groups is None:
+            samples[split] = ImageFiles(with_groups(of_split.listing, data))
+        elif of_split.groups:
+            check_groups(of_split.groups, data, of_split.name)
     train, val = samples["train"], samples["val"]
     if train.groups and val.groups:
         train.notes += note_on_shared_groups(train.groups, val.groups)

@@ -87,7 +87,7 @@ class TarShards(Source):
             return rows, [], []
         groups = strings_in(self.index.arrays, "groups").select(rows) if self.data.groups and split != "all" else None
         if groups:
-            check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0], "add the key to its .json")
+            check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0])
         part, findings, notes = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split, groups)
         return rows[part], findings, notes
 

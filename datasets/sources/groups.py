@@ -44,7 +44,9 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
 
 
-def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], str], fix: str) -> None:
+def check_groups(
+    groups: PackedStrings, data: Data, location: Callable[[int], str], fix: str = "add the key to its .json"
+) -> None:
     """Raises UserError for images without a group."""
     if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
         images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"

@@ -229,3 +229,7 @@ def test_make_shards_writes_the_groups(folder, tmp_path, capsys):
     assert not set(train.groups) & set(val.groups)
     assert shots_by_group(train) + shots_by_group(val) == Counter(group for *_, group in IMAGES)
     assert not any("in both train and val" in note for note in train.notes)
+    with pytest.raises(
+        UserError, match=r"GROUPS 'patient': \d+ of \d+ images have no group, such as .*train-000000\.tar/"
+    ):
+        read(tmp_path / "out", "patient", dataset="tar")
