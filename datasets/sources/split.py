@@ -99,7 +99,11 @@ class Splitter:
         elif known and listed is not None:
             is_val = np.isin(hashes, _hashes_of(listed))
             if groups:
-                is_val |= np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
+                in_groups = np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
+                notes += (
+                    [f"{more} image(s) were added to held-out groups"] if (more := (in_groups & ~is_val).sum()) else []
+                )
+                is_val |= in_groups
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
                 problem = "the run had a validation split, which is missing; restore it"

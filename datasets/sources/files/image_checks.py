@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage
+from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage, MissingImage
 from datasets.decoding.kinds import HEAD_BYTES, kind_of, missing_decoder
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
@@ -101,6 +101,8 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
             found |= {index: problem for index, problem in checked.items() if problem}
     finally:
         pool.shutdown(cancel_futures=True)
+    if missing := [index for index, problem in found.items() if isinstance(problem, MissingImage)]:
+        found[min(missing)].fix += samples.similar_name(min(missing))
     return [found[index] for index in sorted(found)], num_checked, fingerprints
 
 

@@ -3,7 +3,9 @@
 import glob
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +14,12 @@ from configs.reading.yaml_io import shorten
 from datasets.decoding.bad_images import BadImage, MissingImage
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
-from utils.errors import Finding
+from utils.errors import Finding, did_you_mean
 from utils.files import read_regular_file
 
 _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
+_MAX_NAMES = 10_000  # that are compared with a missing one
 
 
 @dataclass
@@ -130,3 +133,10 @@ class ImageFiles(EncodedImages):
         """The error for an image that is not a file."""
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
         return MissingImage(self.location(index), reason, "restore the file, or write paths relative to the folder")
+
+    def similar_name(self, index: int) -> str:
+        """'; did you mean X?' for the file beside a missing image whose name is most similar, or ''."""
+        folder, name = os.path.split(self.name(index))
+        with suppress(OSError), os.scandir(folder) as entries:
+            return did_you_mean(name, (entry.name for entry in islice(entries, _MAX_NAMES)))
+        return ""

@@ -91,7 +91,8 @@ def test_a_new_image_of_a_held_out_group_is_validation():
     assert len(run.held_out_groups) == 2 and len(run.held_out) == 6
     group = run.held_out_groups[0]
     now = [("9/new.jpg", 0, group), *(image for image in IMAGES if image[2] != group), ("9/other.jpg", 0, "p99")]
-    val, resumed = part(now, "val", run, val_fraction=0.3)[0], part(now, "train", run, val_fraction=0.3)[2]
+    (val, notes, _), resumed = part(now, "val", run, val_fraction=0.3), part(now, "train", run, val_fraction=0.3)[2]
+    assert "1 image(s) were added to held-out groups" in notes
     assert groups_of(now, val) == set(run.held_out_groups) and 0 in val and len(now) - 1 not in val
     assert set(resumed.held_out) == {*run.held_out, "9/new.jpg"} and resumed.held_out_groups == run.held_out_groups
     splitter = Splitter(options("DIR", val_fraction=0.3), run)  # without GROUPS it is another split

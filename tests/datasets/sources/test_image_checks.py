@@ -116,3 +116,12 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
     assert warnings()[-1].startswith("compared the bytes of 2 of 7 files")
     monkeypatch.setattr(image_checks, "_MAX_COMPARE_SECONDS", -1)
     assert warnings() == ["compared the bytes of 0 of 7 files with the size and the end of another"]
+
+
+def test_the_nearest_name_of_the_first_missing_image(samples_of, tmp_path):
+    samples = samples_of(photo_1=encode("JPEG"), photo_2=encode("JPEG"), other_name=encode("JPEG"))
+    for name in ("photo_2", "other_name"):
+        (tmp_path / "train" / "class" / f"{name}.jpg").unlink()
+    (tmp_path / "train" / "class" / "other-name.JPG").touch()
+    first, second = find_bad_images(samples, 3, 60)[0]
+    assert str(first).endswith("; did you mean other-name.JPG?") and "did you mean" not in str(second)
