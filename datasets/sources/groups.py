@@ -15,7 +15,7 @@ from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import Listing
-from datasets.sources.files.rows import COLUMNS, Columns, table_rows
+from datasets.sources.files.rows import COLUMNS, Columns, table_columns, table_rows
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from utils.errors import UserError, combine_findings
 
@@ -31,6 +31,8 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     assert data.groups
     if properties_of(data.dataset).groups_by == "column":
         assert listing.file
+        if data.groups not in (names_in_header := table_columns(listing.file)):
+            raise UserError(f"{listing.file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {names_in_header}")
         columns: Columns = {**COLUMNS, **(data.columns or {}), "label": data.groups}
         names, fix = _in_table(listing, listing.file, str(listing.root), columns), "fill in the column"
     elif "(" in data.groups:

@@ -110,6 +110,8 @@ class Splitter:
         elif groups:
             is_val, findings, notes = self._hold_out_groups(groups, strata)
             problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"
+            if new.fold:
+                problem = f"no group is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are groups"
         else:
             keys = None if is_same else hash_paths(paths, new.seed) if new.seed else hashes
             is_val, small = _hold_out(strata, new.fraction, new.fold, new.seed, keys)

@@ -148,9 +148,9 @@ def table_rows(file: Path, root: str | None = None, columns: Columns | None = No
     table, dialect = _open_table(file)
     try:
         table.fieldnames = header = [name.strip() for name in table.fieldnames or ()]
-        if any(header.count(name) != 1 for name in needed):
+        if absent := [name for name in needed if header.count(name) != 1]:
             raise UserError(
-                f"{file}:1: the header lacks {' or '.join(needed)}: it is {shorten(header)} ({dialect}); rename them, "
+                f"{file}:1: the header lacks {' or '.join(absent)}: it is {shorten(header)} ({dialect}); rename them, "
                 'or set DATA.COLUMNS, such as "DATA.COLUMNS={path: id, label: breed}"'
             )
         if with_targets and (unused := [name for name in header if name not in named.values()]):

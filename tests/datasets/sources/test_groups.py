@@ -145,6 +145,10 @@ def test_tables_by_column(folder):
     (folder / "train.csv").write_text(f"image_path,target,patient\n{lines.replace(',5', '').replace(',p3', ',')}")
     with pytest.raises(UserError, match=r"GROUPS 'patient': 3 of 24 images have no group, such as .*train\.csv:11"):
         read(folder, "patient", dataset="csv")
+    with pytest.raises(UserError, match=r"train\.csv:1: has no column 'site' \(DATA\.GROUPS\)"):
+        read(folder, "site", dataset="csv")
+    with pytest.raises(UserError, match=r"no group is in fold 0"):
+        read(folder, r"/(p\d+)_", dataset="folder", folds=20, fold=0)
 
 
 def test_groups_in_both_split_folders_are_named(tmp_path):
