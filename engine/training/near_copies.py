@@ -76,7 +76,7 @@ def find_copies(train: np.ndarray, others: np.ndarray) -> list[tuple[int, int, f
     train: uint8 (N, F). others: uint8 (M, F).
     """
     references, found = _directions(train), list[tuple[int, int, float]]()
-    for rows in np.array_split(np.arange(len(others)), -(-len(others) * len(train) // _CELLS)):
+    for rows in np.array_split(np.arange(len(others)), -(-len(others) * len(train) // _CELLS) or 1):
         similar, matches = (_directions(others[rows]) @ references.T).topk(min(_OTHER + 1, len(train)))
         stands_out = similar[:, 0] - similar[:, -1] >= _ABOVE_OTHERS
         places = ((similar[:, 0] >= _EQUAL) | ((similar[:, 0] >= _SIMILAR) & stands_out)).nonzero()[:, 0]
