@@ -1,14 +1,12 @@
-"""Reads pickles of plain data and numpy arrays: no function or class that a file names is used.
+"""Reads pickles of plain data and numpy arrays: of all names in a file, only those in `_CALLS` mean anything.
 
-Strings, numbers, lists and dicts are built; a tuple becomes a list, and an array a record of its bytes. A pickle of a
-few bytes can still make `pickle.Unpickler` take all memory, or hash nested tuples for years. Therefore it is Python's
-implementation, with the operations of plain data alone, at most `_MAX_OPERATIONS`, and only scalars can be keys. An
-integer from the modulus of Python's hash on collides with a smaller one as a key, and counts as many operations.
+An array becomes a record of its bytes, because numpy would allocate any shape that the file states. The unpickler is
+`pickle._Unpickler`: the one in C allocates up to 64 GB for one wrong number in a file. Bytes and arrays never exceed the
+file; a malicious file can still take long, or much memory, by naming its lists, dicts and tuples many times.
 """
 
 import mmap
 import pickle
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
@@ -16,17 +14,6 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from utils.torch_compat import PythonUnpickler
-
-_OPERATIONS = (
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "NONE", "NEWTRUE"),
-    *("NEWFALSE", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT"),
-    *("SETITEM", "SETITEMS", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "PROTO", "FRAME", "STOP"),
-    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
-)
-_MAX_OPERATIONS = 2_000_000  # a few seconds, 200 MB; the largest known weight file needs a tenth of it
-_LARGE_INTEGER_OPERATIONS = 10_000
-_CODES = [getattr(pickle, name)[0] for name in _OPERATIONS]
 
 
 class ForbiddenName(Exception):
@@ -38,7 +25,7 @@ class DtypeRecord:
     code: str
     byte_order: str = "="
 
-    def set_state(self, state: list[Any]) -> None:
+    def set_state(self, state: Any) -> None:
         self.byte_order = state[1]
 
 
@@ -51,7 +38,7 @@ class ArrayRecord:
     column_major: Any = False
     content: Any = b""
 
-    def set_state(self, state: list[Any]) -> None:
+    def set_state(self, state: Any) -> None:
         _, self.shape, self.dtype, self.column_major, self.content = state
 
     def array(self) -> np.ndarray:
@@ -62,7 +49,7 @@ class ArrayRecord:
 
 
 def read_plain_pickle(stream: BinaryIO) -> Any:
-    """The content of the file, with an `ArrayRecord` for each array, and a list for each tuple.
+    """The content of the file, with an `ArrayRecord` for each array.
 
     Raises:
         ForbiddenName: the file names a class or function that arrays do not need.
@@ -72,49 +59,18 @@ def read_plain_pickle(stream: BinaryIO) -> Any:
         return _Unpickler(file, encoding="latin1").load()
 
 
-def _counted(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    def count_and_load(unpickler: Any) -> None:
-        load(unpickler)
-        top = unpickler.stack[-1:]
-        is_large = bool(top) and type(top[0]) is int and abs(top[0]) >= sys.hash_info.modulus
-        unpickler.num_operations += _LARGE_INTEGER_OPERATIONS if is_large else 1
-        if unpickler.num_operations > _MAX_OPERATIONS:
-            raise ValueError(f"more than {_MAX_OPERATIONS:,} operations")
-
-    return count_and_load
-
-
 class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without types
-    num_operations = 0
-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _CALLS:
             raise ForbiddenName(f"{module}.{name}")
         return _CALLS[module, name]
 
     def load_build(self) -> None:
+        """Sets the state of a record; nothing else has one, also not the functions of `_CALLS`."""
         state = self.stack.pop()
-        self.stack[-1].set_state(state)  # only records have it
+        self.stack[-1].set_state(state)
 
-    def load_tuple(self, size: int) -> None:
-        items = self.stack[-size:]
-        del self.stack[-size:]
-        self.append(items)
-
-    loaders: ClassVar[dict[int, Callable[[Any], None]]] = {
-        **{code: PythonUnpickler.dispatch[code] for code in _CODES},
-        pickle.BUILD[0]: load_build,
-        pickle.TUPLE[0]: PythonUnpickler.load_list,
-        pickle.EMPTY_TUPLE[0]: PythonUnpickler.load_empty_list,
-        pickle.TUPLE1[0]: lambda self: self.load_tuple(1),
-        pickle.TUPLE2[0]: lambda self: self.load_tuple(2),
-        pickle.TUPLE3[0]: lambda self: self.load_tuple(3),
-    }
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {code: _counted(load) for code, load in loaders.items()}
-
-
-def _array(*arguments: Any) -> ArrayRecord:
-    return ArrayRecord()
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = PythonUnpickler.dispatch | {pickle.BUILD[0]: load_build}
 
 
 def _encode(text: str, encoding: str) -> str:
@@ -124,26 +80,13 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
-def _dict(*items: Any) -> dict[Any, Any]:
-    """Empties the list of items: a small file may name it many times."""
-    content = dict(*items)
-    for one in items:
-        one.clear()
-    return content
-
-
-def _pair(items: list[Any]) -> list[Any]:
-    first, second = items
-    return [first, second]
-
-
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _array,
+    ("numpy", "ndarray"): lambda *_: ArrayRecord(),
     ("numpy", "dtype"): lambda code, *_: DtypeRecord(code),
-    ("numpy.core.multiarray", "_reconstruct"): _array,
-    ("numpy._core.multiarray", "_reconstruct"): _array,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
     ("_codecs", "encode"): _encode,
-    ("collections", "OrderedDict"): _dict,
-    ("builtins", "tuple"): _pair,  # PaddlePaddle's (name, array)
-    ("__builtin__", "tuple"): _pair,  # protocol 2
+    ("collections", "OrderedDict"): dict,
+    ("builtins", "tuple"): tuple,  # PaddlePaddle's (name, array)
+    ("__builtin__", "tuple"): tuple,  # protocol 2
 }
