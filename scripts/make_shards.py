@@ -40,12 +40,12 @@ from datasets.transforms.host import resize
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
 from scripts.sharding import tar
 from scripts.sharding.tar import Progress, Sample, WrittenShard
-from utils.cpu_cores import own_share
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
+from utils.system import own_share
 
 _ANY_NUM_CLASSES = 10**LABEL_DIGITS  # shards do not depend on a model
 

@@ -33,12 +33,12 @@ from configs.schema.section import MAX_NAME_CHARS
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from scripts import report
 from scripts.flags import positive, script_parser, split_flags
-from utils.cpu_cores import own_share
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
 from utils.status import newest_runs
+from utils.system import own_share
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
 MAX_RUNS = 1000

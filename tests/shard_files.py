@@ -12,8 +12,7 @@ from timm.models import VisionTransformer
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import FORMAT, load_checkpoint
 from engine.checkpoint.weights_record import split_to_entry
-from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, write_manifest
-from utils.file_formats.json_content import encode_content
+from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, encode_content, write_manifest
 from utils.metrics import NUM_SUMS
 
 

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from utils.cpu_cores import CoreShare, share_on_host
 from utils.device import check_compute_capability, find_shortage, visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.processes.failure import abort_together
@@ -25,6 +24,7 @@ from utils.processes.launch import exit_with_launcher
 from utils.processes.launcher import LOOPBACK, PICKLE_KEY, torchrun_variables
 from utils.processes.ranks import RankProcess, RunStore, connect_store
 from utils.signals import raise_on_signals
+from utils.system import CoreShare, share_on_host
 from utils.threads import DaemonPool
 from utils.torch_compat import sign_object_collectives
 

@@ -25,10 +25,10 @@ from datasets.loading.workers import (
 )
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
-from utils.cpu_cores import own_share
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError
+from utils.system import own_share
 from utils.threads import share_waits
 from utils.torch_compat import tree_map_only
 

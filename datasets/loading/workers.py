@@ -15,10 +15,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from utils.cpu_cores import CoreShare
 from utils.errors import Unavailable
 from utils.processes.launch import end_with_parent
 from utils.signals import SIGNAL_NAMES, kill_children
+from utils.system import CoreShare
 from utils.threads import Watchdog, share_waits
 from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
 

@@ -15,10 +15,10 @@ from datasets.shards.archive import DamagedShard
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Remarks, read_records
 from datasets.shards.store import ShardStore
-from utils.cpu_cores import usable_cores
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, open_regular_file
 from utils.locks import locked
+from utils.system import usable_cores
 from utils.threads import DaemonPool
 
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images

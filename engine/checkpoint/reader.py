@@ -27,8 +27,7 @@ from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import REFUSED, Unavailable, UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS
-from utils.file_formats.json_content import StoredTensor
+from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
 from utils.files import tensors_in, verify_checksum
 from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS

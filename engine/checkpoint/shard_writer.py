@@ -36,12 +36,13 @@ from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import (
     CONTENT,
     FileEntry,
+    StoredTensor,
     describe_file,
+    encode_content,
     replace_folder,
     write_manifest,
     write_synced,
 )
-from utils.file_formats.json_content import StoredTensor, encode_content
 from utils.files import temporary_path, tensor_bytes
 
 _FILE_BYTES = 1 << 30  # of one rank

@@ -10,9 +10,9 @@ import torch
 
 from engine.checkpoint.reader import FORMAT
 from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, link_copies, remove_temporary, replace_other_kind
-from utils.cpu_cores import control_groups
 from utils.distributed import ProcessContext
 from utils.files import atomic_save, tensor_bytes
+from utils.system import control_groups
 from utils.torch_compat import tree_map_only
 
 if TYPE_CHECKING:

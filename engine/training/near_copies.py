@@ -28,8 +28,8 @@ from datasets.sources.samples import Samples
 from engine.evaluation.findings import write_findings
 from engine.evaluation.results import name_of_target
 from engine.training.pixel_baseline import Readable, read_small
-from utils.cpu_cores import usable_cores
 from utils.files import open_atomically
+from utils.system import usable_cores
 from utils.tables import safe_cell
 
 COPIES = "copies"

@@ -21,8 +21,7 @@ from models.weights.names import State, Weights, find_entry, google_to_timm, sum
 from models.weights.paddle import Converter, as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
 from utils.errors import UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS
-from utils.file_formats.json_content import StoredTensor
+from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
 from utils.files import verify_checksum
 
 _MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself

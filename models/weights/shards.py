@@ -14,8 +14,17 @@ import torch
 from safetensors import safe_open
 
 from utils.errors import UserError
-from utils.file_formats.checkpoint_folder import CONTENT, FileEntry, read_manifest, read_verified, verify_file
-from utils.file_formats.json_content import MAX_JSON_BYTES, StoredTensor, decode_content, refused
+from utils.file_formats.checkpoint_folder import (
+    CONTENT,
+    MAX_JSON_BYTES,
+    FileEntry,
+    StoredTensor,
+    decode_content,
+    read_manifest,
+    read_verified,
+    refused,
+    verify_file,
+)
 
 WEIGHTS = ("model", "ema")  # the entries whose values must be finite
 _DTYPES = {

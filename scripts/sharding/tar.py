@@ -25,10 +25,10 @@ from datasets.shards.archive import DamagedShard, chunks_of
 from datasets.shards.index import Index, Shard, join, to_index
 from datasets.shards.records import read_records
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
-from utils.cpu_cores import own_share
 from utils.errors import UserError
 from utils.files import fsync_path, open_atomically, open_regular_file
 from utils.locks import locked
+from utils.system import own_share
 
 # Pillow's format -> extension of a member, where it is another word. MPO: a JPEG with further pictures behind it.
 _EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "HEIF": "heic"}

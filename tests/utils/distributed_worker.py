@@ -23,7 +23,6 @@ if detect_launcher():
 import torch
 import torch.distributed as dist
 
-from utils.cpu_cores import usable_cores
 from utils.distributed import (
     ProcessContext,
     all_reduce_sum,
@@ -35,6 +34,7 @@ from utils.distributed import (
 from utils.processes import failure
 from utils.processes.failure import Membership
 from utils.status import RunStatus
+from utils.system import usable_cores
 from utils.torch_compat import set_process_group_timeout
 
 watch_gpu = Membership._watch_gpu

@@ -6,7 +6,7 @@ import os
 import pytest
 from torch.distributed import HashStore
 
-from utils.cpu_cores import core_share, cpu_quota, share_on_host, usable_cores
+from utils.system import core_share, cpu_quota, share_on_host, usable_cores
 
 
 def bound(ranks: int, cores: int) -> list[set[int]]:
@@ -35,7 +35,7 @@ def test_ranks_of_a_host_exchange_their_cores(monkeypatch):
     store = HashStore()
     store.set("cores 3", "2 3")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr("utils.cpu_cores.cpu_quota", lambda: math.inf)
+    monkeypatch.setattr("utils.system.cpu_quota", lambda: math.inf)
     assert share_on_host(store, 2, [2, 3]).cores == 2
     assert store.get("cores 2") == b"0 1 2"
 

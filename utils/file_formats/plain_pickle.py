@@ -1,8 +1,8 @@
 """Reads pickles of plain data and numpy arrays: of all names in a file, only those in `_CALLS` mean anything.
 
 An array becomes a record of its bytes, because numpy would allocate any shape that the file states. The unpickler is
-`pickle._Unpickler`: the one in C allocates up to 64 GB for one wrong number in a file. Bytes and arrays never exceed the
-file; a malicious file can still take long, or much memory, by naming its lists, dicts and tuples many times.
+`pickle._Unpickler`: the one in C allocates up to 64 GB for one wrong number in a file. Bytes and arrays never exceed
+the file; a malicious file can still take long, or much memory, by naming its lists, dicts and tuples many times.
 """
 
 import mmap

@@ -17,8 +17,8 @@ from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT
 from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, failure_reason, ready_flags
 from scripts.benchmarks.turns import SPEED, Figures, figures_table, memory, speed
-from utils.cpu_cores import own_share
 from utils.device import visible_gpus
+from utils.system import own_share
 from utils.tables import markdown_table
 
 TERMINATION_SECONDS = 10.0  # between the stop signal and SIGKILL

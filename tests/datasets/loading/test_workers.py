@@ -30,10 +30,10 @@ from datasets.loading.workers import default_num_workers
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils import threads
-from utils.cpu_cores import CoreShare
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.system import CoreShare
 from utils.torch_compat import loader_workers
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))

@@ -18,8 +18,7 @@ from engine.checkpoint.reader import FORMAT, load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
 from utils.errors import UserError
-from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST
-from utils.file_formats.json_content import decode_content, encode_content
+from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, decode_content, encode_content
 from utils.files import atomic_save
 
 FIRST = "shard-00001-model-00001-of-00001.safetensors"
