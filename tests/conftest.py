@@ -293,7 +293,7 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     before = run_folders(root)
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
-            patch.setattr("engine.run.curves.png_bytes", lambda figure: EMPTY_PNG)
+            patch.setattr("engine.run.result.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
             patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)

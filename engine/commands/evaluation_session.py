@@ -7,9 +7,9 @@ from torch import nn
 
 from engine.evaluation.evaluate import Evaluator
 from engine.plan.evaluation import EvaluationPlan
-from engine.run.environment import record_environment
 from engine.run.facts import Devices
 from engine.run.flops import copy_to_meta
+from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.training.eval_model import build_eval_model
 from utils.distributed import ProcessContext

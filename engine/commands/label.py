@@ -11,8 +11,7 @@ from engine.commands.ensemble import build_ensemble, build_loader
 from engine.commands.evaluation_session import EvaluationSession
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.pictures import EXPLANATIONS, write_maps
-from engine.evaluation.predictions import CSV_FILE, Predictions
-from engine.evaluation.results import BATCHES_PER_WRITE, digest_inputs, open_part_file
+from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions, digest_inputs, open_part_file
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
 from utils.distributed import broadcast_object

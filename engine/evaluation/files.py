@@ -14,10 +14,18 @@ from torch import nn
 
 from configs.schema import Data
 from datasets.sources.samples import Samples
-from engine.evaluation.analysis import calibration, confused_pairs, coverage, highest_losses, worst_mistakes
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.pictures import write_attention, write_pictures
-from engine.evaluation.results import SampleResults, class_figures, name_of_target
+from engine.evaluation.results import (
+    SampleResults,
+    calibration,
+    class_figures,
+    confused_pairs,
+    coverage,
+    highest_losses,
+    name_of_target,
+    worst_mistakes,
+)
 from engine.run.result import (
     CALIBRATION,
     CONFUSION,

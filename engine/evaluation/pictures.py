@@ -1,4 +1,4 @@
-"""Pictures of single samples: the crop that the model sees, its attention, and heat maps of a prediction.
+"""Pictures of single samples: the crop that the model sees, its attention, heat maps, lists of images that need a look.
 
 A heat map shows where the model looks, or the pixels on which its best class depends.
 
@@ -8,7 +8,7 @@ Legend: B images, C channels, S pixels on a side, H heads, T tokens, G cells on 
 import io
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from pathlib import Path, PurePath
 
@@ -26,8 +26,10 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.parallel.compile import run_eagerly
+from engine.run.result import PICTURES
 from models.kernels import explicit_attention
 from utils.files import atomic_write
+from utils.tables import table_text
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
@@ -48,14 +50,18 @@ def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data:
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    transform, crops = build_eval_host_transform(data), {}
-    for index in indices:
-        try:
-            crops[index], _ = transform(samples.open(index, data.image_channels), 0, index)
-        except BadImage:
-            continue
-        save_picture(to_picture(crops[index]), folder / f"{index}.jpg")
-    return crops
+    crops = {index: _write_crop(folder / f"{index}.jpg", samples, index, data) for index in indices}
+    return {index: crop for index, crop in crops.items() if crop is not None}
+
+
+def _write_crop(file: Path, samples: Samples, index: int, data: Data) -> torch.Tensor | None:
+    """Writes the crop of a sample, and returns it, uint8 (C, S, S); None if the image cannot be read."""
+    try:
+        crop, _ = build_eval_host_transform(data)(samples.open(index, data.image_channels), 0, index)
+    except BadImage:
+        return None
+    save_picture(to_picture(crop), file)
+    return crop
 
 
 def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
@@ -197,3 +203,26 @@ def input_gradient(model: nn.Module, images: torch.Tensor, evaluator: Evaluator)
         (gradients,) = torch.autograd.grad(logits.amax(-1).sum(), images)
     products = (gradients * images.detach()).sum(1).abs()
     return to_unit_range(F.adaptive_avg_pool2d(products, min(_CELLS, products.shape[-1])))
+
+
+_SHOWN_ROWS = 24  # with pictures
+
+
+def write_findings(
+    folder: Path,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    images: Sequence[Sequence[tuple[Samples, int]]],
+    data: Data,
+) -> Path:
+    """Writes a list of images that need a look: `NAME/NAME.csv`, and pictures of its first rows; returns the table.
+
+    images: of each row, samples and the index in them. Raises OSError.
+    """
+    (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    for row, of_row in enumerate(images[:_SHOWN_ROWS]):
+        for number, (samples, index) in enumerate(of_row):
+            _write_crop(folder / PICTURES / f"{row}-{number}.jpg", samples, index, data)
+    table = folder / f"{folder.name}.csv"
+    atomic_write(table, table_text(header, rows))
+    return table

@@ -1,28 +1,17 @@
-"""The results of an evaluation, one entry per sample, and the file from which a killed prediction continues.
+"""The results of an evaluation, one entry per sample, and their figures: per class, confusions, calibration, mistakes.
 
-The file has the results as they are computed. Each line is JSON: `SampleResults`, and as `key` a digest of all inputs
-with the index of the first sample.
-
-Legend: B images per batch, N samples, K ranked classes, C classes.
+All figures are in percent. Legend: B images per batch, N samples, K ranked classes, C classes.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from configs.schema import Config
 from datasets.batch import PADDING
-from datasets.sources.checks import digest_of
-from datasets.sources.samples import Samples
-from engine.run.log import RunLogger
 from utils.metric_table import best_metric, metrics_of
 from utils.metrics import Metrics
 
@@ -191,62 +180,85 @@ def divide(numerators: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.divide(numerators, counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
-BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
-_WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
+NUM_BINS = 15  # of the confidence (Guo et al., 2017)
+MAX_THRESHOLDS = 100  # of the coverage
+NUM_MISTAKES = 16  # of each kind
+HIGHEST_LOSS, MOST_CONFIDENT = "highest_loss", "most_confident"
 
 
-def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], *more: Any) -> str:
-    """A digest of all that the results of the samples depend on: options, images in their order, weights, `more`."""
-    sections = {"data", "model", "amp", "eval", "deterministic"}
-    options = config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
-    digest = sha256(json.dumps([options, *more, digest_of(samples)]).encode())
-    for index in range(len(samples)):
-        digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
-    for tensor in weights:
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def confused_pairs(results: SampleResults, num_classes: int) -> np.ndarray:
+    """int64 (pairs, 3): true class, predicted class and count of each pair that occurs, equal classes included.
+
+    The most frequent first, equally frequent ones in the order of the classes. Unlike a matrix, the pairs of 20,000
+    classes fit into memory.
+    """
+    readable = results.readable
+    codes = results.targets[readable] * num_classes + results.labels[readable, 0]
+    pairs, counts = np.unique(codes, return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return np.stack([pairs // num_classes, pairs % num_classes, counts], axis=1)[order]
 
 
-class PartFile:
-    """Iterates over the results so far, in the order of the samples, of which only a few are in memory."""
+@dataclass(frozen=True)
+class Calibration:
+    """The samples in bins of equal width by their confidence, the probability of the predicted class.
 
-    def __init__(self, path: Path, digest: str) -> None:
-        """Removes the results of other inputs."""
-        self.path, self.digest = path, digest
-        path.touch()
-        self.num_samples = sum(len(results.labels) for results in self)
-        if not self.num_samples:
-            path.write_bytes(b"")
+    count: int64 (bins,). confidence, accuracy: means of the samples of a bin (bins,); NaN for an empty bin.
+    """
 
-    def append(self, results: SampleResults) -> None:
-        fields = {name: value.tolist() for name, value in vars(results).items() if isinstance(value, np.ndarray)}
-        line = {"key": [self.digest, self.num_samples], "errors": list(results.errors.items()), **fields}
-        try:
-            with open(self.path, "a", encoding="ascii") as file:
-                file.write(f"\n{json.dumps(line)}")
-        except OSError as error:  # of a full disk, it names no file
-            raise OSError(error.errno, f"{error.strerror}; free space and repeat the command", self.path) from None
-        self.num_samples += len(results.labels)
+    count: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
 
-    def __iter__(self) -> Iterator[SampleResults]:
-        start = 0
-        with open(self.path, "rb") as file:
-            for line in file:
-                try:
-                    fields = json.loads(line)
-                    key = fields.pop("key")
-                except (ValueError, AttributeError, LookupError, TypeError):  # not written completely, or not by us
-                    continue
-                if key == [self.digest, start]:
-                    errors = dict(fields.pop("errors"))
-                    yield SampleResults(**{name: np.array(fields[name]) for name in fields}, errors=errors)
-                    start += len(fields["labels"])
+    @property
+    def edges(self) -> np.ndarray:
+        """The limits of the bins (bins + 1,)."""
+        return np.linspace(0, 100, len(self.count) + 1)
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error (ECE): the mean over the samples of |accuracy - confidence| of their bin."""
+        gaps = np.abs(np.nan_to_num(self.accuracy - self.confidence))
+        return float((self.count * gaps).sum() / self.count.sum())
 
 
-def open_part_file(path: Path, digest: str, num_samples: int, logger: RunLogger) -> PartFile:
-    """The results of an earlier run with the same inputs, of `num_samples`, or else an empty file."""
-    existed, part = path.exists() and path.stat().st_size > 0, PartFile(path, digest)
-    if existed:
-        start = f"continues after {part.num_samples} of {num_samples} images" if part.num_samples else "starts again"
-        logger.info(f"----- {path}: the prediction {start}, by the digest of weights, images and options")
-    return part
+def calibration(results: SampleResults) -> Calibration:
+    readable = results.readable
+    confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
+    bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    count = np.bincount(bins, minlength=NUM_BINS)
+    means = [
+        100 * divide(np.bincount(bins, values, minlength=NUM_BINS), count)
+        for values in (confidence, results.hits(1)[readable])
+    ]
+    return Calibration(count, *means)
+
+
+def coverage(results: SampleResults) -> np.ndarray:
+    """Confidence, coverage and accuracy by threshold, float64 (thresholds, 3), the highest threshold first.
+
+    Coverage is the share of the samples whose confidence is at least the threshold, accuracy the share of these that
+    are right (El-Yaniv and Wiener, 2010). Samples of equal confidence are covered together; the last row covers all.
+    """
+    readable = results.readable
+    confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
+    order = np.argsort(-confidence, kind="stable")
+    confidence, hits = confidence[order], np.cumsum(results.hits(1)[readable][order])
+    last = np.append(np.flatnonzero(np.diff(confidence)), len(confidence) - 1)  # of equal ones
+    last = last[np.unique(np.searchsorted(last, np.linspace(last[0], last[-1], MAX_THRESHOLDS)))]
+    return 100 * np.stack([confidence[last], (last + 1) / len(confidence), hits[last] / (last + 1)], axis=1)
+
+
+def worst_mistakes(results: SampleResults) -> list[tuple[str, int]]:
+    """(kind, index) of the samples with the highest loss, and of the most confident wrong ones, the worst first."""
+    readable = results.readable
+    wrong = readable[~results.hits(1)[readable]]
+    by_confidence = wrong[np.argsort(-results.probabilities[wrong, 0], kind="stable")]
+    return highest_losses(results) + [(MOST_CONFIDENT, int(index)) for index in by_confidence[:NUM_MISTAKES]]
+
+
+def highest_losses(results: SampleResults) -> list[tuple[str, int]]:
+    """(kind, index) of the samples with the highest loss, the highest first."""
+    readable = results.readable
+    by_loss = readable[np.argsort(-np.nan_to_num(results.losses[readable], nan=np.inf), kind="stable")]
+    return [(HIGHEST_LOSS, int(index)) for index in by_loss[:NUM_MISTAKES]]

@@ -17,7 +17,7 @@ from datasets.loading.batches import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.results import BATCHES_PER_WRITE, digest_inputs
+from engine.evaluation.predictions import BATCHES_PER_WRITE, digest_inputs
 from models.features import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError

@@ -13,7 +13,7 @@ import torch
 
 from configs.schema import Data
 from datasets.sources.samples import Samples
-from engine.evaluation.findings import write_findings
+from engine.evaluation.pictures import write_findings
 from engine.features.classifiers import ROWS, fit_linear, standardize
 from engine.training.losses.loss import Loss
 from utils.tables import safe_cell

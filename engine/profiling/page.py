@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.parallel.strategy import Communication
-from engine.profiling.step_times import StepTimes
 from engine.run.facts import Model
 from engine.run.step_timer import (
     BACKWARD,
@@ -35,6 +34,30 @@ _ELEMENTWISE = re.compile(
     "(_|_backward|_backward_data)?"
 )
 _DROPOUT_MASK = re.compile("random_mask|aten::random_|bernoulli")
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds per step by phase, mean over the profiled steps. All values together are the time of a step.
+
+    busy: on a GPU, the time of the work that the host launched in the phase; on a CPU, the time of the phase.
+    idle: on a GPU, the time without GPU work while the host was in the phase; empty on a CPU.
+    """
+
+    busy: dict[str, float]
+    idle: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.busy.values()) + sum(self.idle.values())
+
+    def share(self, *phases: str) -> float:
+        """Share of these phases in a step, 0 to 1, busy and idle together."""
+        return sum(part.get(phase, 0.0) for part in (self.busy, self.idle) for phase in phases) / self.seconds
+
+    def idle_share(self, *phases: str) -> float:
+        """Share of the idle time in these phases, 0 to 1; without arguments, in all phases."""
+        return sum(self.idle.get(phase, 0.0) for phase in phases or PHASES) / self.seconds
 
 
 class Op(NamedTuple):

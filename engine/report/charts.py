@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from engine.report.contents import RunContents
 from engine.report.formats import Axis, Point, axis_of, downsample, number, percent, tick_label
-from engine.run.curves import CURVES, Curves
+from engine.run.result import CURVES, Curves
 from utils.metric_table import METRICS
 
 WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone

@@ -12,11 +12,10 @@ from tqdm import tqdm
 
 from engine.precision.loss_scaler import LossScaler
 from engine.progress import EpochProgress, Observer, TimeLeft
-from engine.run.curves import PICTURE, draw_curves
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
-from engine.run.result import Result, write_result
+from engine.run.result import PICTURE, Result, draw_curves, write_result
 from engine.run.step_report import (
     EPOCH_COLUMNS,
     STEP_COLUMNS,

@@ -25,7 +25,7 @@ from datasets.decoding.bad_images import BadImage
 from datasets.sources.class_names import names_of_labels
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import Samples
-from engine.evaluation.findings import write_findings
+from engine.evaluation.pictures import write_findings
 from engine.evaluation.results import name_of_target
 from engine.training.pixel_baseline import Readable, read_small
 from utils.files import open_atomically

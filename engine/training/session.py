@@ -11,8 +11,8 @@ from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.weights_record import HELD_OUT_FILE
 from engine.evaluation.evaluate import Evaluator
 from engine.plan.training import Plan
-from engine.run.environment import record_environment
 from engine.run.facts import Devices, Fact, TrainingData
+from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_evaluator

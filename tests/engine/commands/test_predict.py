@@ -23,8 +23,8 @@ from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
 from engine.evaluation import pictures
 from engine.evaluation.pictures import write_map
-from engine.evaluation.predictions import Predictions
-from engine.evaluation.results import PartFile, SampleResults
+from engine.evaluation.predictions import PartFile, Predictions
+from engine.evaluation.results import SampleResults
 from engine.plan.evaluation import name_classes
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -14,8 +14,14 @@ from sklearn.metrics import (
 )
 
 from datasets.batch import PADDING
-from engine.evaluation.analysis import calibration, confused_pairs, coverage, worst_mistakes
-from engine.evaluation.results import SampleResults, class_figures
+from engine.evaluation.results import (
+    SampleResults,
+    calibration,
+    class_figures,
+    confused_pairs,
+    coverage,
+    worst_mistakes,
+)
 
 CLASSES = 7
 

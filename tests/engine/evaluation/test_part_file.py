@@ -5,8 +5,9 @@ import errno
 import numpy as np
 import pytest
 
-from engine.evaluation import results as part_file
-from engine.evaluation.results import PartFile, SampleResults
+from engine.evaluation import predictions as part_file
+from engine.evaluation.predictions import PartFile
+from engine.evaluation.results import SampleResults
 
 
 def results(start: int, count: int) -> SampleResults:

@@ -11,8 +11,8 @@ import pytest
 from test_evaluation_files import Noise
 
 from configs.reading.prediction import Prediction
-from engine.evaluation.predictions import Predictions
-from engine.evaluation.results import PartFile, SampleResults
+from engine.evaluation.predictions import PartFile, Predictions
+from engine.evaluation.results import SampleResults
 from utils.tables import read_rows
 
 HOSTILE = ["=cmd()", "<script>alert(1)</script>", "a\nb", "x" * 300, "\x1b[31m", "b\udcff", '"q", 1', "日本", "-1"]

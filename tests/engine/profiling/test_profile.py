@@ -14,8 +14,8 @@ from conftest import TINY_VIT, only_run, run_script
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
 from engine.parallel.strategy import Communication
-from engine.profiling.page import Op, Profile, bottlenecks, has_fast_half_precision, profile_page
-from engine.profiling.step_times import WINDOW, StepTimes, step_times
+from engine.profiling.page import Op, Profile, StepTimes, bottlenecks, has_fast_half_precision, profile_page
+from engine.profiling.profiler import WINDOW, step_times
 from engine.run.facts import Model
 from engine.run.step_timer import (  # fmt: skip
     BACKWARD,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import ROOT
 
-from engine.run import environment
-from engine.run.environment import PACKAGES, record_environment
+from engine.run import folder as folder_module
 from engine.run.facts import FACTS, Environment, RunWarning, read_environment, read_facts, to_json
+from engine.run.folder import PACKAGES, record_environment
 from engine.run.log import RunLogger
 from utils.distributed import ProcessContext
 
@@ -75,7 +75,7 @@ def clone(tmp_path, monkeypatch) -> Path:
         hook.chmod(0o700)
     git(clone, "config", "core.fsmonitor", ".git/hooks/fsmonitor")
     os.utime(clone / "tracked", (1e9, 1e9))
-    monkeypatch.setattr(environment, "_CLONE", clone)
+    monkeypatch.setattr(folder_module, "_PROJECT", clone)
     return clone
 
 
@@ -104,22 +104,22 @@ def slow_git(folder: Path) -> None:
 @pytest.mark.parametrize("git_of", [None, lambda folder: None, slow_git])
 def test_without_a_clone_or_git_or_an_answer_in_time_there_is_no_commit(clone, tmp_path, cpu, monkeypatch, git_of):
     """A folder inside a clone is not the clone."""
-    monkeypatch.setattr(environment, "_GIT_SECONDS", 0.2)
+    monkeypatch.setattr(folder_module, "_GIT_SECONDS", 0.2)
     if git_of:
         (tmp_path / "bin").mkdir()
         git_of(tmp_path / "bin")
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin" if git_of is slow_git else str(tmp_path / "bin"))
     else:
         (clone / "inside").mkdir()
-        monkeypatch.setattr(environment, "_CLONE", clone / "inside")
+        monkeypatch.setattr(folder_module, "_PROJECT", clone / "inside")
     assert "commit" not in record(tmp_path, cpu).parts
 
 
 def test_gpus_and_hosts_of_all_ranks(tmp_path, monkeypatch):
     ranks = ["NVIDIA H100", "NVIDIA H100", "NVIDIA A100"]
     (tmp_path / "version").write_text("580.65.06\n")
-    monkeypatch.setattr(environment, "_DRIVER", tmp_path / "version")
-    monkeypatch.setattr(environment, "gather_objects", lambda of_main, context: [of_main, *ranks[1:]])
+    monkeypatch.setattr(folder_module, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(folder_module, "gather_objects", lambda of_main, context: [of_main, *ranks[1:]])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)

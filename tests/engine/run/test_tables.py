@@ -1,4 +1,4 @@
-"""The tables of a run: columns, resuming, damaged cells; the best epoch in them."""
+"""The tables of a run: columns, resuming, damaged cells; the best epoch in them, and their curves."""
 
 import re
 
@@ -6,8 +6,9 @@ import pytest
 from conftest import read_result, train
 
 from engine.checkpoint.reader import load_checkpoint
+from engine.run import result
 from engine.run.facts import FACTS, Model, read_facts
-from engine.run.result import best_epoch
+from engine.run.result import PICTURE, best_epoch, draw_curves
 from engine.run.step_report import CsvFile
 from utils.metric_table import METRICS
 from utils.tables import read_rows
@@ -70,3 +71,21 @@ def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
     top1, loss, macro_f1 = (METRICS[name] for name in ("top1", "loss", "macro_f1"))
     assert best_epoch(rows, top1) == (3, 30.0) and best_epoch(rows[4:], top1) is None
     assert best_epoch(rows, loss) == (3, 1.1) and best_epoch(rows, macro_f1) is None  # of an earlier version
+
+
+def test_the_curves_are_the_rows_with_a_value(tmp_path, monkeypatch):
+    figures, folder, original = [], tmp_path / "cost$a_{$", result.png_bytes
+    folder.mkdir()
+    monkeypatch.setattr(result, "png_bytes", lambda figure: figures.append(figure) or original(figure))
+    rows = "epoch,train_loss,val_loss,train_top1,val_top1\n1,2.0,,10,\n2,1.0,1.5,40,30\n3,damaged,1.2,50,\n"
+    for table in ("epoch\n", rows):
+        (folder / "metrics.csv").write_text(table)
+        draw_curves(folder, METRICS["top1"])
+        assert (folder / PICTURE).read_bytes().startswith(b"\x89PNG")
+    loss, accuracy = figures[-1].axes
+    assert {line.get_label(): line.get_xydata().tolist() for line in loss.lines} == {
+        "training": [[1, 2], [2, 1]], "validation": [[2, 1.5], [3, 1.2]],
+    }  # fmt: skip
+    assert [line.get_label() for line in accuracy.lines][-1] == "best: 30.00%, epoch 2"
+    ticks = loss.xaxis.get_major_locator().tick_values(1, 2)
+    assert all(tick == round(tick) for tick in ticks)
