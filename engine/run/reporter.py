@@ -16,24 +16,13 @@ from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
 from engine.run.result import PICTURE, Result, draw_curves, write_result
-from engine.run.step_report import (
-    EPOCH_COLUMNS,
-    STEP_COLUMNS,
-    CsvFile,
-    StepReport,
-    cell,
-    format_speed,
-    log_lines,
-    metric_figures,
-    step_row,
-    training_scalars,
-)
+from engine.run.step_report import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, StepReport, cell, format_speed, metric_figures
 from engine.run.step_timer import StepTimer, TimerTotals
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metric_table import METRICS, Metric
-from utils.metrics import Metrics, MetricSums, to_metrics
+from utils.metrics import Metrics, to_metrics
 from utils.tables import format_duration
 
 
@@ -45,6 +34,16 @@ class _IntervalStart:
     sums: torch.Tensor
     own_sums: torch.Tensor
     timer: TimerTotals
+
+
+@dataclass
+class EpochReport:
+    """The epoch in progress. seconds: of its steps; 0 until they are done, or if only its evaluation was left."""
+
+    bar: "tqdm[Any]"
+    start: _IntervalStart
+    last_report: _IntervalStart
+    seconds: float = 0.0
 
 
 class Reporter(Observer):
@@ -82,12 +81,8 @@ class Reporter(Observer):
         self.last: StepReport | None = None
         self._epochs: CsvFile | None = None  # of the main process
         self._steps: CsvFile | None = None
-        self._bar: tqdm[Any] = tqdm(disable=True)  # of the epoch
-        no_sums = MetricSums(context.device).totals()
-        self._epoch_start = self._report_start = _IntervalStart(0.0, no_sums, no_sums, timer.totals())
+        self._epoch: EpochReport | None = None
         self._time_left = TimeLeft(num_epochs, max_steps)
-        self._is_first_step = True
-        self._epoch_seconds = 0.0
 
     @cached_property
     def model(self) -> Model:
@@ -109,12 +104,11 @@ class Reporter(Observer):
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
         images_per_step = round(self.images_per_epoch / progress.steps)
-        self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
+        bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
         sums, own_sums = progress.sums.reduced(self.context), progress.sums.totals()
         start = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
-        self._epoch_start = self._report_start = start
-        self._epoch_seconds = 0.0  # stays 0 if only the evaluation of this epoch is left
+        self._epoch = EpochReport(bar, start, start)
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports after each `report_freq` steps, the first step of the run, and the last step of an epoch.
@@ -122,20 +116,22 @@ class Reporter(Observer):
         Raises:
             UserError: at the end of an epoch, on all ranks: no training image was readable.
         """
-        self._bar.update()
+        epoch = self._epoch
+        assert epoch
+        epoch.bar.update()
         is_last = progress.done_steps == progress.steps
         is_due = progress.done_steps % self.report_freq == 0 or is_last
-        if self._is_first_step:
+        is_first = self.last is None
+        if is_first:
             self._time_left.start_clock(progress)
-        if is_due or self._is_first_step:
-            self._is_first_step = False
-            report = self._report(progress)
+        if is_due or is_first:
+            report = self._report(progress, epoch)
             if self._steps and (is_due or progress.step == 1):  # not the first step of a resumed run: no row is there
-                self._steps.append(step_row(report))
+                self._steps.append(report.row())
             if is_last:
-                self._epoch_seconds = time.perf_counter() - self._epoch_start.time
+                epoch.seconds = time.perf_counter() - epoch.start.time
                 self._time_left.end_steps()
-                self._bar.close()
+                epoch.bar.close()
                 self._report_unreadable_images(report)
 
     def stop(self, progress: EpochProgress) -> None:
@@ -143,11 +139,12 @@ class Reporter(Observer):
 
         `close` is to be called when the checkpoint, which is more urgent, was written.
         """
-        self.last = replace(self._report(progress), step=progress.step + 1)
+        assert self._epoch
+        self.last = replace(self._report(progress, self._epoch), step=progress.step + 1)
         if self._steps:
-            self._steps.append(step_row(self.last))
+            self._steps.append(self.last.row())
             self._draw_curves()
-        self._bar.close()
+        self._epoch.bar.close()
 
     def end_epoch(
         self,
@@ -162,13 +159,13 @@ class Reporter(Observer):
         train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside
         their average. is_best: whether `validation` is the best so far.
         """
-        sums = progress.sums.reduced(self.context)
-        images_per_second = 0.0
-        if self._epoch_seconds:
-            images_per_second = to_metrics(sums - self._epoch_start.sums).total_samples / self._epoch_seconds
-        self._log_epoch(progress, images_per_second)
+        epoch, sums = self._epoch, progress.sums.reduced(self.context)
+        assert epoch
+        images = to_metrics(sums - epoch.start.sums).total_samples
+        images_per_second = images / epoch.seconds if epoch.seconds else 0.0
+        self._log_epoch(progress, epoch, images_per_second)
         if self._epochs:
-            row = self._epoch_row(progress, to_metrics(sums), images_per_second)
+            row = self._epoch_row(progress, epoch, to_metrics(sums), images_per_second)
             row["train_seconds"] = round(train_seconds, 3)
             for prefix, metrics in (("", validation), ("raw_", raw)):
                 if metrics:
@@ -180,9 +177,9 @@ class Reporter(Observer):
                 self.loggers.scalars(best | {"best/epoch": progress.epoch + 1}, progress.step)
             self._epochs.append(row)
 
-    def _log_epoch(self, progress: EpochProgress, images_per_second: float) -> None:
+    def _log_epoch(self, progress: EpochProgress, epoch: EpochReport, images_per_second: float) -> None:
         """Logs the time of the epoch, evaluation included, the speed of its training, and the time left of the run."""
-        epoch_seconds = time.perf_counter() - self._epoch_start.time
+        epoch_seconds = time.perf_counter() - epoch.start.time
         parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
         parts.append(f"epoch time: {format_duration(epoch_seconds)}")
         if images_per_second:
@@ -193,9 +190,11 @@ class Reporter(Observer):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
 
-    def _epoch_row(self, progress: EpochProgress, trained: Metrics, images_per_second: float) -> dict[str, Any]:
+    def _epoch_row(
+        self, progress: EpochProgress, epoch: EpochReport, trained: Metrics, images_per_second: float
+    ) -> dict[str, Any]:
         has_samples = trained.samples > 0  # else all steps were skipped
-        times = self.timer.totals().since(self._epoch_start.timer)
+        times = self.timer.totals().since(epoch.start.timer)
         return {
             "epoch": progress.epoch + 1,
             "step": progress.step,
@@ -203,7 +202,7 @@ class Reporter(Observer):
             "train_loss": trained.loss if has_samples else "",
             "train_top1": trained.values["top1"] if has_samples else "",
             "images_per_second": cell(images_per_second or None, ".2f"),  # None if only the evaluation was left
-            "data_wait_share": round(times.data_wait_seconds / max(self._epoch_seconds, 1e-9), 4),
+            "data_wait_share": round(times.data_wait_seconds / max(epoch.seconds, 1e-9), 4),
             "tflops_per_second": cell(self.model.tflops_per_second(images_per_second) or None, ".4g"),
             "model_flops_utilization": cell(self.model.utilization(images_per_second) or None, ".4g"),
             "loss_scale": self.scaler.get_scale(),
@@ -236,12 +235,13 @@ class Reporter(Observer):
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""
-        self._bar.close()
+        if self._epoch:
+            self._epoch.bar.close()
         self.loggers.finish(result)
 
-    def _report(self, progress: EpochProgress) -> StepReport:
+    def _report(self, progress: EpochProgress, epoch: EpochReport) -> StepReport:
         """Logs the state of training, and starts a new interval. Every rank must call it."""
-        sums, start = progress.sums.reduced(self.context), self._report_start
+        sums, start = progress.sums.reduced(self.context), epoch.last_report
         latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
         seconds, times = time.perf_counter() - start.time, self.timer.totals().since(start.timer)
         images_per_second = latest.total_samples / seconds
@@ -266,18 +266,18 @@ class Reporter(Observer):
             seconds_left=self._time_left.seconds(progress),
             launch_bound_share=times.launch_bound_share,
         )
-        for line in log_lines(report, self.last):
+        for line in report.log_lines(self.last):
             self.logger.info(line)
         own_sums = progress.sums.totals()
         own_latest = replace(to_metrics(own_sums - start.own_sums), grad_norm=latest.grad_norm)
         own_report = replace(report, latest=own_latest, average=to_metrics(own_sums))
-        for line in log_lines(own_report, self.last):
+        for line in own_report.log_lines(self.last):
             self.logger.rank(line)
         if latest.samples:
-            self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
-        self.loggers.scalars(training_scalars(report), report.step)
+            epoch.bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
+        self.loggers.scalars(report.scalars(), report.step)
         self.last = report
-        self._report_start = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
+        epoch.last_report = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
         return report
 
     def _report_unreadable_images(self, report: StepReport) -> None:

@@ -51,51 +51,56 @@ class StepReport:
     def grad_norm(self) -> float | None:
         return self.latest.grad_norm
 
+    def log_lines(self, previous: "StepReport | None" = None) -> list[str]:
+        """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
-def log_lines(report: StepReport, previous: StepReport | None = None) -> list[str]:
-    """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
+        Other values appear if they are unusual: the data wait from 5% of the time, the share of launch-bound steps
+        above half, the gradient norm above twice its mean since the start of the epoch, a loss scale that differs from
+        the `previous` report's, and the number of skipped steps of the run if it has grown. Values that do not fit into
+        120 columns form a second line.
+        """
+        parts = [self._paddlevit_part(), format_speed(self.images_per_second)]
+        parts.append(f"{three_digits(self.peak_memory_bytes / 1e9)}G")
+        if self.data_wait_share >= _MIN_DATA_WAIT_SHARE:
+            parts.append(f"wait {self.data_wait_share:.0%}")
+        if (self.launch_bound_share or 0) > _MIN_LAUNCH_BOUND_SHARE:
+            parts.append(f"launch-bound {self.launch_bound_share:.0%}")
+        if self.seconds_left:
+            parts.append(f"left {format_duration(self.seconds_left)}")
+        norm, mean_norm = self.grad_norm, self.average.grad_norm
+        if norm is not None and mean_norm is not None and norm > _GRAD_NORM_SPIKE * mean_norm:
+            parts.append(f"grad norm {three_digits(norm)} (mean {three_digits(mean_norm)})")
+        if self.is_scaled and not (previous and previous.loss_scale == self.loss_scale):
+            parts.append(f"loss scale {self.loss_scale:g}")
+        if self.latest.skipped_samples:
+            parts.append(f"skipped steps {self.skipped_steps}")
+        return wrap_parts(parts)
 
-    Other values appear if they are unusual: the data wait from 5% of the time, the share of launch-bound steps
-    above half, the gradient norm above twice its mean since the start of the epoch, a loss scale that differs from the
-    `previous` report's, and the number of skipped steps of the run if it has grown. Values that do not fit into 120
-    columns form a second line.
-    """
-    parts = [_paddlevit_part(report), format_speed(report.images_per_second)]
-    parts.append(f"{three_digits(report.peak_memory_bytes / 1e9)}G")
-    if report.data_wait_share >= _MIN_DATA_WAIT_SHARE:
-        parts.append(f"wait {report.data_wait_share:.0%}")
-    if (report.launch_bound_share or 0) > _MIN_LAUNCH_BOUND_SHARE:
-        parts.append(f"launch-bound {report.launch_bound_share:.0%}")
-    if report.seconds_left:
-        parts.append(f"left {format_duration(report.seconds_left)}")
-    latest, average = report.grad_norm, report.average.grad_norm
-    if latest is not None and average is not None and latest > _GRAD_NORM_SPIKE * average:
-        parts.append(f"grad norm {three_digits(latest)} (mean {three_digits(average)})")
-    if report.is_scaled and not (previous and previous.loss_scale == report.loss_scale):
-        parts.append(f"loss scale {report.loss_scale:g}")
-    if report.latest.skipped_samples:
-        parts.append(f"skipped steps {report.skipped_steps}")
-    return wrap_parts(parts)
+    def _paddlevit_part(self) -> str:
+        average, lr = self.average, "" if self.lr is None else f"Lr: {self.lr:.6f}, "
+        latest_loss, loss = (f"{one.loss:.4f}" if one.samples else "-" for one in (self.latest, average))
+        accuracy = METRICS["top1"].text(average.values["top1"]) if average.samples else "-"
+        return (
+            f"Epoch[{self.epoch:03d}/{self.num_epochs:03d}], "
+            f"Step[{self.epoch_step - 1:04d}/{self.steps_per_epoch:04d}], {lr}"
+            f"Loss: {latest_loss} ({loss}), Avg Acc: {accuracy}"
+        )
 
+    def scalars(self) -> dict[str, float]:
+        """The curves of training for the loggers: train/loss and so on."""
+        values = {f"train/{name}": value for name in _SCALARS if (value := getattr(self, name)) is not None}
+        return values | (metric_figures("train/", self.latest) if self.latest.samples else {})
 
-def _paddlevit_part(report: StepReport) -> str:
-    latest, average = report.latest, report.average
-    lr = "" if report.lr is None else f"Lr: {report.lr:.6f}, "
-    return (
-        f"Epoch[{report.epoch:03d}/{report.num_epochs:03d}], "
-        f"Step[{report.epoch_step - 1:04d}/{report.steps_per_epoch:04d}], {lr}"
-        f"Loss: {_loss(latest)} ({_loss(average)}), "
-        f"Avg Acc: {METRICS['top1'].text(average.values['top1']) if average.samples else '-'}"
-    )
+    def row(self) -> dict[str, Any]:
+        """A row of `steps.csv`; loss and accuracy are empty if all steps since the last row were skipped."""
+        row = {name: getattr(self, name) for name in ("step", "lr", "loss_scale", "skipped_steps")}
+        figures = metric_figures("", self.latest) if self.latest.samples else {}
+        return row | {"grad_norm": cell(self.grad_norm, ".6g")} | {name: f"{x:.6g}" for name, x in figures.items()}
 
 
 def format_speed(images_per_second: float) -> str:
     """'64.5 img/s' or '2850 img/s'."""
     return f"{images_per_second:.{0 if images_per_second >= 999.95 else 1}f} img/s"
-
-
-def _loss(metrics: Metrics) -> str:
-    return f"{metrics.loss:.4f}" if metrics.samples else "-"
 
 
 def log_validation(
@@ -173,19 +178,6 @@ def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> li
         shutil.copyfile(path, copy)
         warn(f"Warning: {path}: {problem}; the run continues without them, and {copy.name} is the file as it was")
     return readable
-
-
-def training_scalars(report: StepReport) -> dict[str, float]:
-    """The curves of training: train/loss and so on."""
-    values = {f"train/{name}": value for name in _SCALARS if (value := getattr(report, name)) is not None}
-    return values | (metric_figures("train/", report.latest) if report.latest.samples else {})
-
-
-def step_row(report: StepReport) -> dict[str, Any]:
-    """A row of `steps.csv`. Loss and accuracy are those since the previous row; empty if all its steps were skipped."""
-    row = {name: getattr(report, name) for name in ("step", "lr", "loss_scale", "skipped_steps")}
-    figures = metric_figures("", report.latest) if report.latest.samples else {}
-    return row | {"grad_norm": cell(report.grad_norm, ".6g")} | {name: f"{x:.6g}" for name, x in figures.items()}
 
 
 def metric_figures(prefix: str, metrics: Metrics) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 from conftest import TINY_VIT
 
 from configs.reading.command_line import parse_command_line
-from engine.run.step_report import StepReport, log_lines
+from engine.run.step_report import StepReport
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS
 from scripts.benchmarks.images import Size, make_images
@@ -71,8 +71,8 @@ def test_our_log_is_read_as_the_reporter_writes_it():
     }  # fmt: skip
     first = StepReport(epoch=1, images_per_second=16.0, data_wait_share=0.5, **report)
     later = StepReport(epoch=2, images_per_second=32.0, data_wait_share=0.0, **report)
-    assert [read_line(OURS, line) for line in log_lines(first)] == [Reading(1, 2.27e9, 0.5), None]
-    assert [read_line(OURS, line) for line in log_lines(later)] == [Reading(41, 2.27e9), None]
+    assert [read_line(OURS, line) for line in first.log_lines()] == [Reading(1, 2.27e9, 0.5), None]
+    assert [read_line(OURS, line) for line in later.log_lines()] == [Reading(41, 2.27e9), None]
     assert read_line(OURS, "----- Epoch[001/300], epoch time: 1m00s, 24.0 img/s, time left: 10h03m") is None
 
 

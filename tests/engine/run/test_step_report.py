@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.run.step_report import StepReport, log_lines
+from engine.run.step_report import StepReport
 from utils.metrics import Metrics
 
 REPORT = StepReport(
@@ -30,15 +30,15 @@ PADDLEVIT = "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077
 
 
 def test_a_usual_report_is_one_line():
-    assert log_lines(REPORT, REPORT) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
+    assert REPORT.log_lines(REPORT) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
 
 
 def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
     scaled = replace(REPORT, is_scaled=True, loss_scale=65536.0)
     halved = replace(scaled, loss_scale=32768.0)
-    assert log_lines(scaled)[1:] == ["  loss scale 65536"]
-    assert log_lines(scaled, scaled) == log_lines(REPORT, REPORT)
-    assert log_lines(halved, scaled)[1:] == ["  loss scale 32768"]
+    assert scaled.log_lines()[1:] == ["  loss scale 65536"]
+    assert scaled.log_lines(scaled) == REPORT.log_lines(REPORT)
+    assert halved.log_lines(scaled)[1:] == ["  loss scale 32768"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
     ],
 )
 def test_a_value_appears_if_it_is_unusual(changes, shown):
-    text, usual = ", ".join(log_lines(replace(REPORT, **changes), REPORT)), log_lines(REPORT, REPORT)
+    text, usual = ", ".join(replace(REPORT, **changes).log_lines(REPORT)), REPORT.log_lines(REPORT)
     assert shown in text if shown else text == usual[0]
 
 
@@ -75,6 +75,6 @@ def test_longest_lines_have_at_most_120_columns():
         peak_memory_bytes=139_900_000_000,
         seconds_left=999 * 86_400,
     )
-    lines = log_lines(longest)
+    lines = longest.log_lines()
     assert len(lines) == 2 and max(map(len, lines)) <= 120
     assert "wait 99%" in "".join(lines) and lines[1].endswith("skipped steps 1234")
