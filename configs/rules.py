@@ -1,26 +1,24 @@
 """The rules by which options follow from others, or from facts, in their order; `-h RULES` prints them. Without torch.
 
-Rules of words change `Draft.values`, whose values have the types of their fields, before contradictions are checked,
-and return lines for the log. Rules of layers run before them, while the command line is read. Rules of weights
-(configs/weights.py) and of facts change the checked options, as soon as the facts are known. The first sentence of a
-rule's docstring states it; a value that is given wins, unless the rule says otherwise.
+Rules of layers (configs/reading/layer_rules.py) run first, while the command line is read. Rules of words change
+`Draft.values`, whose values have the types of their fields, before contradictions are checked. Both return lines for
+the log. Rules of weights (configs/weights.py) and of facts change the checked options, as soon as the facts are known.
+The first sentence of a rule's docstring states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from configs.batch_plan import plan_batches
-from configs.data_sets import properties_of
-from configs.reading.model_options import model_follows_source
-from configs.reading.old_keys import precision_follows_preset
 from configs.reading.option_layers import OptionLayers, flatten, nest
 from configs.schema import Config, Data, Train
+from configs.schema.config import model_type
 from configs.schema.data import AUTO
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
-from configs.weights import NORMALIZATION, WEIGHT_RULES
+from configs.weights import NORMALIZATION
 from utils.errors import UserError
 from utils.metric_table import metrics_of
 
@@ -48,32 +46,11 @@ class Draft:
         return FAMILIES.get(self.family_name)
 
 
-def complete(given: OptionLayers, family_name: str, model_only: bool = False) -> tuple[dict[str, Any], list[str]]:
+def complete(given: OptionLayers, model_only: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Applies all rules to the given options; returns the sections, not yet checked, and lines for the log."""
-    draft = Draft(values=dict(flatten(given.values)), given=given, family_name=family_name, model_only=model_only)
+    draft = Draft(dict(flatten(given.values)), given, model_type(given.values), model_only)
     notes = [note for rule in RULES for note in rule(draft)]
     return nest(draft.values), notes
-
-
-def data_set_follows_path(layers: OptionLayers) -> list[str]:
-    """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
-
-    `recognize_dataset` then finds out which data set the path is. Returns a line for the log.
-
-    Raises:
-        UserError: the command line gives both, so that one of them would be ignored.
-    """
-    data = layers.values.get("DATA")
-    if not isinstance(data, dict) or properties_of(str(data.get("DATASET"))).has_files:
-        return []
-    name, path = (layers.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
-    if name.startswith("-") and path.startswith("-"):
-        raise UserError(f"DATA.DATASET {data['DATASET']} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
-    if layers.level("DATA.DATA_PATH") <= layers.level("DATA.DATASET"):
-        return []
-    note = f"DATA.DATASET: {data['DATASET']} ({name}) is replaced by the data of {path}: {data['DATA_PATH']}"
-    layers.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
-    return [note]
 
 
 def defaults_follow_family(draft: Draft) -> list[str]:
@@ -197,14 +174,12 @@ RULES: tuple[Callable[[Draft], list[str]], ...] = (
 class Facts:
     """The facts about a run that options depend on; each has its default until it is known.
 
-    ranks: number of processes. given: the dotted keys that the user wrote. resumed: the options of the checkpoint that
-    the run resumes, by dotted key. classes: of the data. named: whether the data names them; labels that are numbers
-    may leave some out. fitting_batch_size: the largest one that fits into the memory.
+    ranks: number of processes. classes: of the data. named: whether the data names them; labels that are numbers may
+    leave some out. fitting_batch_size: the size that a resumed run has found, or the largest one that fits into the
+    memory.
     """
 
     ranks: int = 1
-    given: Collection[str] = ()
-    resumed: Mapping[str, Any] | None = None
     classes: int | None = None
     named: bool = False
     fitting_batch_size: int | None = None
@@ -223,23 +198,8 @@ def resolve(options: Config, facts: Facts) -> Config:
     return options
 
 
-def batch_size_follows_checkpoint(options: Config, facts: Facts) -> Config:
-    """DATA.BATCH_SIZE auto of a resumed run is the size that the run has found."""
-    if options.data.batch_size or facts.resumed is None:
-        return options
-    return options.with_data(batch_size=facts.resumed["DATA.BATCH_SIZE"])
-
-
-def average_follows_checkpoint(options: Config, facts: Facts) -> Config:
-    """TRAIN.MODEL_EMA_WARMUP of a resumed run is the checkpoint's, unless it is given: its default has changed."""
-    key = "TRAIN.MODEL_EMA_WARMUP"
-    if facts.resumed is None or key in facts.given:
-        return options
-    return options.with_train(model_ema_warmup=facts.resumed[key])
-
-
 def batch_size_follows_memory(options: Config, facts: Facts) -> Config:
-    """DATA.BATCH_SIZE auto of a new run is the largest size that fits into the memory; two steps measure it."""
+    """DATA.BATCH_SIZE auto is the largest size that fits into the memory; two steps of a new run measure it."""
     if options.data.batch_size or facts.fitting_batch_size is None:
         return options
     return options.with_data(batch_size=facts.fitting_batch_size)
@@ -260,8 +220,6 @@ def classes_follow_data(options: Config, facts: Facts) -> Config:
 
 
 FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
-    batch_size_follows_checkpoint,
-    average_follows_checkpoint,
     batch_size_follows_memory,
     accumulation_follows_global_batch,
     classes_follow_data,
@@ -286,11 +244,3 @@ def warnings(config: Config, facts: Facts) -> list[str]:
         f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the key to "
         f"train {facts.classes}"
     ]
-
-
-def describe_rules() -> str:
-    """The text of `-h RULES`: the first sentence of each rule."""
-    of_layers = (data_set_follows_path, model_follows_source, precision_follows_preset)
-    rules = (*of_layers, *RULES, *WEIGHT_RULES, *FACT_RULES)
-    sentences = [(rule.__doc__ or "").partition("\n")[0] for rule in rules]
-    return "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1))

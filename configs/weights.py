@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.data_sets import properties_of
-from configs.reading.model_options import architecture
+from configs.reading.layer_rules import architecture
 from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS

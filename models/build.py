@@ -12,13 +12,11 @@ from torch import nn
 from configs.schema import Data
 from configs.schema.model import Model
 from models.blocks import enable_grad_checkpointing
-from models.dropout import use_fast_dropout
 from models.families import build_family
 from models.features import pool_tokens
-from models.kernels import select_attention
+from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm
-from models.tuning.frozen import freeze_backbone, train_last_blocks
-from models.tuning.lora import add_adapters
+from models.tuning import add_adapters, freeze_backbone, train_last_blocks
 from models.vit import build_vit
 from models.weights.fit import KEPT_BY_NUMBER, load_pretrained
 

@@ -12,12 +12,11 @@ from configs.parts import add_plugins, open_plugin
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, check_types, key_of_flag, nearest_key
 from configs.reading.flags import FLAGS, entry_parser, print_first_commands
 from configs.reading.key_help import print_help
-from configs.reading.model_options import model_follows_source, read_family, set_model
-from configs.reading.old_keys import REMOVED, precision_follows_preset, replace_old_keys
-from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, flatten
+from configs.reading.layer_rules import LAYER_RULES, REMOVED, check_family, set_model
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
 from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.yaml_io import parse_value, write_yaml
-from configs.rules import complete, data_set_follows_path
+from configs.rules import complete
 from configs.schema import Config
 from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -70,11 +69,6 @@ class Command:
         return "eval" if self.config.eval.enabled else trains
 
     @property
-    def given_keys(self) -> frozenset[str]:
-        """The dotted keys of `given`."""
-        return frozenset(key for key, _ in flatten(self.given))
-
-    @property
     def run_name(self) -> str:
         """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME.
 
@@ -123,10 +117,10 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     for option in set_options:
         _add_option(layers, option, "-set")
     plugin_notes = add_plugins(layers, arguments.plugin)
-    dataset_notes, family = data_set_follows_path(layers) + model_follows_source(layers), read_family(layers)
-    old_keys, preset = replace_old_keys(layers, family), precision_follows_preset(layers)
+    check_family(layers)
+    layer_notes = [note for rule in LAYER_RULES for note in rule(layers)]
     check_types(layers)
-    values, notes = complete(layers, family, model_only=bool(recipe and arguments.model))
+    values, notes = complete(layers, model_only=bool(recipe and arguments.model))
     config = check_options(values, layers)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
@@ -139,7 +133,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         device=arguments.device,
         script=prog,
         recipe=recipe,
-        notes=(*replaced, *plugin_notes, *dataset_notes, *old_keys, *preset, *notes),
+        notes=(*replaced, *plugin_notes, *layer_notes, *notes),
         prediction=prediction,
         split=arguments.split,
         others=tuple(parse_command_line([*argv, f"-resume={run}"], prog, set_options) for run in runs[1:]),

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.reading.old_keys import REMOVED
+from configs.reading.layer_rules import REMOVED
 from configs.reading.option_layers import expand_switches, flatten
 from configs.reading.yaml_io import format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
@@ -21,10 +21,6 @@ _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
     "MODEL.TUNE", "MODEL.FREEZE_BACKBONE",
 )  # fmt: skip
-_FORMER_DEFAULTS = {"TRAIN.MODEL_EMA_WARMUP": False}  # of a run whose files lack the key
-# The values that null selects in these optimizers.
-_OF_ADAM = {"TRAIN.OPTIMIZER.EPS": 1e-8, "TRAIN.OPTIMIZER.BETAS": [0.9, 0.999]}
-_ADAMS = ("adam", "adamw", "adamwdl")
 
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
@@ -32,7 +28,7 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 
     MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored.
     """
-    before, after = REMOVED | with_defaults(parse_value(then)), REMOVED | _flat(parse_value(now))
+    before, after = REMOVED | with_defaults(parse_value(then)), REMOVED | dict(flatten(parse_value(now)))
     return {
         key: (before.get(key), value)
         for key, value in after.items()
@@ -77,21 +73,14 @@ def shared_options(config: Config) -> dict[str, Any]:
 
 def _values(config: Config) -> dict[str, Any]:
     """All options by dotted key, as a YAML file gives them."""
-    return _flat(config.model_dump(by_alias=True, mode="json"))
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """The options by dotted key; null in place of an optimizer's own values, which older versions wrote."""
-    options = dict(flatten(values))
-    is_adam = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() in _ADAMS
-    return options | {key: None for key, value in _OF_ADAM.items() if is_adam and options.get(key) == value}
+    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
 
 
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
     family = model_type(values)
     model = without_fixed_keys(values.get("MODEL", {}), family)  # which runs of earlier versions wrote
-    return _defaults(family) | _FORMER_DEFAULTS | _flat(expand_switches(values | {"MODEL": model}))
+    return _defaults(family) | dict(flatten(expand_switches(values | {"MODEL": model})))
 
 
 def _defaults(family: str) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from configs.parts import TABLES
-from configs.rules import describe_rules
+from configs.reading.layer_rules import LAYER_RULES
+from configs.rules import FACT_RULES, RULES
 from configs.schema import Config
 from configs.schema.config import fields, is_section
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import Model
 from configs.schema.section import Section
+from configs.weights import WEIGHT_RULES
 from utils.errors import UserError, did_you_mean
 
 _COLUMNS = 120
@@ -59,7 +61,9 @@ def print_help(topic: str) -> None:
     """
     topic, keys = topic.upper().rstrip("."), all_keys()
     if topic == "RULES":
-        print(describe_rules())
+        rules = (*LAYER_RULES, *RULES, *WEIGHT_RULES, *FACT_RULES)
+        for number, sentence in enumerate(((rule.__doc__ or "").partition("\n")[0] for rule in rules), 1):
+            print(f"{number}. {sentence}")
         return
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:

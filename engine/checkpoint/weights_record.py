@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 from timm.data import resolve_data_config
 
-from configs.reading.model_options import described_model
+from configs.reading.layer_rules import described_model
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model

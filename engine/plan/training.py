@@ -141,12 +141,12 @@ def plan_training(
     found = find_on_all_ranks(config, context, logger, lock)
     if config.model.resume and not found:
         logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
-    facts, record = Facts(ranks, given=command.given_keys), weights_record(config.model) if found is None else None
+    facts, record = Facts(ranks), weights_record(config.model) if found is None else None
     if found:
         options = parse_value(found.state["options"])
         resumed, record = with_defaults(options), record_of(found.state, options)
         check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
-        facts = replace(facts, resumed=resumed)
+        facts = replace(facts, fitting_batch_size=resumed["DATA.BATCH_SIZE"])
     config = resolve(config, facts)  # a wrong global batch ends the run before the data is read
     followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
     config, data = followed.options, followed.options.data

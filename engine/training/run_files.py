@@ -25,7 +25,7 @@ from engine.report import REPORT, TRAIN_BATCH
 from engine.run.result import EVALUATION, SUMMARY
 from engine.training.record import Record
 from engine.training.session import Session
-from models.tuning.lora import write_peft_folder
+from models.tuning import write_peft_folder
 from utils.errors import on_one_line, shortened
 from utils.files import read_json
 from utils.metrics import Metrics

@@ -27,7 +27,7 @@ from engine.training.losses.loss import StepLoss, class_logits
 from engine.training.optimization.optimizer import set_lr
 from engine.training.optimization.schedule import Schedule
 from engine.training.optimization.weight_average import WeightAverage
-from models.tuning.frozen import set_training
+from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.metrics import BatchSums, MetricSums

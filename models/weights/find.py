@@ -3,12 +3,12 @@
 import os
 from pathlib import Path
 
+from configs.schema.loss import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 from utils.file_formats.hf_folder import weight_file
 
 PADDLE = ".pdparams"
-EXTENSIONS = (PADDLE, ".safetensors", ".pth", ".pt", ".bin", ".npz", SHARDS)
 
 
 def find_weights(path: str) -> Path:
@@ -21,7 +21,7 @@ def find_weights(path: str) -> Path:
         UserError: no such file; names the extensions that were tried. Or as `weight_file`.
     """
     path = weight_file(path)
-    for candidate in (path, *(f"{path}{extension}" for extension in EXTENSIONS)):
+    for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS)):
         if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
             return Path(candidate)
     if os.path.isdir(path):
@@ -29,4 +29,4 @@ def find_weights(path: str) -> Path:
         file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *Path(path).glob(f"*{PADDLE}"))), best)
         fix = f"give a file in it, such as {file}" + (f", or -resume={path}" if file.suffix != PADDLE else "")
         raise UserError(f"{path}: is a folder; {fix}")
-    raise Unavailable(f"{path}: no such file, also with {', '.join(EXTENSIONS)} added; check the path")
+    raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")

@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 from configs.reading.yaml_io import parse_value
-from models.tuning.lora import A, merge_adapters
-from models.weights.find import EXTENSIONS, PADDLE, find_weights
+from configs.schema.loss import WEIGHTS_EXTENSIONS
+from models.tuning import A, merge_adapters
+from models.weights.find import PADDLE, find_weights
 from models.weights.names import State, Weights, find_entry, google_to_timm, summarize_names
 from models.weights.paddle import Converter, as_tensor, read_pdparams
 from models.weights.shards import open_shards, read_stored
@@ -44,8 +45,8 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
     """
     file = find_weights(path)
     extension = file.suffix.lower()
-    if extension not in EXTENSIONS:
-        raise UserError(f"{file}: unknown file extension; give one of {', '.join(EXTENSIONS)}")
+    if extension not in WEIGHTS_EXTENSIONS:
+        raise UserError(f"{file}: unknown file extension; give one of {', '.join(WEIGHTS_EXTENSIONS)}")
     try:
         if extension == PADDLE:
             state, entry = read_pdparams(file)

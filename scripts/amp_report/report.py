@@ -30,7 +30,7 @@ from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
 from engine.training.session import build_session
 from engine.training.step import forward_backward
-from models.tuning.frozen import set_training
+from models.tuning import set_training
 from scripts.amp_report.inspection import FP16_MAX, OpRecorder, gradient_underflow, listed_name
 from scripts.benchmarks.turns import write_json
 from scripts.flags import flag_parser, split_flags

@@ -9,7 +9,7 @@ from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
 from models.build import build_model
-from models.tuning.frozen import set_training
+from models.tuning import set_training
 from models.vit import build_vit
 from utils.errors import UserError
 

@@ -5,7 +5,7 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import nn
 
-from models.dropout import SampleDropBlock, add_residual, num_kept_samples
+from models.vit import SampleDropBlock, add_residual, num_kept_samples
 
 B, N, C = 16, 5, 8
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.dropout import FastDropout, use_fast_dropout
+from models.kernels import FastDropout, use_fast_dropout
 
 SHAPE = (1001, 333)  # not a multiple of the four elements per draw
 

@@ -103,7 +103,7 @@ def test_the_learning_rate_of_every_step_is_timms():
         min_lr=float(flags["min-lr"]), warmup_lr=float(flags["warmup-lr"]), warmup_prefix=True,
         step_on_epochs=False, updates_per_epoch=steps,
     )  # fmt: skip
-    ours = build_schedule(config_of(*options).train, steps, global_batch_size=32)
+    ours = build_schedule(config_of(*options).train, steps, images_per_step=32)
     assert num_epochs == 7
     for step in range(num_epochs * steps):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(ours.lr_at(step), rel=1e-12)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.reading.checks import check_options
-from configs.reading.model_options import architecture, model_sections, read_family
+from configs.reading.layer_rules import architecture, check_family, model_sections
 from configs.reading.option_layers import OptionLayers
 from configs.rules import complete
 from configs.schema import Config, Data, Distillation, Model
@@ -139,7 +139,8 @@ def _find_model(
         channels, *_, width = published.input_size
         data = dict(zip(_PREPROCESSING, (width, channels, list(published.mean), list(published.std)), strict=True))
     layers = OptionLayers({"MODEL": model, "DATA": data})
-    sections, _ = complete(layers, read_family(layers))
+    check_family(layers)
+    sections, _ = complete(layers)
     preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
     try:
         config = check_options({"MODEL": sections["MODEL"], "DATA": preprocessing}, layers)

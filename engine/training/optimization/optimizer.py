@@ -15,7 +15,7 @@ from engine.parallel.compile import run_eagerly
 from engine.run.flops import count_parameters
 from models.blocks import is_sharded
 from models.timm_model import classifiers
-from models.tuning.lora import adapter_size
+from models.tuning import adapter_size
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
 

@@ -46,8 +46,8 @@ class Schedule:
         return self.end_lr + (self.peak_lr - self.end_lr) * left
 
 
-def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int) -> Schedule:
-    factor = _lr_factor(options, global_batch_size)
+def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -> Schedule:
+    factor = _lr_factor(options, images_per_step)
     decay = options.lr_scheduler
     default_epochs = _EPOCHS_PER_REDUCTION if decay.name == "step" else options.num_epochs * _WSD_DECAY_SHARE
     return Schedule(
@@ -63,25 +63,25 @@ def build_schedule(options: Train, steps_per_epoch: int, global_batch_size: int)
     )
 
 
-def _lr_factor(options: Train, global_batch_size: int) -> float:
+def _lr_factor(options: Train, images_per_step: int) -> float:
     """Linear scaling (Goyal et al., 2017), square-root scaling (Krizhevsky, 2014; Malladi et al., 2022, for Adam)."""
     if options.sqrt_scaled_lr:
-        return math.sqrt(global_batch_size / options.sqrt_scaled_lr)
-    return global_batch_size / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
+        return math.sqrt(images_per_step / options.sqrt_scaled_lr)
+    return images_per_step / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
 
 
-def lr_warning(options: Train, global_batch_size: int) -> str | None:
+def lr_warning(options: Train, images_per_step: int) -> str | None:
     """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's.
 
     It names the rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
     """
     tuned_for = options.base_lr_batch_size
-    if tuned_for in (None, global_batch_size) or options.linear_scaled_lr or options.sqrt_scaled_lr:
+    if tuned_for in (None, images_per_step) or options.linear_scaled_lr or options.sqrt_scaled_lr:
         return None
     rule = "linear_scaled_lr" if options.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
-    peak = options.base_lr * _lr_factor(options.model_copy(update={rule: tuned_for}), global_batch_size)
+    peak = options.base_lr * _lr_factor(options.model_copy(update={rule: tuned_for}), images_per_step)
     return (
-        f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {global_batch_size}: "
+        f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {images_per_step}: "
         f"set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}"
     )
 

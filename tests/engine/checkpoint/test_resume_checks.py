@@ -31,7 +31,7 @@ INVALID_CHANGES = {  # option -> what the error names
 }
 # Keys that an earlier version did not write.
 NEWER_KEYS = {
-    "TRAIN": ("LR_SCHEDULER", "SQRT_SCALED_LR", "MODEL_EMA_WARMUP", "PATIENCE"), "EVAL": ("BEST_METRIC",),
+    "TRAIN": ("LR_SCHEDULER", "SQRT_SCALED_LR", "PATIENCE"), "EVAL": ("BEST_METRIC",),
     None: ("LOSS", "EVAL_RAW"),
 }  # fmt: skip
 
@@ -121,7 +121,7 @@ def without_newer_keys(options: dict) -> str:
 
 def test_a_run_whose_files_lack_newer_options_and_columns_resumes_exactly(digits_run, cpu, tmp_path):
     """The first epoch, of 22 steps, is done; the missing options have the defaults of their time."""
-    folder = digits_run("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "TRAIN.MAX_STEPS=23")
+    folder = digits_run("TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=23")
     older = shutil.copytree(folder, tmp_path / "older" / folder.name)
     (older / "config.yaml").write_text(without_newer_keys(read_yaml(older / "config.yaml")[0]))
     state = load_checkpoint(older / "last.pth")

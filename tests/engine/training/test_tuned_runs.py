@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from models.tuning.lora import merge_adapters
+from models.tuning import merge_adapters
 from models.weights.read import read_weights
 from scripts import export
 

@@ -22,7 +22,7 @@ def paddlevit_lr(epoch: int, train: Train) -> float:
 def test_schedule_equals_paddlevit_at_every_epoch(warmup):
     values = {"NUM_EPOCHS": 10, "WARMUP_EPOCHS": warmup, "BASE_LR": 3e-3, "WARMUP_START_LR": 1e-6, "END_LR": 1e-5}
     train = Train.model_validate(values)
-    schedule = build_schedule(train, steps_per_epoch=7, global_batch_size=64)
+    schedule = build_schedule(train, steps_per_epoch=7, images_per_step=64)
     for epoch in range(10):
         assert schedule.lr_at(7 * epoch) == pytest.approx(paddlevit_lr(epoch, train), rel=1e-12)
     rates = [schedule.lr_at(step) for step in range(70)]
@@ -49,7 +49,7 @@ def test_the_warmup_prefix_equals_timms(name, prefix):
     """timm's --epochs does not count the warm-up as a prefix; NUM_EPOCHS does."""
     end_lr = 0.0 if name == "step" else 1e-5
     train = train_options(name, END_LR=end_lr, LR_SCHEDULER={"NAME": name, **DECAY[name], "WARMUP_PREFIX": prefix})
-    schedule = build_schedule(train, steps_per_epoch=7, global_batch_size=64)
+    schedule = build_schedule(train, steps_per_epoch=7, images_per_step=64)
     timms, epochs = create_scheduler_v2(
         optimizer := torch.optim.SGD([torch.zeros(1)], lr=3e-3), sched="poly" if name == "linear" else name,
         num_epochs=20 - 3 * prefix, warmup_epochs=3, warmup_prefix=prefix, warmup_lr=1e-6, min_lr=end_lr,
@@ -63,7 +63,7 @@ def test_the_warmup_prefix_equals_timms(name, prefix):
 
 @pytest.mark.parametrize("name", DECAY)
 def test_schedules_reach_the_minimum(name):
-    schedule = build_schedule(train_options(name, END_LR=1e-4), steps_per_epoch=7, global_batch_size=64)
+    schedule = build_schedule(train_options(name, END_LR=1e-4), steps_per_epoch=7, images_per_step=64)
     rates = [schedule.lr_at(step) for step in range(21, 141)]
     assert rates[0] == 3e-3 and rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(1e-4)
 

@@ -1,9 +1,12 @@
-"""Low-rank adapters (Hu et al., "LoRA", 2021) as a parametrization of weights, and as a folder for `peft`.
+"""What is trained (MODEL.TUNE): the head, the last blocks, or low-rank adapters; the mode of the frozen modules.
 
-A linear layer keeps its frozen weight W (O, I) and gets A (R, I) and B (O, R); reading its `weight` computes W + ALPHA
-/ RANK * B A. The layer itself is not wrapped: the attention of BEiT, EVA, Swin V2 and others computes with
-`self.qkv.weight` and never calls the layer. The names of the state dict stay; `lora_A` and `lora_B` are added.
-`PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base.
+Autograd records no graph and keeps no activations of a frozen part whose inputs need no gradients.
+
+Adapters (Hu et al., "LoRA", 2021) are a parametrization of weights, and a folder for `peft`. A linear layer keeps its
+frozen weight W (O, I) and gets A (R, I) and B (O, R); reading its `weight` computes W + ALPHA / RANK * B A. The layer
+itself is not wrapped: the attention of BEiT, EVA, Swin V2 and others computes with `self.qkv.weight` and never calls
+the layer. The names of the state dict stay; `lora_A` and `lora_B` are added. `PeftModel.from_pretrained(model, folder)`
+opens the folder, with timm's model as base.
 
 Legend: O output features, I input features, R rank.
 """
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
+from timm.models import group_parameters
 from torch import nn
 
 from configs.schema.model import Lora
@@ -23,8 +27,82 @@ from models.timm_model import classifiers
 from models.weights.names import State
 from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write
+from utils.torch_compat import BatchNorm
 
 A, B = "lora_A", "lora_B"
+FOLDER = "adapter"  # of `peft`, beside the checkpoint
+_PREFIX = "base_model.model."
+
+
+def freeze_backbone(model: nn.Module) -> None:
+    """Makes the head the only trainable module.
+
+    Raises:
+        UserError: the model has no head with parameters.
+    """
+    model.requires_grad_(False)
+    for head in classifiers(model):
+        head.requires_grad_(True)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("MODEL.TUNE: this model has no head with parameters; set it to full")
+
+
+def train_last_blocks(model: nn.Module, count: int, name: str) -> None:
+    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`.
+
+    Raises:
+        UserError: the model does not define its blocks, or has fewer.
+    """
+    get_matcher: Any = getattr(model, "group_matcher", None)
+    matcher = get_matcher(coarse=False) if get_matcher else None
+    layer_of = group_parameters(model, matcher, reverse=True) if matcher else {}
+    blocks = sorted({layer_of[path] for path in _in_blocks(model, matcher)}) if matcher else []
+    if not blocks:
+        raise UserError(
+            f"MODEL.TUNE last:{count}: {name} has no group_matcher, which defines its layers; use head or full"
+        )
+    if count > len(blocks):
+        raise UserError(f"MODEL.TUNE last:{count}: {name} has {len(blocks)} blocks; give at most that number")
+    fixed = {path for path, parameter in model.named_parameters() if not parameter.requires_grad}
+    freeze_backbone(model)
+    for path, parameter in model.named_parameters():
+        if layer_of[path] >= blocks[-count] and path not in fixed:
+            parameter.requires_grad_(True)
+
+
+def _in_blocks(model: nn.Module, matcher: Any) -> list[str]:
+    """The parameters in blocks: those that the matcher calls so, else those in the model's containers of blocks."""
+    if isinstance(matcher, dict) and (patterns := {key: value for key, value in matcher.items() if "block" in key}):
+        *groups, _ = group_parameters(model, patterns).values()  # the last group is outside of blocks
+        return [paths[0] for paths in groups]
+    inside = {parameter for block in blocks_of(model) for parameter in block.parameters()}
+    return [path for path, parameter in model.named_parameters() if parameter in inside]
+
+
+def set_training(model: nn.Module, tuned: str) -> None:
+    """Sets training mode, and evaluation mode in the frozen part: no dropout, no update of running statistics.
+
+    With adapters all blocks are in training mode, but batch norms.
+
+    Args:
+        tuned: `Model.tuned`.
+    """
+    if tuned in ("full", "lora"):
+        model.train()
+        for norm in (module for module in model.modules() if tuned == "lora" and isinstance(module, BatchNorm)):
+            norm.eval()
+    else:
+        _set_modes(model, after=True)
+
+
+def _set_modes(module: nn.Module, after: bool) -> bool:
+    """Returns the mode. A module without parameters, such as a dropout, has the mode of the module `after` it."""
+    trained = {parameter.requires_grad for parameter in module.parameters()} or {after}
+    module.train(trained == {True})
+    if len(trained) == 2:
+        for child in reversed([*module.children()]):
+            after = _set_modes(child, after)
+    return module.training
 
 
 def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -115,10 +193,6 @@ def merge_adapters(state: State, alpha: float) -> State:
             weight, a, b = (state[f"{layer}.{other}"].float() for other in ("weight", A, B))
             merged[f"{layer}.weight"] = effective_weight(weight, a, b, alpha)
     return merged
-
-
-FOLDER = "adapter"  # beside the checkpoint
-_PREFIX = "base_model.model."
 
 
 def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:

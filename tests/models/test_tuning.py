@@ -1,0 +1,244 @@
+"""MODEL.TUNE: the frozen part has no graph and keeps no activations; adapters, beside peft and in each family."""
+
+import weakref
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from configs.reading.command_line import parse_command_line
+from configs.schema.model import Lora
+from models.build import build_model
+from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
+from utils.errors import UserError
+from utils.torch_compat import tree_leaves
+
+VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
+NORM_AND_HEAD = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+
+
+def tuned_model(*options: str, size: int = 32, device: str = "cpu") -> nn.Module:
+    """In training mode."""
+    config = parse_command_line([f"-image_size={size}", "-opts", *options]).config
+    torch.manual_seed(0)
+    model, _ = build_model(config.model, config.data, torch.device(device))
+    set_training(model, config.model.tuned)
+    return model
+
+
+def trained(model: nn.Module) -> set[str]:
+    """The first two parts of the names of trained parameters."""
+    return {".".join(name.split(".")[:2]) for name, value in model.named_parameters() if value.requires_grad}
+
+
+class Kept:
+    """A tensor that a graph keeps."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def kept_bytes(model: nn.Module, images: torch.Tensor) -> int:
+    """The activations that are kept for the backward pass."""
+    kept, weights = weakref.WeakSet(), {tensor.untyped_storage()._cdata for tensor in model.state_dict().values()}
+
+    def pack(tensor: torch.Tensor) -> Kept:
+        kept.add(one := Kept(tensor))
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+        loss = model(images).sum()
+    storages = {one.tensor.untyped_storage()._cdata: one.tensor.untyped_storage() for one in kept}
+    loss.backward()
+    return sum(storage.nbytes() for address, storage in storages.items() if address not in weights)
+
+
+def test_last_blocks_and_the_norm_after_them_are_trained():
+    model = tuned_model(*VIT, "MODEL.TUNE=last:2", "MODEL.DROPOUT=0.5")
+    assert trained(model) == NORM_AND_HEAD | {"blocks.2", "blocks.3"}
+    modes = {path: module.training for path, module in model.named_modules()}
+    assert modes["blocks.3.attn.proj_drop"] and modes["norm"] and modes["head_drop"] and modes["head"]
+    assert not (modes["pos_drop"] or modes["blocks.1"] or modes["blocks.1.attn.proj_drop"])
+
+
+@pytest.mark.parametrize(
+    ("name", "tune", "expected"),
+    [
+        ("swin_tiny_patch4_window7_224", "last:3", {"layers.2", "layers.3", "norm.weight", "norm.bias", "head.fc"}),
+        ("resnet18", "last:2", {"layer4.0", "layer4.1", "fc.weight", "fc.bias"}),
+        ("xcit_nano_12_p16_224", "last:1", {"cls_attn_blocks.1", *NORM_AND_HEAD}),
+    ],
+)
+def test_blocks_are_those_of_the_group_matcher(name, tune, expected):
+    with torch.device("meta"):
+        model = tuned_model(f"MODEL={{TYPE: timm, NAME: {name}, TUNE: '{tune}'}}", size=224, device="meta")
+    assert trained(model) == expected
+
+
+@pytest.mark.parametrize("extra", [(), ("MODEL.GRAD_CHECKPOINTING=true",)])
+def test_activations_are_kept_for_the_trained_blocks_only(extra):
+    """head: the input of the head, a view of all tokens. last:1: of one of four blocks, too."""
+    images = torch.randn(4, 3, 32, 32)
+    full, last, head = (kept_bytes(tuned_model(*VIT, *extra, tune), images)
+                        for tune in ("MODEL.TUNE=full", "MODEL.TUNE=last:1", "MODEL.TUNE=head"))  # fmt: skip
+    assert head == 4 * 5 * 24 * 4
+    assert head < last < full / 4
+
+
+REFUSED = {
+    "last:5": ([*VIT, "MODEL.TUNE=last:5"], r"last:5: vit has 4 blocks"),
+    "no matcher": (["MODEL={TYPE: timm, NAME: pit_ti_224, TUNE: 'last:1'}"], r"last:1: pit_ti_224 .*group_matcher"),
+    "no blocks": (["MODEL={TYPE: timm, NAME: resnet18, TUNE: lora}"], r"lora: resnet18 has no linear layers"),
+    "rank": ([*VIT, "MODEL.TUNE=lora", "MODEL.LORA.RANK=25"], r"RANK 25: blocks\.0\.attn\.qkv is only 24 wide"),
+    "target": ([*VIT, "MODEL.TUNE=lora", "MODEL.LORA.TARGETS=[qvk]"], r"TARGETS: qvk .* qkv"),
+    "head": ([*VIT, "MODEL.TUNE=lora", "MODEL.LORA.TARGETS=head"], r"TARGETS: head "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_tuned_is_refused(case):
+    options, line = REFUSED[case]
+    with pytest.raises(UserError, match=line), torch.device("meta"):
+        tuned_model(*options, size=224, device="meta")
+
+
+TIMMS_VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32, "num_classes": 5}
+
+
+def adapted(name: str = "vit_tiny_patch16_224", arguments: dict | None = None, **options) -> nn.Module:
+    torch.manual_seed(0)
+    model = timm.create_model(name, **(TIMMS_VIT if arguments is None else arguments)).eval()
+    add_adapters(model, Lora.model_validate(options), name)
+    return model
+
+
+def adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if ".lora_" in name}
+
+
+def randomize(model: nn.Module) -> nn.Module:
+    for parameter in adapters(model).values():
+        nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def test_adapters_start_without_effect_and_merge_by_the_formula():
+    images, model = torch.randn(2, 3, 32, 32), adapted(RANK=4, ALPHA=6)
+    plain = timm.create_model("vit_tiny_patch16_224", **TIMMS_VIT)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    plain.eval().load_state_dict(before)
+    assert torch.equal(model(images), plain(images))
+    state = randomize(model).state_dict()
+    merged = merge_adapters(state, alpha=6)
+    plain.load_state_dict(merged)
+    assert torch.equal(model(images), plain(images))
+    for path in ("blocks.0.attn.qkv", "blocks.1.mlp.fc2"):
+        a, b = state[f"{path}.lora_A"].double(), state[f"{path}.lora_B"].double()
+        expected = before[f"{path}.weight"].double() + 6 / 4 * torch.einsum("or,ri->oi", b, a)
+        assert torch.allclose(merged[f"{path}.weight"].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_dropout_drops_columns_of_a_in_training_only():
+    layer = randomize(adapted(RANK=48, ALPHA=48, DROPOUT=0.25, TARGETS=["blocks.0.attn.proj"])).blocks[0].attn.proj
+    layer.lora_B.data = torch.eye(48)
+    base, delta = layer._parameters["weight"], layer.lora_A
+    assert torch.allclose(layer.weight, base + delta)
+    columns = (layer.train().weight - base) / delta
+    assert torch.allclose(columns, columns[:1].expand(48, 48), atol=1e-3)
+    assert set(columns[0].mul(3).round().int().tolist()) == {0, 4}  # 1 / (1 - 0.25) of the kept ones
+
+
+def test_targets_are_paths_or_their_ends():
+    model = adapted(TARGETS=["qkv", "blocks.1.mlp.fc1"])
+    layers = {name.rpartition(".")[0] for name in adapters(model)}
+    assert layers == {"blocks.0.attn.qkv", "blocks.1.attn.qkv", "blocks.1.mlp.fc1"}
+    trained = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert trained == adapters(model).keys() | {"head.weight", "head.bias"}
+
+
+def test_peft_opens_the_folder_with_the_same_outputs_and_gradients(tmp_path):
+    peft = pytest.importorskip("peft")
+    model = randomize(adapted(RANK=4, ALPHA=6))
+    base = timm.create_model("vit_tiny_patch16_224", **TIMMS_VIT)
+    base.load_state_dict({name: value for name, value in model.state_dict().items() if name in base.state_dict()})
+    nn.init.normal_(base.head.weight)  # the folder has the trained head
+    write_peft_folder(tmp_path / "best.pth", {"model": model.state_dict(), "ema": None}, model, Lora(RANK=4, ALPHA=6))
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).eval()
+    images = torch.randn(4, 3, 32, 32)
+    logits = [one(images) for one in (model, theirs)]
+    assert torch.allclose(*logits, rtol=1e-4, atol=1e-5)
+    for one in logits:
+        one.logsumexp(1).square().sum().backward()
+    found = {name: value.grad for name, value in theirs.named_parameters() if value.grad is not None}
+    ours = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    assert len(found) == len(ours) == 18
+    for name, gradient in found.items():
+        name = name.removeprefix("base_model.model.").replace(".default", "").replace("modules_to_save.", "")
+        expected = ours[name.removesuffix(".weight") if ".lora_" in name else name]
+        assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4 * expected.abs().max()), name
+
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
+SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32}
+TIMM = {  # arguments; None: the family is refused
+    "eva02_tiny_patch14_224": SMALL | {"img_size": 28},
+    "focalnet_tiny_srf": None,
+    "swinv2_cr_tiny_224": {"embed_dim": 24, "depths": (1, 2, 1, 1), "num_heads": (1, 2, 4, 8), "img_size": 64},
+    "vit_base_patch16_siglip_224": SMALL,
+}
+PADDLE = ["CaiT", "CrossViT", "HaloNet", "PoolFormer", "SwinTransformer", "VOLO"]
+REFUSED_PADDLE = {"HaloNet", "PoolFormer"}
+
+
+def without_gradients(model: nn.Module, images: torch.Tensor) -> list[str]:
+    """The adapters of which A or B has no gradient in two steps of SGD."""
+    set_training(model, "lora")
+    with torch.no_grad():  # initial values of zero, of heads, norms and layer scales, are no values of trained weights
+        for parameter in model.parameters():
+            if not parameter.any():
+                parameter.normal_(std=0.02)
+    adapters = {name: value for name, value in model.named_parameters() if ".lora_" in name}
+    for name, value in adapters.items():
+        if name.endswith("B"):
+            nn.init.zeros_(value)
+    optimizer = torch.optim.SGD([value for value in model.parameters() if value.requires_grad], lr=0.1)
+    found = set()
+    for _ in range(2):
+        loss = sum(output.logsumexp(-1).sum() for output in tree_leaves(model(images)))
+        loss.backward()
+        found |= {name for name, value in adapters.items() if value.grad is not None and value.grad.any()}
+        optimizer.step()
+        optimizer.zero_grad()
+    assert adapters
+    return sorted(adapters.keys() - found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TIMM)
+def test_timms_families(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=4, **(TIMM[name] or {}))
+    if TIMM[name] is None:
+        with pytest.raises(UserError, match=f"lora: {name} has no linear layers"):
+            add_adapters(model, Lora(), name)
+        return
+    add_adapters(model, Lora(), name)
+    size = TIMM[name].get("img_size", model.default_cfg["input_size"][-1])
+    assert without_gradients(model, torch.randn(2, 3, size, size)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [FIXTURES / name for name in PADDLE], ids=lambda path: path.name)
+def test_paddlevits_families(folder):
+    options = ["-opts", "MODEL.TUNE=lora", "MODEL.LORA.RANK=4", "MODEL.DROPPATH=0.0"]
+    config = parse_command_line([f"-cfg={folder / 'model.yaml'}", *options]).config
+    if folder.name in REFUSED_PADDLE:
+        with pytest.raises(UserError, match=r"lora: .* has no linear layers"):
+            build_model(config.model, config.data, torch.device("cpu"))
+        return
+    torch.manual_seed(0)
+    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    shape = config.data.image_channels, config.data.image_size, config.data.image_size
+    assert without_gradients(model, torch.randn(2, *shape)) == []
