@@ -9,11 +9,11 @@ generators stay as they are. Loading the file alone also spares each worker the 
 
 import functools
 import importlib.util
+import math
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,85 +21,17 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from configs.schema import Data, Train
 
-MAX_MAGNITUDE = 10
-_FILL = 128
-_ENHANCED = ("Color", "Contrast", "Brightness", "Sharpness")
-
-
-def posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    """Keeps the upper `bits` of each value; 0 bits or fewer: black. Pillow 13 refuses 0 bits."""
-    mask = 256 - 2 ** (8 - min(max(bits, 0), 8))
-    return _look_up(image, [value & mask for value in range(256)])
-
-
-def _solarize_add(image: Image.Image, addend: int) -> Image.Image:
-    """Adds to the values below 128."""
-    return _look_up(image, [min(255, value + addend) if value < 128 else value for value in range(256)])
-
-
-def _look_up(image: Image.Image, table: list[int]) -> Image.Image:
-    return image.point(table * len(image.getbands()))
-
-
-def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    """matrix: a, b, c, d, e, f of Image.transform"""
-    fill = _FILL if image.mode == "L" else (_FILL,) * 3
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=fill)
-
-
-def _enhance(kind: Callable[[Image.Image], Any], image: Image.Image, factor: float) -> Image.Image:
-    return kind(image).enhance(factor)
-
-
-# Operation -> (image, argument) -> image
-OPERATIONS: dict[str, Callable[[Image.Image, Any], Image.Image]] = {
-    "AutoContrast": lambda image, _: ImageOps.autocontrast(image),
-    "Equalize": lambda image, _: ImageOps.equalize(image),
-    "Invert": lambda image, _: ImageOps.invert(image),
-    "Rotate": lambda image, degrees: image.rotate(degrees),
-    "Posterize": posterize,
-    "Solarize": ImageOps.solarize,
-    "SolarizeAdd": _solarize_add,
-    **{name: partial(_enhance, getattr(ImageEnhance, name)) for name in _ENHANCED},
-    "ShearX": lambda image, factor: _affine(image, 1, factor, 0, 0, 1, 0),
-    "ShearY": lambda image, factor: _affine(image, 1, 0, 0, factor, 1, 0),
-    "TranslateX": lambda image, pixels: _affine(image, 1, 0, pixels, 0, 1, 0),
-    "TranslateY": lambda image, pixels: _affine(image, 1, 0, 0, 0, 1, pixels),
-}
-
-_Argument = Callable[[float, random.Random], Any]  # (share of the maximum magnitude, 0 to 1; generator) -> argument
-
-
-def _signed(value: float, rng: random.Random) -> float:
-    return -value if rng.random() > 0.5 else value
-
-
-# Operation -> argument as a function of the magnitude, in AutoAugment.
-ARGUMENTS: dict[str, _Argument] = {
-    **dict.fromkeys(("AutoContrast", "Equalize", "Invert"), lambda share, rng: None),
-    "Rotate": lambda share, rng: _signed(share * 30, rng),
-    "Posterize": lambda share, _: int(share * 4) + 4,
-    "Solarize": lambda share, _: int(share * 256),
-    "SolarizeAdd": lambda share, _: int(share * 110),
-    **dict.fromkeys(_ENHANCED, lambda share, rng: share * 1.8 + 0.1),
-    "ShearX": lambda share, rng: _signed(share * 0.3, rng),
-    "ShearY": lambda share, rng: _signed(share * 0.3, rng),
-    "TranslateX": lambda share, rng: _signed(share * 100, rng),
-    "TranslateY": lambda share, rng: _signed(share * 100, rng),
-}
-
-# The same in RandAugment, where all effects increase with the magnitude.
-INCREASING_ARGUMENTS: dict[str, _Argument] = ARGUMENTS | {
-    "Posterize": lambda share, _: 4 - int(share * 4),
-    "Solarize": lambda share, _: 256 - int(share * 256),
-    **dict.fromkeys(_ENHANCED, lambda share, rng: max(0.1, 1 + _signed(share * 0.9, rng))),
-}
-
-
-_MAGNITUDE_STD = 0.5
+_FILL = 128  # gray, beside a sheared or shifted image
+_RAND_AUGMENT = (
+    *("AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing", "SolarizeAdd"),
+    *("ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing", "SharpnessIncreasing"),
+    *("ShearX", "ShearY", "TranslateX", "TranslateY"),
+)  # all effects increase with the magnitude
 _LAYER_PROBABILITY = 0.5
+_NUMPY_SEED_BITS = 32
 
 Policy = Callable[[Image.Image, random.Random], Image.Image]
+_Operation = Callable[[Image.Image], Image.Image]
 
 
 class PillowPolicies:
@@ -133,19 +65,6 @@ def from_pillow(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(planes).view(len(bands), image.height, image.width)
 
 
-class _Step(NamedTuple):
-    name: str
-    probability: float
-    magnitude: float
-
-
-def _apply(image: Image.Image, step: _Step, arguments: dict[str, Any], rng: random.Random) -> Image.Image:
-    if rng.random() >= step.probability:
-        return image
-    magnitude = min(max(rng.gauss(step.magnitude, _MAGNITUDE_STD), 0), MAX_MAGNITUDE)
-    return OPERATIONS[step.name](image, arguments[step.name](magnitude / MAX_MAGNITUDE, rng))
-
-
 class RandAugment:
     """`layers` of the 15 operations, with replacement, each with probability 0.5 (Cubuk et al., 2020).
 
@@ -153,26 +72,52 @@ class RandAugment:
     """
 
     def __init__(self, layers: int, magnitude: float) -> None:
-        self.layers = layers
-        self.steps = [_Step(name, _LAYER_PROBABILITY, magnitude) for name in OPERATIONS]
+        self.layers, self.magnitude = layers, magnitude
 
     def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        for step in rng.choices(self.steps, k=self.layers):
-            image = _apply(image, step, INCREASING_ARGUMENTS, rng)
+        timm_policies().random = rng
+        for operation in rng.choices(_rand_augment(self.magnitude, len(image.getbands())), k=self.layers):
+            image = operation(image)
         return image
 
 
 class AutoAugment:
     """One of the 25 pairs of operations found for ImageNet (Cubuk et al., 2019), with RandAugment's magnitude noise."""
 
-    def __init__(self) -> None:
-        found = timm_policies().auto_augment_policy_original({})
-        self.pairs = [[_Step(op.name.removesuffix("Original"), op.prob, op.magnitude) for op in pair] for pair in found]
-
     def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        for step in rng.choice(self.pairs):
-            image = _apply(image, step, ARGUMENTS, rng)
+        timm_policies().random = rng
+        for operation in rng.choice(_auto_augment(len(image.getbands()))):
+            image = operation(image)
         return image
+
+
+@functools.cache
+def _rand_augment(magnitude: float, channels: int) -> list[_Operation]:
+    build, parameters = timm_policies().AugmentOp, _paddle_parameters(channels)
+    return [_as_paddle(build(name, _LAYER_PROBABILITY, magnitude, parameters)) for name in _RAND_AUGMENT]
+
+
+@functools.cache
+def _auto_augment(channels: int) -> list[list[_Operation]]:
+    pairs = timm_policies().auto_augment_policy_original(_paddle_parameters(channels))
+    return [[_as_paddle(operation) for operation in pair] for pair in pairs]
+
+
+def _paddle_parameters(channels: int) -> dict[str, Any]:
+    return {
+        "magnitude_std": 0.5,
+        "translate_const": 100,  # pixels
+        "img_mean": (_FILL,) * channels,
+        "interpolation": Image.Resampling.NEAREST,
+    }
+
+
+def _as_paddle(operation: Any) -> _Operation:
+    """timm's operation with a draw also for the probability 1, and with black corners after a rotation."""
+    operation.prob = math.nextafter(operation.prob, 0)
+    if operation.name == "Rotate":
+        del operation.kwargs["fillcolor"]
+    return operation
 
 
 class ColorJitter:
@@ -182,8 +127,8 @@ class ColorJitter:
         self.low, self.high = max(0, 1 - strength), 1 + strength
 
     def __call__(self, image: Image.Image, rng: random.Random) -> Image.Image:
-        for name in rng.sample(("Brightness", "Contrast", "Color"), 3):
-            image = OPERATIONS[name](image, rng.uniform(self.low, self.high))
+        for kind in rng.sample((ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color), 3):
+            image = kind(image).enhance(rng.uniform(self.low, self.high))
         return image
 
 
@@ -196,9 +141,6 @@ def build_policies(data: Data, train: Train) -> list[Policy]:
     if train.rand_augment:
         return [RandAugment(train.rand_augment_layers, train.rand_augment_magnitude)]
     return [AutoAugment()] if train.auto_augment else jitter
-
-
-_NUMPY_SEED_BITS = 32
 
 
 class TimmPolicy:
@@ -239,8 +181,13 @@ def timm_policies() -> Any:
     spec.loader.exec_module(module)
     module.np = _NumPy()
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
-        module.NAME_TO_OP[name] = posterize
+        module.NAME_TO_OP[name] = _posterize
     return module
+
+
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """Keeps the upper `bits` of each value; 0 bits or fewer: black. Pillow 13 refuses 0 bits."""
+    return ImageOps.posterize(image, min(bits, 8)) if bits > 0 else Image.new(image.mode, image.size)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Policies: which operations they draw, their precedence, and that they are functions of the sample."""
 
+import hashlib
 import pickle
 import random
 from collections import Counter
@@ -7,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from PIL import ImageEnhance
 from scipy import stats
 from torchvision import transforms
 from torchvision.transforms.v2 import functional as TF
@@ -15,15 +17,16 @@ from configs.schema import Data, Train
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.host import build_host_transform
 from datasets.transforms.policies import (
-    INCREASING_ARGUMENTS,
-    OPERATIONS,
     AutoAugment,
     ColorJitter,
     PillowPolicies,
     RandAugment,
     TimmPolicy,
+    _auto_augment,
+    _rand_augment,
     build_policies,
     from_pillow,
+    timm_policies,
     to_pillow,
 )
 
@@ -31,42 +34,66 @@ PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (24, 20, 3),
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
 
 
-def record(monkeypatch) -> tuple[list[str], list[float]]:
-    """Replaces the operations; returns the lists of those drawn and of their magnitudes / 10."""
-    names, shares = [], []
-    for name in OPERATIONS:
-        monkeypatch.setitem(OPERATIONS, name, lambda image, _, name=name: names.append(name) or image)
-        monkeypatch.setitem(INCREASING_ARGUMENTS, name, lambda share, _: shares.append(share))
-    return names, shares
+def draw(policy, draws: int, operations: list, monkeypatch) -> list[tuple]:
+    """The names, magnitudes and arguments of the operations on so many images."""
+    drawn = []
+    for operation in operations:
+        arguments_of = operation.level_fn or (lambda *_: ())
+
+        def note(magnitude, parameters, name=operation.name, arguments_of=arguments_of):
+            drawn.append((name, magnitude, *arguments_of(magnitude, parameters)))
+            return ()
+
+        monkeypatch.setattr(operation, "level_fn", note)
+        monkeypatch.setattr(operation, "aug_fn", lambda image, **_: image)
+    image, rng = to_pillow(PIXELS), random.Random(0)
+    for _ in range(draws):
+        policy(image, rng)
+    return drawn
+
+
+def digest_of(drawn: list[tuple]) -> str:
+    rounded = [(name, *(round(value, 6) for value in values)) for name, *values in drawn[:2000]]
+    return hashlib.blake2b(repr(rounded).encode(), digest_size=8).hexdigest()
 
 
 def test_rand_augment_draws_each_operation_equally_often(monkeypatch):
-    names, shares = record(monkeypatch)
-    draws, rng = 6000, random.Random(0)
-    for _ in range(draws):
-        RandAugment(layers=2, magnitude=9)(None, rng)
-    counts = Counter(names)
-    assert counts.keys() == OPERATIONS.keys() and len(counts) == 15
-    assert len(names) / draws == pytest.approx(2 * 0.5, abs=0.03)
+    """The recorded digest keeps old runs resumable."""
+    drawn = draw(RandAugment(layers=2, magnitude=9), 6000, _rand_augment(9, 3), monkeypatch)
+    counts = Counter(name for name, *_ in drawn)
+    assert len(counts) == 15 and len(drawn) / 6000 == pytest.approx(2 * 0.5, abs=0.03)
     assert stats.chisquare(list(counts.values())).pvalue > 0.01
-    magnitudes = 10 * np.array(shares)
+    magnitudes = np.array([magnitude for _, magnitude, *_ in drawn])
     assert magnitudes.max() == 10 and (magnitudes == 10).mean() == pytest.approx(stats.norm.sf(2), abs=0.01)
     assert np.median(magnitudes) == pytest.approx(9, abs=0.03)
     assert magnitudes[magnitudes < 10].std() == pytest.approx(stats.truncnorm(-20, 2).std() * 0.5, abs=0.02)
+    assert digest_of(drawn) == "4dbce4cd746ba71b"
 
 
 def test_auto_augment_draws_its_25_pairs_by_their_probabilities(monkeypatch):
-    names, _ = record(monkeypatch)
-    draws, rng, policy = 8000, random.Random(0), AutoAugment()
-    for _ in range(draws):
-        policy(None, rng)
+    pairs = _auto_augment(3)
+    drawn = draw(AutoAugment(), 8000, [operation for pair in pairs for operation in pair], monkeypatch)
     expected = Counter()
-    for steps, published in zip(policy.pairs, transforms.AutoAugment().policies, strict=True):
-        for (name, probability, magnitude), (operation, *values) in zip(steps, published, strict=True):
-            assert (name, probability) == (operation, values[0]) and values[1] in (magnitude, None)
-            expected[name] += probability / 25
+    for pair, published in zip(pairs, transforms.AutoAugment().policies, strict=True):
+        for ours, (name, probability, magnitude) in zip(pair, published, strict=True):
+            assert ours.name.removesuffix("Original") == name and magnitude in (ours.magnitude, None)
+            assert ours.prob == pytest.approx(probability)
+            expected[ours.name] += probability / 25
+    counts = Counter(name for name, *_ in drawn)
     for name, share in expected.items():
-        assert names.count(name) / draws == pytest.approx(share, abs=0.02), name
+        assert counts[name] / 8000 == pytest.approx(share, abs=0.02), name
+    assert digest_of(drawn) == "39e0cef1d870f1be"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
+    image, operations = to_pillow(PIXELS[:channels].clamp(200)), {op.name: op for op in _rand_augment(10, channels)}
+    for name, border in (("Rotate", 0), ("ShearX", 128), ("TranslateY", 128)):
+        seen = Counter()
+        for seed in range(9):
+            timm_policies().random = random.Random(seed)
+            seen.update(from_pillow(operations[name](image)).flatten().tolist())
+        assert min(seen) == border and seen[border] > 9 * channels and not seen.keys() - {border, *range(200, 256)}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -84,22 +111,22 @@ def test_no_draw_fails(policy, channels):
 
 def test_color_jitter_is_torchvisions(monkeypatch):
     """The drawn factors in the drawn order, with torchvision's functions."""
-    steps = []
+    steps, orders, image = [], Counter(), to_pillow(PIXELS)
     functions = {"Brightness": TF.adjust_brightness, "Contrast": TF.adjust_contrast, "Color": TF.adjust_saturation}
-    for name in functions:
-        original = OPERATIONS[name]
-        monkeypatch.setitem(OPERATIONS, name, lambda im, f, n=name, o=original: steps.append((n, f)) or o(im, f))
-    orders, image = Counter(), to_pillow(PIXELS)
+    enhance = ImageEnhance._Enhance.enhance
+    monkeypatch.setattr(
+        ImageEnhance._Enhance, "enhance", lambda kind, f: steps.append((type(kind).__name__, f)) or enhance(kind, f)
+    )
     for seed in range(600):
         steps.clear()
-        result = ColorJitter(0.4)(image, random.Random(seed))
+        result, drawn = ColorJitter(0.4)(image, random.Random(seed)), [*steps]
         if seed < 50:
             expected = image
-            for name, factor in steps:
+            for name, factor in drawn:
                 expected = functions[name](expected, factor)
             assert result.tobytes() == expected.tobytes()
-        assert all(0.6 <= factor <= 1.4 for _, factor in steps)
-        orders["".join(name for name, _ in steps)] += 1
+        assert all(0.6 <= factor <= 1.4 for _, factor in drawn)
+        orders["".join(name for name, _ in drawn)] += 1
     assert len(orders) == 6 and stats.chisquare(list(orders.values())).pvalue > 0.01
 
 
