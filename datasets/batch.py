@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.utils.data import get_worker_info
 
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from utils.torch_compat import shared_zeros
 
 PADDING = -1  # the target, and the sample index, of a position in a batch without a sample

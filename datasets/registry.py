@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from configs.data_sets import properties_of
 from configs.schema import Data
-from datasets.decoding.bad_images import MissingImage
+from datasets.decoding.images import MissingImage
 from datasets.sources.checks import (
     check_same_data,
     find_invalid_labels,
@@ -16,12 +16,11 @@ from datasets.sources.checks import (
     find_single_class,
     find_too_few_samples,
 )
-from datasets.sources.class_names import check_names, number_by, number_of_classes
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
 from datasets.sources.groups import check_groups, note_on_shared_groups, with_groups
-from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.samples import EncodedImages, Samples, check_names, number_by, number_of_classes
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage, BadImageList
 from datasets.decoding.decode import open_image
+from datasets.decoding.images import BadImage, BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, encode_index

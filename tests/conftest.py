@@ -26,8 +26,7 @@ from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.loading.batches import build_eval_loader, build_train_batches
-from datasets.loading.loader import Loader
+from datasets.loading.loader import Loader, build_eval_loader, build_train_batches
 from datasets.registry import read_samples
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from datasets.decoding.bad_images import BadImage
-from datasets.decoding.kinds import FORMATS, HEAD_BYTES, kind_of, missing_decoder, pillow_formats
+from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
 from datasets.decoding.partial_jpeg import Box, baseline_size, decode_part
 from utils.errors import to_single_line
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from configs.reading.yaml_io import shorten
-from datasets.decoding.kinds import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.shards.archive import Archive, Member
 from datasets.sources.files.rows import LABEL_DIGITS
 

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import LazyImage, open_image
+from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.shards.cache import ReadAhead, ShardCache
 from datasets.shards.index import INDEX_NAME, Index, Shard

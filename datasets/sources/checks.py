@@ -12,11 +12,10 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import JPEG_DECODER, MAX_VALUE, read_grey_values, scale_to_8_bits
-from datasets.sources.class_names import names_of_labels
+from datasets.decoding.images import BadImage
 from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.samples import EncodedImages, Samples, names_of_labels
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError
 

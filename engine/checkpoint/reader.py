@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from configs.reading.yaml_io import format_value, parse_value
-from datasets.sources.class_names import list_names
+from datasets.sources.samples import list_names
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import (
     BEST,

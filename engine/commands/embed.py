@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from datasets.sources.class_names import names_of_labels
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, names_of_labels
 from engine.commands.evaluation_session import EvaluationSession
 from engine.evaluation.results import name_of_target
 from engine.features.store import extract

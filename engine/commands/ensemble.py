@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.reading.command_line import Command
-from datasets.loading.batches import build_eval_loader
-from datasets.loading.loader import Loader, Loaders
+from datasets.loading.loader import Loader, Loaders, build_eval_loader
 from datasets.sources.checks import digest_of
-from datasets.sources.class_names import names_of_labels
+from datasets.sources.samples import names_of_labels
 from engine.checkpoint.weights_record import describe_data
 from engine.commands.evaluation_session import EvaluationSession, build_evaluation_session
 from engine.evaluation.evaluate import Evaluator

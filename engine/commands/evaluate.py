@@ -4,8 +4,8 @@ import time
 from dataclasses import replace
 
 from configs.reading.command_line import Command
-from datasets.decoding.bad_images import BadImageList
-from datasets.loading.batches import build_eval_loader
+from datasets.decoding.images import BadImageList
+from datasets.loading.loader import build_eval_loader
 from engine.commands.evaluation_session import build_evaluation_session
 from engine.plan.evaluation import plan_evaluation
 from engine.report.contents import read_contents

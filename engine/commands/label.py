@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from configs.reading.prediction import Prediction
-from datasets.sources.class_names import names_of_labels
+from datasets.sources.samples import names_of_labels
 from engine.commands.ensemble import build_ensemble, build_loader
 from engine.commands.evaluation_session import EvaluationSession
 from engine.evaluation.evaluate import TOP_K

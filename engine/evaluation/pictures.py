@@ -20,7 +20,7 @@ from torch import nn
 
 from configs.schema import Data
 from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform

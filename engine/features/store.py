@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.decoding.bad_images import BadImageList
-from datasets.loading.batches import build_eval_loader
+from datasets.decoding.images import BadImageList
+from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator

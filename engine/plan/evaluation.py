@@ -17,10 +17,9 @@ from configs.schema import Config, Data, Model
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset
 from datasets.sources.checks import digest_of
-from datasets.sources.class_names import number_by, number_of_classes
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, number_by, number_of_classes
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from engine.checkpoint.weights_record import weights_record

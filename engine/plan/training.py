@@ -15,11 +15,10 @@ from configs.reading.yaml_io import parse_value
 from configs.rules import Facts, resolve, warnings
 from configs.schema import Config, Data
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
-from datasets.loading.batches import shard_windows
+from datasets.loading.loader import shard_windows
 from datasets.registry import has_test_split, read_samples
-from datasets.sources.class_names import number_of_classes
 from datasets.sources.files.image_checks import check_images
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, number_of_classes
 from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.weights_record import record_of, weights_record

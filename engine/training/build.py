@@ -6,7 +6,7 @@ from torch import nn
 
 from configs.schema import Config
 from configs.schema.model import Model
-from datasets.sources.class_names import list_names, map_labels
+from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import build_train_transform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import compile_model, run_eagerly

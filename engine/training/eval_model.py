@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from configs.schema import Config, Data
-from datasets.sources.class_names import names_of_labels
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, names_of_labels
 from datasets.transforms.device import build_eval_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from configs.reading.command_line import Command
-from datasets.loading.batches import build_eval_loader
+from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, saved_path
 from engine.report import REPORT

@@ -21,10 +21,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from configs.schema import Config, Data
-from datasets.decoding.bad_images import BadImage
-from datasets.sources.class_names import names_of_labels
+from datasets.decoding.images import BadImage
 from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, names_of_labels
 from engine.evaluation.pictures import write_findings
 from engine.evaluation.results import name_of_target
 from engine.training.pixel_baseline import Readable, read_small

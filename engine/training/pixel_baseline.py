@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import MODES, decode_small
+from datasets.decoding.images import BadImage
 from datasets.sources.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
 from engine.progress import EpochProgress, Observer

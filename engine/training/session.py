@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from configs.schema.model import Model
-from datasets.decoding.bad_images import BadImageList
-from datasets.loading.batches import BatchSource, build_eval_loader, build_train_batches, shard_windows
-from datasets.loading.loader import Loader
+from datasets.decoding.images import BadImageList
+from datasets.loading.loader import BatchSource, Loader, build_eval_loader, build_train_batches, shard_windows
 from datasets.sources.checks import digest_of, notes_on
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.weights_record import HELD_OUT_FILE

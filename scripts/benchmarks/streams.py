@@ -18,7 +18,7 @@ from configs.batch_plan import plan_batches
 from configs.schema import Config, Data
 from datasets.decoding.decode import open_image
 from datasets.decoding.partial_jpeg import Box
-from datasets.loading.batches import build_train_batches
+from datasets.loading.loader import build_train_batches
 from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
 from datasets.transforms.device import build_train_transform

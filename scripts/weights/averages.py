@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.reading.command_line import Command
 from configs.reading.yaml_io import write_yaml
-from datasets.loading.batches import build_eval_loader
+from datasets.loading.loader import build_eval_loader
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import exported_entry, read_record

@@ -14,8 +14,7 @@ from PIL import Image
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from datasets.loading.batches import build_train_batches
-from datasets.loading.loader import BatchReader
+from datasets.loading.loader import BatchReader, build_train_batches
 from datasets.transforms.device import build_eval_transform
 from datasets.transforms.host import build_host_transform
 from scripts import make_shards

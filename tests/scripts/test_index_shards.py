@@ -7,7 +7,7 @@ import pytest
 from test_layers import loaded_with
 
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from datasets.shards import build
 from datasets.shards.build import open_index
 from datasets.shards.data_set import TarShards

@@ -14,7 +14,7 @@ from conftest import GREY
 from PIL import Image, ImageOps
 from webdataset.tariterators import base_plus_ext
 
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from datasets.registry import read_samples
 from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
 from scripts import make_shards

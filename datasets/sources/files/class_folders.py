@@ -2,13 +2,14 @@
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from datasets.decoding.kinds import IMAGE_EXTENSIONS, FoundFiles, is_hidden, missing_decoder
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
@@ -16,6 +17,13 @@ from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
 
 _MAX_DEPTH = 100  # nested folders
+# Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
+_OTHER_EXTENSIONS = (
+    *(".txt", ".json", ".xml", ".csv", ".xmp", ".aae", ".md", ".yaml", ".html", ".py", ".ini", ".db", ".npy", ".mat"),
+    *(".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
+    *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
+)
+_MAX_ENDINGS = 8  # in a note
 
 
 class Caltech101(Source):
@@ -47,28 +55,28 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
     Raises:
         UserError: `root` is missing, cannot be listed, or contains no folders.
     """
-    scan, class_folders = _Scan([], [], FoundFiles()), class_folders_in(root, excluded)
+    found, class_folders = FoundFiles(root), class_folders_in(root, excluded)
     names = sorted(map(to_nfc, class_folders))
     label_of = {name: label for label, name in enumerate(names)}
     paths, targets = StringPacker(), array("q")
     for name in class_folders:
-        num_findings, undecodable = len(scan.findings), scan.files.undecodable.copy()
-        images = _images_in(root / name, root, scan, {root.resolve()})
-        if not images and len(scan.findings) == num_findings:
+        num_findings, undecodable = len(found.findings), found.undecodable.copy()
+        images = _images_in(root / name, found, {root.resolve()})
+        if not images and len(found.findings) == num_findings:
             problem = f"contains no images ({' '.join(IMAGE_EXTENSIONS)}); add images or remove the folder"
-            for kind in scan.files.undecodable - undecodable:
+            for kind in found.undecodable - undecodable:
                 problem = f"all of its images are {kind}; {missing_decoder(kind)}"
-            scan.findings.append(f"{root / name}: {problem}")
+            found.findings.append(f"{root / name}: {problem}")
         for path in images:
             paths.add(path)
             targets.append(label_of[to_nfc(name)])
     notes, (folders, files) = [], _list(root)
-    scan.files.select_folders(folders)
-    if beside := len(scan.files.select_images(root, files)):
+    found.select_folders(folders)
+    if beside := len(found.select_images(root, files)):
         notes.append(f"{root}: {beside} image(s) beside the class folders are not read")
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(
-        root=root, class_names=names, arrays=arrays, file=None, findings=scan.findings, notes=notes + _notes(scan, root)
+        root=root, class_names=names, arrays=arrays, file=None, findings=found.findings, notes=notes + found.notes()
     )
 
 
@@ -80,21 +88,21 @@ def read_images(root: Path) -> Listing:
     Raises:
         UserError: a folder cannot be listed, or there are no images.
     """
-    scan = _Scan([], [], FoundFiles(keep_undecodable=True))
-    paths = StringPacker(_images_in(root, root, scan, set()))
-    if scan.findings:
-        raise combine_findings(f"{root}: {len(scan.findings)} problems", scan.findings)
+    found = FoundFiles(root, keep_undecodable=True)
+    paths = StringPacker(_images_in(root, found, set()))
+    if found.findings:
+        raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
     if not len(paths):
         fix = "give another folder"
         if next(root.glob("*.tar"), None):
             fix = f"to label the images of tar shards: -predict -dataset=tar -data_path={root}"
         raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
-    return Listing(root, ["0"], listing_arrays(paths), notes=_notes(scan, root), has_class_names=False)
+    return Listing(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
 
 
 def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are none."""
-    names = sorted(name for name in _list(root)[0] if name not in excluded and not is_hidden(name))
+    names = sorted(name for name in _list(root)[0] if name not in excluded and not _is_hidden(name))
     if not names:
         shards = "it contains tar shards: use -dataset=tar" if next(root.glob("*.tar"), None) else ""
         fix = shards or use_table(root) or "put the images of each class into a separate folder"
@@ -111,55 +119,112 @@ def use_table(root: Path) -> str | None:
 def has_images(folder: Path, deep: bool) -> bool:
     """Tells whether a folder contains an image, with `deep` at any depth."""
     for path, folders, files in os.walk(folder):
-        if FoundFiles().select_images(path, files):
+        if FoundFiles(folder).select_images(path, files):
             return True
-        folders[:] = [name for name in folders if deep and not is_hidden(name)]
+        folders[:] = [name for name in folders if deep and not _is_hidden(name)]
     return False
 
 
-class _Scan(NamedTuple):
-    """Error messages, the links that a reading of folders ignores, relative to its root, and counts of files."""
+@dataclass
+class FoundFiles:
+    """Error messages, links that are ignored, and counts of files by their endings, of folders in `root`.
 
-    findings: list[Finding]
-    links: list[str]
-    files: FoundFiles
+    others: are no images. recognized: images without the ending of one. undecodable: the images of each kind that this
+    machine cannot decode; they count as images with `keep_undecodable`.
+    """
+
+    root: Path
+    keep_undecodable: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    recognized: Counter[str] = field(default_factory=Counter)
+    undecodable: Counter[str] = field(default_factory=Counter)
+
+    def select_images(self, folder: str | Path, names: list[str]) -> list[str]:
+        """The names of the images among the files of a folder. Only files with unknown endings are opened."""
+        images = [name for name in names if name.lower().endswith(IMAGE_EXTENSIONS) and not _is_hidden(name)]
+        if len(images) < len(names):
+            known = set(images)
+            images += [name for name in names if name not in known and self._is_image(folder, name)]
+        return images
+
+    def _is_image(self, folder: str | Path, name: str) -> bool:
+        """Tells whether a file without the ending of an image is one, and counts it."""
+        ending, is_opened = os.path.splitext(name)[1].lower(), not _is_hidden(name)
+        is_opened &= not name.lower().endswith(_OTHER_EXTENSIONS)
+        kind = kind_of_file(os.path.join(folder, name)) if is_opened else None
+        if kind and missing_decoder(kind):
+            self.undecodable[kind] += 1
+            return self.keep_undecodable
+        if kind is None and not (is_opened and ending in PHOTO_EXTENSIONS):
+            self.others[f"hidden {ending}" if _is_hidden(name) and ending else ending or _without_ending(name)] += 1
+            return False
+        self.recognized[ending or _without_ending(name)] += kind is not None
+        return True  # a damaged photo is an image, too: an error reports it
+
+    def select_folders(self, names: list[str]) -> list[str]:
+        """The sorted names of the folders that are not hidden."""
+        self.others.update(f"{name}/" for name in names if _is_hidden(name))
+        return sorted(name for name in names if not _is_hidden(name))
+
+    def notes(self) -> list[str]:
+        """Notes about the files, which may be warnings."""
+        effect = "" if self.keep_undecodable else " and are ignored"
+        notes = [
+            f"Warning: {self.root}: {count} {kind} image(s) cannot be decoded{effect}; {missing_decoder(kind)}"
+            for kind, count in self.undecodable.items()
+        ]
+        for files, text in (
+            (self.recognized, "file(s) without the ending of an image are images, by their first bytes"),
+            (self.others, "file(s) and hidden folders are no images, and are ignored"),
+        ):
+            if files:
+                counts = [
+                    f"{count} {ending!r}"
+                    for ending, count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
+                ]
+                more = ", ..." if len(counts) > _MAX_ENDINGS else ""
+                notes.append(f"{self.root}: {files.total()} {text}: {', '.join(counts[:_MAX_ENDINGS])}{more}")
+        if links := len(self.links):
+            problem = "link(s) to parent folders or to folders already read are ignored; the first is"
+            notes.append(f"{self.root}: {links} {problem} {self.links[0]!r}")
+        return notes
 
 
-def _images_in(folder: Path, root: Path, scan: _Scan, visited: set[Path]) -> list[str]:
-    """The paths of the images in a folder, relative to `root`, sorted by the names of their parts.
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _without_ending(name: str) -> str:
+    return name if _is_hidden(name) else "without ending"
+
+
+def _images_in(folder: Path, found: FoundFiles, visited: set[Path]) -> list[str]:
+    """The paths of the images in a folder, relative to the root, sorted by the names of their parts.
 
     visited: the resolved folders to which no link is followed.
     """
-    images, resolved_root = [], root.resolve()
+    images, root = list[str](), found.root.resolve()
 
     def note(error: OSError) -> None:
-        scan.findings.append(_cannot_list(error))
+        found.findings.append(_cannot_list(error))
 
     for path, folders, files in os.walk(folder, onerror=note, followlinks=True):
-        prefix = os.path.join(path, "").removeprefix(os.path.join(root, ""))
+        prefix = os.path.join(path, "").removeprefix(os.path.join(found.root, ""))
         resolved = Path(path).resolve()
-        if resolved in visited or resolved in resolved_root.parents:
-            scan.links.append(prefix.removesuffix("/"))
+        if resolved in visited or resolved in root.parents:
+            found.links.append(prefix.removesuffix("/"))
             folders.clear()
             continue
         visited.add(resolved)
         if prefix.count("/") > _MAX_DEPTH:
-            scan.findings.append(f"{path}: is more than {_MAX_DEPTH} folders deep; move its images up")
+            found.findings.append(f"{path}: is more than {_MAX_DEPTH} folders deep; move its images up")
             folders.clear()
             continue
-        images += [prefix + name for name in scan.files.select_images(path, files)]
-        folders[:] = scan.files.select_folders(folders)
+        images += [prefix + name for name in found.select_images(path, files)]
+        folders[:] = found.select_folders(folders)
     return sorted(images, key=lambda path: path.replace("/", "\0"))
-
-
-def _notes(scan: _Scan, root: Path) -> list[str]:
-    notes = scan.files.describe(root)
-    if links := len(scan.links):
-        notes.append(
-            f"{root}: {links} link(s) to parent folders or to folders already read are ignored; the first is "
-            f"{scan.links[0]!r}"
-        )
-    return notes
 
 
 def _list(folder: Path) -> tuple[list[str], list[str]]:

@@ -17,8 +17,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.decoding.bad_images import HOW_TO_SKIP, BadImage, MissingImage
-from datasets.decoding.kinds import HEAD_BYTES, kind_of, missing_decoder
+from datasets.decoding.images import HEAD_BYTES, HOW_TO_SKIP, BadImage, MissingImage, kind_of, missing_decoder
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
 from utils.distributed import ProcessContext, call_on_main

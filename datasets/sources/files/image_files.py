@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.reading.yaml_io import shorten
-from datasets.decoding.bad_images import BadImage, MissingImage
+from datasets.decoding.images import BadImage, MissingImage
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
 from utils.errors import Finding, did_you_mean

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.reading.yaml_io import shorten
-from datasets.decoding.kinds import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from utils.errors import Finding, UserError, error_from
 from utils.files import open_regular_file

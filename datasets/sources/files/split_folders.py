@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import Data
-from datasets.sources.class_names import list_names
 from datasets.sources.files.class_folders import class_folders_in, has_images, read_class_folders, use_table
 from datasets.sources.files.image_files import ImageFiles, Listing
-from datasets.sources.samples import Samples
+from datasets.sources.samples import Samples, list_names
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import find_split_names, split_listing

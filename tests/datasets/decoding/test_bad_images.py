@@ -23,7 +23,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import BadImage, BadImageList
+from datasets.decoding.images import BadImage, BadImageList
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import forward_backward

@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageOps, features
 
 from datasets.decoding import decode
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, open_image
+from datasets.decoding.images import BadImage
 from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
 from tests.datasets.photo import PHOTO, as_tensor

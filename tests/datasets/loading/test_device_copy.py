@@ -8,7 +8,7 @@ from conftest import assert_same_state, samples_for
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from datasets.loading.batches import build_train_batches
+from datasets.loading.loader import build_train_batches
 from utils.distributed import ProcessContext
 
 OPTIONS = ["DATA.AFFINE_DEGREES=10", "TRAIN.RANDOM_ERASE_PROB=0.9", "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=4"]

@@ -11,8 +11,8 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
-from datasets.decoding.bad_images import BadImage
-from datasets.loading.batches import build_train_batches
+from datasets.decoding.images import BadImage
+from datasets.loading.loader import build_train_batches
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError

@@ -12,7 +12,7 @@ from test_workers import CPU, Images
 
 from configs.schema import Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from datasets.loading.loader import BatchReader, Loader
 from datasets.loading.sampler import EvalSampler
 from datasets.transforms.host import build_eval_host_transform

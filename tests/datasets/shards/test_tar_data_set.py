@@ -13,8 +13,8 @@ from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image
+from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler
 from datasets.registry import has_test_split, read_samples
 from datasets.shards.data_set import TarShards

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from source_helpers import names_of, options, write_classes, write_image
 
-from datasets.decoding import kinds
-from datasets.decoding.kinds import kind_of, missing_decoder
+from datasets.sources.files import class_folders
+from datasets.decoding.images import kind_of, missing_decoder
 from datasets.registry import read_samples, unlabelled
 from datasets.sources.files.split_folders import ClassFolders
 
@@ -52,8 +52,8 @@ def test_jpegs_of_any_name_are_read(tmp_path, monkeypatch, cpu):
         (tmp_path / "a" / name).write_bytes(b"\xff\xd8\xff")
     (tmp_path / "b" / "table.xls").write_bytes(b"no image")
     opened = []
-    kind_of_file = kinds.kind_of_file
-    monkeypatch.setattr(kinds, "kind_of_file", lambda path: opened.append(path) or kind_of_file(path))
+    kind_of_file = class_folders.kind_of_file
+    monkeypatch.setattr(class_folders, "kind_of_file", lambda path: opened.append(path) or kind_of_file(path))
     (samples,) = read_samples(options(tmp_path, dataset="folder", batch_size=1), None, cpu, "all")
     assert names_of(samples) == [
         *("a/000.jpg", "a/001.jpg", "a/IMG_1.HEIC", "a/photo", "a/x.jfif", "b/000.jpg", "b/001.jpg", "b/002.jpg")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from source_helpers import assert_refused, write_image
 
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from datasets.registry import unlabelled
 from datasets.sources.files.class_folders import read_class_folders
 

@@ -12,7 +12,7 @@ from test_predict import predict
 
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
-from datasets.decoding.bad_images import BadImage
+from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loaders
 from datasets.loading.sampler import EvalSampler
 from engine.commands.run import run

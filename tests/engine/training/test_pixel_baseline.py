@@ -9,8 +9,8 @@ from conftest import assert_same_state, noise_folder, read_result, rows, states,
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
-from datasets.decoding.bad_images import BadImage
 from datasets.decoding.decode import decode_image, decode_small
+from datasets.decoding.images import BadImage
 from engine.plan.training import plan_training
 from engine.progress import Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts

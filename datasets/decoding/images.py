@@ -1,0 +1,128 @@
+"""The kinds of images by their first bytes, their decoders, and the error about an image that cannot be used."""
+
+import csv
+import functools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from PIL import features
+
+from utils.errors import Unavailable, UserError
+from utils.files import open_regular_file
+from utils.system import is_installed
+from utils.tables import read_rows, safe_cell
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the first bytes decide
+HEAD_BYTES = 32
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
+_SIGNATURES = {
+    b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+}  # fmt: skip
+# The brands of an ISO base media file, whose first box is ftyp: still images and sequences of images.
+_AVIF_BRANDS, _HEIC_BRANDS = (
+    (b"avif", b"avis"),
+    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
+)
+
+
+def kind_of(head: bytes) -> str | None:
+    """One of `FORMATS`, 'HEIC' or 'AVIF'; None if a file that begins with `head`, of `HEAD_BYTES`, is no such image."""
+    for signature, kind in _SIGNATURES.items():
+        if head.startswith(signature):
+            return kind
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[:2] == b"BM" and head[6:10] == bytes(4):  # reserved bytes
+        return "BMP"
+    if re.match(rb"P[1-6]\s+[0-9#]", head):
+        return "PPM"
+    if head[4:8] == b"ftyp":
+        brands = {head[start : start + 4] for start in (8, 16, 20, 24, 28)}
+        return "AVIF" if brands.intersection(_AVIF_BRANDS) else "HEIC" if brands.intersection(_HEIC_BRANDS) else None
+    return None
+
+
+def kind_of_file(path: str) -> str | None:
+    """The kind of an image file; None for another file, or one that cannot be read."""
+    try:
+        with open_regular_file(path) as file:
+            return kind_of(file.read(HEAD_BYTES))
+    except OSError:
+        return None
+
+
+@functools.cache
+def missing_decoder(kind: str) -> str | None:
+    """A fix if this machine has no decoder for images of a kind; None if it has one."""
+    if kind == "HEIC" and not is_installed("pillow_heif"):
+        return "pip install pillow-heif, or convert them to JPEG"
+    if kind == "AVIF" and not features.check("avif"):
+        return "install a Pillow that decodes AVIF, or convert them to JPEG"
+    return None
+
+
+def pillow_formats(kind: str | None) -> tuple[str, ...]:
+    """The formats as which Pillow may open a file of a kind. The decoder of HEIC is loaded for the first such file."""
+    if kind == "HEIC":
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+        return ("HEIF",)
+    return ("AVIF",) if kind == "AVIF" else FORMATS
+
+
+HOW_TO_SKIP = "to skip such images, set DATA.ON_BAD_IMAGE=skip"
+_COLUMNS = ("path", "reason")
+
+
+class BadImage(UserError):
+    """An image that cannot be used: its `path`, the `reason`, and the `fix`. It can be pickled."""
+
+    def __init__(self, path: str, reason: str, fix: str) -> None:
+        super().__init__(path, reason, fix)
+        self.path, self.reason, self.fix = path, reason, fix
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}; {self.fix}"
+
+    def with_hint(self) -> "BadImage":
+        """This error, and how to skip such images."""
+        return type(self)(self.path, self.reason, f"{self.fix}; {HOW_TO_SKIP}")
+
+
+class UnreadableImage(BadImage, Unavailable):
+    """An image whose bytes cannot be read."""
+
+
+class MissingImage(UnreadableImage):
+    """An image that is not a file."""
+
+
+class BadImageList:
+    """One rank's `bad_images_{rank}.csv` in a run's folder: each image once, with the reason.
+
+    The folder is opened before images are loaded. The file is created when the first bad image is added. A resumed run
+    appends to the file of the original run.
+    """
+
+    def __init__(self, rank: int, folder: Path | None = None) -> None:
+        self._name = f"bad_images_{rank}.csv"
+        if folder:
+            self.open(folder)
+
+    def open(self, folder: Path) -> None:
+        self.file = folder / self._name
+        self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
+
+    def add(self, images: Iterable[BadImage]) -> None:
+        rows = {safe_cell(image.path): safe_cell(image.reason) for image in images}
+        new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
+        if not new:
+            return
+        with open(self.file, "a", newline="", encoding="utf-8") as file:
+            header = [] if file.tell() else [_COLUMNS]
+            csv.writer(file).writerows(header + new)
+        self._listed |= rows.keys()
