@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from source_helpers import names_of, options, write_classes, write_image
 
-from datasets.sources.files import class_folders
 from datasets.decoding.images import kind_of, missing_decoder
 from datasets.registry import read_samples, unlabelled
+from datasets.sources.files import class_folders
 from datasets.sources.files.split_folders import ClassFolders
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
