@@ -16,7 +16,7 @@ from models.families import build_family
 from models.features import pool_tokens
 from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm
-from models.tuning import add_adapters, freeze_backbone, train_last_blocks
+from models.tuning import tune
 from models.vit import build_vit
 from models.weights.fit import KEPT_BY_NUMBER, load_pretrained
 
@@ -44,21 +44,10 @@ def build_model(
     elif options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows)
     if not needs_head:
-        _tune(model, options)
+        tune(model, options)
     if options.grad_checkpointing:
         enable_grad_checkpointing(model, options.name)
     select_attention(model, options.attention, device)
     if device.type == "cpu":
         use_fast_dropout(model)
     return model.to(device), notes
-
-
-def _tune(model: nn.Module, options: Model) -> None:
-    """Freezes what `MODEL.TUNE` does not train, and adds its adapters."""
-    kind, _, blocks = options.tuned.partition(":")
-    if kind == "last":
-        train_last_blocks(model, int(blocks), options.name)
-    elif kind == "lora":
-        add_adapters(model, options.lora, options.name)
-    elif kind != "full":
-        freeze_backbone(model)

@@ -1,12 +1,11 @@
-"""What is trained (MODEL.TUNE): the head, the last blocks, or low-rank adapters; the mode of the frozen modules.
+"""The trained parameters: all weights, the head, the last blocks, or low-rank adapters (MODEL.TUNE).
 
 Autograd records no graph and keeps no activations of a frozen part whose inputs need no gradients.
 
-Adapters (Hu et al., "LoRA", 2021) are a parametrization of weights, and a folder for `peft`. A linear layer keeps its
-frozen weight W (O, I) and gets A (R, I) and B (O, R); reading its `weight` computes W + ALPHA / RANK * B A. The layer
-itself is not wrapped: the attention of BEiT, EVA, Swin V2 and others computes with `self.qkv.weight` and never calls
-the layer. The names of the state dict stay; `lora_A` and `lora_B` are added. `PeftModel.from_pretrained(model, folder)`
-opens the folder, with timm's model as base.
+Low-rank adapters (Hu et al., "LoRA", 2021) are a parametrization of weights. A linear layer keeps its frozen weight W
+(O, I) and gets A (R, I) and B (O, R); reading its `weight` computes W + ALPHA / RANK * B A. The layer itself is not
+wrapped: the attention of BEiT, EVA, Swin V2 and others computes with `self.qkv.weight` and never calls the layer. The
+names of the state dict stay; `lora_A` and `lora_B` are added.
 
 Legend: O output features, I input features, R rank.
 """
@@ -21,7 +20,7 @@ from safetensors.torch import save
 from timm.models import group_parameters
 from torch import nn
 
-from configs.schema.model import Lora
+from configs.schema.model import Lora, Model
 from models.blocks import blocks_of, with_mixin
 from models.timm_model import classifiers
 from models.weights.names import State
@@ -29,17 +28,30 @@ from utils.errors import UserError, did_you_mean
 from utils.files import atomic_write
 from utils.torch_compat import BatchNorm
 
-A, B = "lora_A", "lora_B"
-FOLDER = "adapter"  # of `peft`, beside the checkpoint
-_PREFIX = "base_model.model."
 
-
-def freeze_backbone(model: nn.Module) -> None:
-    """Makes the head the only trainable module.
+def tune(model: nn.Module, options: Model) -> None:
+    """Freezes what `MODEL.TUNE` does not train, and adds its adapters.
 
     Raises:
-        UserError: the model has no head with parameters.
+        UserError: the model does not have the trained part.
     """
+    kind, _, blocks = options.tuned.partition(":")
+    if kind == "last":
+        _train_last_blocks(model, int(blocks), options.name)
+    elif kind == "lora":
+        add_adapters(model, options.lora, options.name)
+    elif kind != "full":
+        _freeze_backbone(model)
+
+
+def random_backbone_warning(options: Model) -> str | None:
+    if options.tuned == "full" or options.pretrained:
+        return None
+    return f"MODEL.TUNE={options.tuned} keeps random weights: give the weights of the backbone with -pretrained"
+
+
+def _freeze_backbone(model: nn.Module) -> None:
+    """Makes the head the only trainable module."""
     model.requires_grad_(False)
     for head in classifiers(model):
         head.requires_grad_(True)
@@ -47,12 +59,8 @@ def freeze_backbone(model: nn.Module) -> None:
         raise UserError("MODEL.TUNE: this model has no head with parameters; set it to full")
 
 
-def train_last_blocks(model: nn.Module, count: int, name: str) -> None:
-    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`.
-
-    Raises:
-        UserError: the model does not define its blocks, or has fewer.
-    """
+def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
+    """Trains the head, the last `count` blocks and all after them, in the order of timm's `group_matcher`."""
     get_matcher: Any = getattr(model, "group_matcher", None)
     matcher = get_matcher(coarse=False) if get_matcher else None
     layer_of = group_parameters(model, matcher, reverse=True) if matcher else {}
@@ -64,7 +72,7 @@ def train_last_blocks(model: nn.Module, count: int, name: str) -> None:
     if count > len(blocks):
         raise UserError(f"MODEL.TUNE last:{count}: {name} has {len(blocks)} blocks; give at most that number")
     fixed = {path for path, parameter in model.named_parameters() if not parameter.requires_grad}
-    freeze_backbone(model)
+    _freeze_backbone(model)
     for path, parameter in model.named_parameters():
         if layer_of[path] >= blocks[-count] and path not in fixed:
             parameter.requires_grad_(True)
@@ -79,20 +87,18 @@ def _in_blocks(model: nn.Module, matcher: Any) -> list[str]:
     return [path for path, parameter in model.named_parameters() if parameter in inside]
 
 
-def set_training(model: nn.Module, tuned: str) -> None:
+def set_training(model: nn.Module, options: Model) -> None:
     """Sets training mode, and evaluation mode in the frozen part: no dropout, no update of running statistics.
 
     With adapters all blocks are in training mode, but batch norms.
-
-    Args:
-        tuned: `Model.tuned`.
     """
-    if tuned in ("full", "lora"):
-        model.train()
-        for norm in (module for module in model.modules() if tuned == "lora" and isinstance(module, BatchNorm)):
-            norm.eval()
-    else:
+    if options.tuned not in ("full", "lora"):
         _set_modes(model, after=True)
+        return
+    model.train()
+    for module in model.modules():
+        if options.tuned == "lora" and isinstance(module, BatchNorm):
+            module.eval()
 
 
 def _set_modes(module: nn.Module, after: bool) -> bool:
@@ -103,6 +109,9 @@ def _set_modes(module: nn.Module, after: bool) -> bool:
         for child in reversed([*module.children()]):
             after = _set_modes(child, after)
     return module.training
+
+
+A, B = "lora_A", "lora_B"
 
 
 def effective_weight(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -195,8 +204,13 @@ def merge_adapters(state: State, alpha: float) -> State:
     return merged
 
 
+_FOLDER, _PREFIX = "adapter", "base_model.model."
+
+
 def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
     """Writes `adapter_model.safetensors`, with the trained head, and `adapter_config.json` beside a checkpoint.
+
+    `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base.
 
     Raises:
         OSError: a file cannot be written.
@@ -211,7 +225,7 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
         "peft_type": "LORA", "r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout,
         "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,
     }  # fmt: skip
-    folder = checkpoint.with_name(FOLDER)
+    folder = checkpoint.with_name(_FOLDER)
     folder.mkdir(exist_ok=True)
     float32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
     atomic_write(folder / "adapter_model.safetensors", save(float32, {"format": "pt"}))

@@ -24,10 +24,11 @@ IMAGENET_IMAGES = 1_281_167
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    config = parse_command_line(rest, SCRIPT).config
+    command = parse_command_line(rest, SCRIPT)
+    config = command.config
     if not config.data.batch_size:
         raise UserError("-batch_size=auto: is found by the run; give a size here, the plan has the largest one")
-    if config.model.tuned == "probe":
+    if command.name == "probe":
         raise UserError("MODEL.TUNE probe: is one pass over the images, not a training; plan MODEL.TUNE=head")
     from scripts.planning.estimate import plan_text  # after the checks: importing torch and timm takes seconds
 

@@ -57,6 +57,9 @@ def _check_tune(tune: str) -> str:
     return tune
 
 
+UNTUNED: Mapping[str, Any] = {"tune": "full", "freeze_backbone": False}  # of a model that is not trained
+
+
 class Lora(Section):
     """Low-rank adapters, for TUNE lora."""
 

@@ -4,7 +4,7 @@ import torch
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from configs.schema import Config
+from configs.schema import Config, Train
 from configs.schema.model import Model
 from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import build_train_transform
@@ -14,7 +14,7 @@ from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Fact
-from engine.run.flops import copy_to_meta
+from engine.run.flops import copy_to_meta, count_parameters
 from engine.run.step_timer import StepTimer
 from engine.training.eval_model import (
     apply_op_lists,
@@ -26,13 +26,14 @@ from engine.training.optimization.optimizer import (
     build_optimizer,
     check_sharded_optimizer,
     describe_optimizer,
-    describe_tuning,
+    moments_per_parameter,
 )
 from engine.training.optimization.schedule import Schedule, build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
+from models.tuning import adapter_size
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.seeding import derive_seed
@@ -103,8 +104,22 @@ def _build_model(config: Config, device: torch.device, plan: Plan | None) -> tup
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
     rows, notes = _match_classes(options, plan)
     model, weight_notes = build_model(options, config.data, device, head_rows=rows)
-    tuned = describe_tuning(model, config.model.tuned, config.train)
+    tuned = _describe_tuning(model, config.model.tuned, config.train)
     return model, [*(f"Pretrained: {note}" for note in weight_notes + notes), *tuned]
+
+
+def _describe_tuning(model: nn.Module, tuned: str, options: Train) -> list[str]:
+    """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
+    if tuned in ("full", "probe"):
+        return []
+    total, trained = count_parameters(model)
+    moments, base = moments_per_parameter(options), total - adapter_size(model)
+    states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
+    return [
+        f"Tuned ({tuned}): {trained / 1e6:.3f} of {total / 1e6:.3f} M parameters; gradients and moments in fp32 take "
+        f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights (TUNE=full: {full_states:.1f} MB, "
+        f"{full_states + 4e-6 * base:.1f} MB)"
+    ]
 
 
 def _prepare(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from configs.schema import Config, Data
+from configs.schema.model import UNTUNED
 from datasets.sources.samples import Samples, names_of_labels
 from datasets.transforms.device import build_eval_transform
 from engine.evaluation.evaluate import Evaluator
@@ -34,8 +35,7 @@ class EvalModel:
 def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
     """Without `needs_head`, the weights need no head, and the model is for its features."""
     switch_notes = set_process_switches(config, context.device)
-    options = config.with_model(tune="full", freeze_backbone=False).model  # nothing is trained
-    model, notes = build_model(options, config.data, context.device, needs_head)
+    model, notes = build_model(config.with_model(**UNTUNED).model, config.data, context.device, needs_head)
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)

@@ -25,7 +25,7 @@ from engine.report import REPORT, TRAIN_BATCH
 from engine.run.result import EVALUATION, SUMMARY
 from engine.training.record import Record
 from engine.training.session import Session
-from models.tuning import write_peft_folder
+from models.tuning import adapter_size, write_peft_folder
 from utils.errors import on_one_line, shortened
 from utils.files import read_json
 from utils.metrics import Metrics
@@ -183,14 +183,14 @@ def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
 
 
 class PeftFolder(Observer):
-    """Writes the adapters of the best checkpoint; of the last one until there is a best one."""
+    """Writes the adapters, if there are any, of the best checkpoint; of the last one until there is a best one."""
 
     def __init__(self, session: Session, record: Record) -> None:
         self._model, self._lora = session.state.meta_model, session.plan.config.model.lora
         self._logger = record.logger
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
-        if content["best"] and path.stem != Path(BEST).stem:
+        if not adapter_size(self._model) or (content["best"] and path.stem != Path(BEST).stem):
             return
         try:
             write_peft_folder(path, content, self._model, self._lora)

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from configs.schema.model import Model
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import BatchSource, Loader, build_eval_loader, build_train_batches, shard_windows
 from datasets.sources.checks import digest_of, notes_on
@@ -19,6 +18,7 @@ from engine.training.optimization.schedule import lr_warning, schedule_warnings
 from engine.training.optimization.weight_average import average_warning, describe_average
 from engine.training.snapshot import RunPosition, restore
 from engine.training.step import TrainState
+from models.tuning import random_backbone_warning
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
 from utils.system import busy_note
@@ -118,12 +118,6 @@ def _warnings(state: TrainState, is_new: bool) -> list[str]:
         lr_warning(train, layout.batch.global_size),
         average_warning(train, train.num_epochs * layout.steps_per_epoch),
         cpu_warning(state.context.device),
-        _frozen_warning(state.config.model) if is_new else None,
+        random_backbone_warning(state.config.model) if is_new else None,
     )
     return [warning for warning in warnings if warning]
-
-
-def _frozen_warning(model: Model) -> str | None:
-    if model.tuned == "full" or model.pretrained:
-        return None
-    return f"MODEL.TUNE={model.tuned} keeps random weights: give the weights of the backbone with -pretrained"

@@ -107,7 +107,7 @@ def train_steps(
         NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
     precision, config = state.precision, state.config
-    set_training(precision.weights.compute, config.model.tuned)
+    set_training(precision.weights.compute, config.model)
     while progress.done_steps < stop_step:
         step, window = progress.step, progress.window
         progress.lr = state.schedule.lr_at(step)

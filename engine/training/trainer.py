@@ -64,9 +64,12 @@ class Trainer:
         self.writer = build_writer(*writes, self.context, self.config.timeout_seconds)
         self.report = RunReport(record) if self.context.is_main else None
         self.baseline = BaselineThread(session, record)
-        self.observers: tuple[Observer, ...] = (record.reporter, TrainBatch(session, record), self.baseline)
-        if self.config.model.tuned == "lora":
-            self.observers += (PeftFolder(session, record),)
+        self.observers: tuple[Observer, ...] = (
+            record.reporter,
+            TrainBatch(session, record),
+            self.baseline,
+            PeftFolder(session, record),
+        )
         if report := self.report:
             record.status.on_end = lambda: report.update(now=True)
         if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved

@@ -86,7 +86,7 @@ class NextPass:
         self.precision, self.model = self.state.precision, self.state.precision.weights.compute
         done_batches = progress.done_batches
         self.batch = next(session.batches.iterate(progress.epoch, done_batches, progress.epoch + 2))
-        set_training(self.model, session.plan.config.model.tuned)
+        set_training(self.model, session.plan.config.model)
 
     def __call__(self) -> None:
         self.model.zero_grad()

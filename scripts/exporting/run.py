@@ -21,6 +21,7 @@ from torch import nn
 
 from configs.reading.command_line import Command
 from configs.schema import Amp, Config, Data
+from configs.schema.model import UNTUNED
 from datasets.batch import PADDING
 from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
@@ -139,7 +140,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
     # In fp32, and without the parts that only training needs.
-    config = trained.config.with_model(attention="auto", grad_checkpointing=False, freeze_backbone=False, tune="full")
+    config = trained.config.with_model(attention="auto", grad_checkpointing=False, **UNTUNED)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context)
     for note in (*built.notes, *trained.notes):

@@ -25,6 +25,7 @@ from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, moments_p
 from models.blocks import blocks_of
 from models.build import build_model
 from models.kernels import EXPLICIT
+from models.tuning import adapter_size
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm, DispatchMode, backward_in_function_mode, tree_leaves, tree_map_only
 
@@ -82,7 +83,7 @@ def measure_workload(config: Config) -> Workload:
     blocks = _block_sizes(model)
     parameters, trained = count_parameters(model)
     problems = {
-        "MODEL.TUNE lora": config.model.tuned == "lora",
+        "MODEL.TUNE lora": adapter_size(model) > 0,
         "AMP.LEVEL O3": precision.level == "O3",
         "batch norms, which this model has": any(isinstance(module, BatchNorm) for module in model.modules()),
         config.train.optimizer.name: config.train.optimizer.name.lower() not in SHARDED_OPTIMIZERS,

@@ -115,7 +115,7 @@ def test_frozen_batch_norm_keeps_its_statistics():
     ).config
     model, _ = build_model(config.model, config.data, CPU)
     before = model.bn1.running_mean.clone()
-    set_training(model, "head")
+    set_training(model, config.model)
     model(torch.randn(2, 3, 32, 32))
     assert torch.equal(before, model.bn1.running_mean)
 

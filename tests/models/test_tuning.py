@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
+from configs.schema.families.vit import ViT
 from configs.schema.model import Lora
 from models.build import build_model
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
@@ -24,7 +25,7 @@ def tuned_model(*options: str, size: int = 32, device: str = "cpu") -> nn.Module
     config = parse_command_line([f"-image_size={size}", "-opts", *options]).config
     torch.manual_seed(0)
     model, _ = build_model(config.model, config.data, torch.device(device))
-    set_training(model, config.model.tuned)
+    set_training(model, config.model)
     return model
 
 
@@ -194,7 +195,7 @@ REFUSED_PADDLE = {"HaloNet", "PoolFormer"}
 
 def without_gradients(model: nn.Module, images: torch.Tensor) -> list[str]:
     """The adapters of which A or B has no gradient in two steps of SGD."""
-    set_training(model, "lora")
+    set_training(model, ViT(TUNE="lora"))
     with torch.no_grad():  # initial values of zero, of heads, norms and layer scales, are no values of trained weights
         for parameter in model.parameters():
             if not parameter.any():

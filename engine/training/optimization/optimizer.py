@@ -12,10 +12,8 @@ from configs.parts import OPTIMIZERS
 from configs.schema import Train
 from configs.schema.train import Optimizer
 from engine.parallel.compile import run_eagerly
-from engine.run.flops import count_parameters
 from models.blocks import is_sharded
 from models.timm_model import classifiers
-from models.tuning import adapter_size
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean
 
@@ -131,20 +129,6 @@ def moments_per_parameter(options: Train) -> float:
         optimizer.step()
     state = (value for values in optimizer.state.values() for value in values.values())
     return sum(one.numel() for one in state if isinstance(one, torch.Tensor) and one.dim()) / probe.weight.numel()
-
-
-def describe_tuning(model: nn.Module, tuned: str, options: Train) -> list[str]:
-    """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
-    if tuned in ("full", "probe"):
-        return []
-    total, trained = count_parameters(model)
-    moments, base = moments_per_parameter(options), total - adapter_size(model)
-    states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
-    return [
-        f"Tuned ({tuned}): {trained / 1e6:.3f} of {total / 1e6:.3f} M parameters; gradients and moments in fp32 take "
-        f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights (TUNE=full: {full_states:.1f} MB, "
-        f"{full_states + 4e-6 * base:.1f} MB)"
-    ]
 
 
 def check_sharded_optimizer(options: Optimizer) -> None:
