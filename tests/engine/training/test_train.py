@@ -1,0 +1,169 @@
+"""A training run: which epoch is the best, when the run ends, and its files while it trains and at its end."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from conftest import assert_same_state, only_run, read_result, rows, states, train
+
+from configs.reading.command_line import parse_command_line
+from engine.checkpoint.reader import load_checkpoint
+from engine.commands.run import run
+from engine.evaluation.files import NOT_DRAWN
+from engine.report.contents import read_contents
+from engine.training import run_files
+from engine.training.run_files import TimeShare
+from utils.files import read_json
+from utils.metric_table import METRICS
+from utils.status import STATUS
+
+# EVAL.BEST_METRIC
+
+VALUES = [float("nan"), 50.0, 70.0, 70.0, 60.0]  # of the epochs: no value, best, best, a tie, worse
+LOSSES = [0.1, 2.0, 3.0, 3.0, 0.1]
+
+
+def test_the_metric_decides_and_the_first_of_equal_epochs_stays(digits_argv, cpu, monkeypatch, capsys, tmp_path):
+    for name, values in (("min_recall", VALUES), ("loss", LOSSES)):
+        left = iter(values)
+        scripted = replace(METRICS[name], compute=lambda results, left=left, last=values[-1]: next(left, last))
+        monkeypatch.setitem(METRICS, name, scripted)
+    options = ["EVAL.BEST_METRIC=min_recall", "TRAIN.PATIENCE=2", "TRAIN.NUM_EPOCHS=9", "SAVE_FREQ=9"]
+    folder = train([*digits_argv, *options], cpu)
+    monkeypatch.undo()
+    result, log = read_result(folder), capsys.readouterr().out
+    assert states(folder)["epoch"] == 5 and result["stopped_early"]  # two epochs after the best one
+    best = load_checkpoint(folder / "best.pth")
+    assert (best["epoch"], best["best"]["min_recall"]) == (3, 70.0) == (result["epoch"], result["min_recall"])
+    assert result["top1"] == float(rows(folder)[2]["val_top1"])  # of the same epoch
+    assert "----- Best minimum recall: 70.00% (epoch 3), macro F1 " in log
+    contents = read_contents(folder)
+    assert contents.best == (3, 70.0) and contents.metric.name == "min_recall"
+    run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
+    value = read_result(only_run(tmp_path / "eval", "eval"))["min_recall"]
+    assert f"----- Validation minimum recall: {value:.2f}%, macro F1 " in capsys.readouterr().out
+
+
+def test_a_run_without_a_finite_value_has_no_best_epoch_and_finishes(digits_argv, cpu, monkeypatch):
+    monkeypatch.setitem(METRICS, "loss", replace(METRICS["loss"], compute=lambda results: float("nan")))
+    folder = train([*digits_argv, "EVAL.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=1"], cpu)
+    assert read_result(folder)["finished"] and read_result(folder)["epoch"] is None
+    assert not (folder / "best.pth").exists() and read_contents(folder).best is None
+
+
+# TRAIN.PATIENCE
+
+# The weights never change, so the first evaluation is the best.
+CONSTANT = ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.NUM_EPOCHS=6", "TRAIN.WARMUP_EPOCHS=0"]
+
+
+@pytest.fixture
+def argv(digits_argv) -> list[str]:
+    """With 5 steps an epoch."""
+    return [*digits_argv, *CONSTANT, "DATA.BATCH_SIZE=256", "TRAIN.MODEL_EMA=true", "TRAIN.PATIENCE=2"]
+
+
+def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu, capsys):
+    folder = train(argv, cpu)
+    assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
+    assert [bool(row["raw_val_top1"]) for row in rows(folder)] == [False, False, True]
+    state, result, status = states(folder), read_result(folder), read_json(folder / STATUS)
+    assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
+    reason = result["reason"]
+    assert result["finished"] and result["stopped_early"] and result["epoch"] == 1 and "TRAIN.PATIENCE" in reason
+    assert (status["state"], status["stopped_early"], status["reason"]) == ("finished", True, reason)
+    log = capsys.readouterr().out
+    assert reason in log and f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
+    train([f"-resume={folder}"], cpu)
+    assert_same_state(states(folder), state)
+    assert read_json(folder / STATUS)["stopped_early"]
+    train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"], cpu)
+    assert states(folder)["epoch"] == 6
+    assert not read_result(folder)["stopped_early"] and not read_json(folder / STATUS)["stopped_early"]
+
+
+@pytest.mark.parametrize("stop", [7, 10])
+def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
+    folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
+    assert not read_result(folder)["stopped_early"] and read_json(folder / STATUS)["state"] == "stopped"
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
+
+
+@pytest.mark.slow
+def test_only_an_evaluation_ends_a_run(argv, cpu):
+    """Evaluations follow epochs 2, 4 and 6; a patience of 3 epochs after epoch 2 ends in epoch 5."""
+    folder = train([*argv, "VALIDATE_FREQ=2", "TRAIN.PATIENCE=3", "TRAIN.NUM_EPOCHS=7", "TRAIN.MAX_STEPS=25"], cpu)
+    assert states(folder)["epoch"] == 5
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert states(folder)["epoch"] == 6 and states(folder)["best"]["epoch"] == 2
+
+
+# The evaluation files and the page
+
+
+def summary_of(folder) -> dict:
+    return json.loads((folder / "evaluation/summary.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_stopped_run_has_tables_and_a_finished_one_the_files_of_its_best_epoch(digits_argv, cpu):
+    """There is no time for them while it runs, so that `best.pth` is evaluated at the end: with the same figures."""
+    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
+    assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
+    assert "stopped" in (folder / "report.html").read_text()
+    train([f"-resume={folder}", *digits_argv], cpu, pictures=True)
+    summary = summary_of(folder)
+    evaluated = [row for row in rows(folder) if row["val_top1"]]
+    row = max(evaluated, key=lambda row: (float(row["val_top1"]), -float(row["val_loss"])))
+    assert summary["epoch"] == int(row["epoch"]) and summary["attention"] is None
+    assert summary["top1"] == float(row["val_top1"]) and summary["loss"] == float(row["val_loss"])
+    assert list((folder / "evaluation/pictures").glob("*-attention.jpg"))
+    page = (folder / "report.html").read_text()
+    assert "finished" in page and f"{summary['top1']:.2f}%" in page
+
+
+def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, monkeypatch, capsys):
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("engine.evaluation.files.atomic_write", fail)
+    folder = train(digits_argv, cpu)
+    assert "No space left" in capsys.readouterr().out
+    assert read_result(folder)["finished"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds of a clock that the test sets."""
+    seconds = [100.0]
+    monkeypatch.setattr(run_files.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
+def test_work_of_two_seconds_at_one_percent_is_due_after_200_seconds(clock):
+    calls = []
+
+    def work():
+        calls.append(clock[0])
+        clock[0] += 2
+
+    share = TimeShare(work, 0.01)
+    share.update()
+    for seconds in (103, 301, 303):
+        clock[0] = seconds
+        share.update()
+    assert calls == [100, 303]
+    share.update(now=True)
+    assert calls == [100, 303, 305]
+
+
+def test_work_that_fails_is_not_repeated_at_once(clock):
+    def work():
+        clock[0] += 1
+        raise OSError("full")
+
+    share = TimeShare(work, 0.5)
+    with pytest.raises(OSError, match="full"):
+        share.update()
+    share.update()
