@@ -26,18 +26,7 @@ from engine.evaluation.results import (
     name_of_target,
     worst_mistakes,
 )
-from engine.run.result import (
-    CALIBRATION,
-    CONFUSION,
-    COVERAGE,
-    LOGITS,
-    MISTAKES,
-    PAIRS,
-    PER_CLASS,
-    PER_IMAGE,
-    PICTURES,
-    SUMMARY,
-)
+from engine.run import result
 from utils.files import atomic_write, open_atomically
 from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
@@ -83,7 +72,7 @@ class EvaluationFiles:
             **figures,
             "attention": note,
         }
-        atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        atomic_write(self.folder / result.SUMMARY, json.dumps(summary, indent=2) + "\n")
         return summary
 
     def _analyze(self, results: SampleResults, names: Sequence[str]) -> tuple[dict[str, float], list[tuple[str, int]]]:
@@ -94,12 +83,12 @@ class EvaluationFiles:
         mistakes = worst_mistakes(results)
         shares = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
         columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
-        self._write_table(PER_CLASS, _CLASS_COLUMNS, zip(*columns, strict=True))
-        self._write_table(PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
+        self._write_table(result.PER_CLASS, _CLASS_COLUMNS, zip(*columns, strict=True))
+        self._write_table(result.PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
         edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
         columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
-        self._write_table(CALIBRATION, _BIN_COLUMNS, zip(*columns, strict=True))
-        self._write_table(COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
+        self._write_table(result.CALIBRATION, _BIN_COLUMNS, zip(*columns, strict=True))
+        self._write_table(result.COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         self._write_images(results)
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
@@ -111,7 +100,7 @@ class EvaluationFiles:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
         columns = zip(range(len(names)), names, count, map(_cell, results.average_precisions), strict=True)
-        self._write_table(PER_CLASS, _SEVERAL_LABELS_COLUMNS, columns)
+        self._write_table(result.PER_CLASS, _SEVERAL_LABELS_COLUMNS, columns)
         mistakes = highest_losses(results)
         self._write_mistakes(mistakes, results, names)
         return {}, mistakes
@@ -123,11 +112,11 @@ class EvaluationFiles:
         """A row per image; the label of an image that could not be read is -1."""
         names = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
         columns = range(len(results.targets)), names, self.samples.checksums(), results.targets, results.labels[:, 0]
-        self._write_table(PER_IMAGE, _IMAGE_COLUMNS, zip(*columns, strict=True))
+        self._write_table(result.PER_IMAGE, _IMAGE_COLUMNS, zip(*columns, strict=True))
 
     def _write_logits(self, results: SampleResults) -> None:
         """The logits of the images that could be read: docs/evaluation.md. Without them, an older file is removed."""
-        file, rows = self.folder / LOGITS, results.readable
+        file, rows = self.folder / result.LOGITS, results.readable
         if results.logits is None:
             file.unlink(missing_ok=True)
             return
@@ -140,7 +129,7 @@ class EvaluationFiles:
             return
         matrix = np.zeros((len(names), len(names)), dtype=np.int64)
         matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
-        atomic_write(self.folder / CONFUSION, matrix_text(names, matrix.tolist()))
+        atomic_write(self.folder / result.CONFUSION, matrix_text(names, matrix.tolist()))
 
     def _write_mistakes(self, mistakes: list[tuple[str, int]], results: SampleResults, names: Sequence[str]) -> None:
         rows = []
@@ -151,14 +140,14 @@ class EvaluationFiles:
             probabilities = 100 * float(results.probabilities[index, 0]), true_probability
             path = safe_cell(self.samples.name(index))
             rows.append([kind, index, path, true, names[predicted], *map(_cell, probabilities), f"{loss:.6g}"])
-        self._write_table(MISTAKES, _MISTAKE_COLUMNS, rows)
+        self._write_table(result.MISTAKES, _MISTAKE_COLUMNS, rows)
 
     def _write_pictures(self, indices: Sequence[int], model: nn.Module | None) -> str | None:
         """Returns why there are no attention maps; None if there are some."""
-        crops = write_pictures(self.folder / PICTURES, indices, self.samples, self.data)
+        crops = write_pictures(self.folder / result.PICTURES, indices, self.samples, self.data)
         if not crops or model is None:
             return NOT_DRAWN if crops else "no image is readable"
-        return write_attention(self.folder / PICTURES, crops, model, self.evaluator)
+        return write_attention(self.folder / result.PICTURES, crops, model, self.evaluator)
 
 
 _CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5")

@@ -6,7 +6,7 @@ import socket
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,23 +14,9 @@ from configs.parts import PLUGINS_FOLDER
 from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
+from engine.run import result
 from engine.run.facts import FACTS, Facts, PixelBaseline, read_facts
-from engine.run.result import (
-    CALIBRATION,
-    CONFUSION,
-    COVERAGE,
-    EVALUATION,
-    FINDINGS,
-    MISTAKES,
-    PAIRS,
-    PER_CLASS,
-    RESULT,
-    SUMMARY,
-    TEST_EVALUATION,
-    Rows,
-    best_epoch,
-    points,
-)
+from engine.run.result import FINDINGS, RESULT, Rows, best_epoch, points
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import read_json
 from utils.metric_table import METRICS, Metric, best_metric
@@ -42,7 +28,6 @@ SEVERAL = " | "  # between the true classes of an image
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _WITHOUT_PAGE = ("predict-", "profile-")  # folders of these commands
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
-_NEEDED = {PER_CLASS: {"class"}, PAIRS: {"true", "predicted", "count", "share"}, MISTAKES: {"kind", "index"}}
 _MAX_STATUS_CHARS = 50
 _SHOWN = 24  # findings of a kind
 
@@ -141,7 +126,7 @@ class RunContents:
         summary, best = self.evaluation.summary if self.evaluation else {}, self.best
         row = next((row for row in self.epochs if best and row["epoch"] == str(best[0])), {})
         of_epoch = {name: row.get(f"val_{name}") for name in METRICS}
-        sources = ({"macro_f1": summary.get("f1")}, summary, of_epoch, self.result)  # the first: earlier versions
+        sources = (summary, of_epoch, self.result)
         found = ((name, to_float(source.get(name))) for source in sources for name in METRICS)
         return {name: value for name, value in found if value is not None}
 
@@ -237,8 +222,8 @@ def read_contents(folder: Path) -> RunContents:
         result={} if status.get("state") in UNFINISHED else read_json(folder / RESULT),
         classes=read_json(folder / "classes.json"),
         facts=read(FACTS, read_facts, Facts()),
-        evaluation=_read_evaluation(folder, EVALUATION, read),
-        test=_read_evaluation(folder, TEST_EVALUATION, read),
+        evaluation=_read_evaluation(folder, result.EVALUATION, read),
+        test=_read_evaluation(folder, result.TEST_EVALUATION, read),
         plugins={name: read(f"{PLUGINS_FOLDER}/{name}", lambda one: one.read_text("utf-8"), "") for name in plugins},
         findings={name: read(f"{name}/{name}.csv", _read_findings, []) for name in FINDINGS},
         problems=problems,
@@ -252,24 +237,24 @@ def _read_options(path: Path) -> dict[str, Any]:
 def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[..., Any], Any], Any]) -> Evaluation | None:
     if not (folder / name).is_dir():
         return None
-    classes = read(f"{name}/{PER_CLASS}", _read_texts, [])
+    classes = read(f"{name}/{result.PER_CLASS}", partial(_read_texts, needed={"class"}), [])
     has_matrix = len(classes) <= MAX_MATRIX_CLASSES  # the matrix of 1,000 classes has a million cells
     return Evaluation(
         folder=folder / name,
-        summary=read_json(folder / name / SUMMARY),
+        summary=read_json(folder / name / result.SUMMARY),
         classes=classes,
-        confusion=read(f"{name}/{CONFUSION}", read_matrix, None) if has_matrix else None,
-        pairs=read(f"{name}/{PAIRS}", _read_texts, []),
-        bins=read(f"{name}/{CALIBRATION}", _read_bins, []),
-        coverage=points(read(f"{name}/{COVERAGE}", read_rows, []), "coverage", "accuracy"),
-        mistakes=read(f"{name}/{MISTAKES}", _read_texts, []),
+        confusion=read(f"{name}/{result.CONFUSION}", read_matrix, None) if has_matrix else None,
+        pairs=read(f"{name}/{result.PAIRS}", partial(_read_texts, needed={"true", "predicted", "count", "share"}), []),
+        bins=read(f"{name}/{result.CALIBRATION}", _read_bins, []),
+        coverage=points(read(f"{name}/{result.COVERAGE}", read_rows, []), "coverage", "accuracy"),
+        mistakes=read(f"{name}/{result.MISTAKES}", partial(_read_texts, needed={"kind", "index"}), []),
     )
 
 
-def _read_texts(path: Path) -> Rows:
+def _read_texts(path: Path, needed: set[str]) -> Rows:
     """The rows, with the texts as they were before `safe_cell`; of several true classes, each."""
     rows = read_rows(path)
-    if rows and (missing := _NEEDED[path.name] - rows[0].keys()):
+    if rows and (missing := needed - rows[0].keys()):
         raise ValueError(f"it has no column {', '.join(missing)}")
     for row in rows:
         texts = {column: row[column] or "" for column in _TEXTS if column in row}

@@ -75,12 +75,6 @@ def _class_cell(column: str, text: str) -> str:
     return number(value) if column in _COUNTS else percent(value)
 
 
-_RUN_HEADER = (
-    "best validation", "epoch", "validation", "training", "test", "images without a split", "macro F1",
-    "pixel baseline", "majority class", "training time", "images/s", "peak memory", "state",
-)  # fmt: skip
-
-
 class ResultTable(NamedTuple):
     """Runs of one kind with one metric.
 
@@ -116,15 +110,15 @@ def results(runs: Sequence[RunContents]) -> list[ResultTable]:
     tables = []
     for (is_evaluation, _), members in groupby(enumerate(runs), key=lambda member: _group(member[1])):
         positions, group = zip(*members, strict=True)
-        columns = zip(_RUN_HEADER, *map(_run_row, group), strict=True)
-        header, *rows = zip(*(column for column in columns if any(text for text, _ in column[1:])), strict=True)
+        rows = [_run_row(run) for run in group]
+        header = [column for column in rows[0] if any(row[column][0] for row in rows)]
         metric = group[0].metric.title
         caption = (
             f"Evaluations by {metric}: of each split, the best first" if is_evaluation
             else f"Training runs by validation {metric}, the best first"
         )  # fmt: skip
-        cells = list(zip(positions, map(list, rows), strict=True))
-        tables.append(ResultTable(caption, list(header), cells, _notes_on_images(group)))
+        cells = [[row[column] for column in header] for row in rows]
+        tables.append(ResultTable(caption, header, list(zip(positions, cells, strict=True)), _notes_on_images(group)))
     return tables
 
 
@@ -151,7 +145,8 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
     ]
 
 
-def _run_row(run: RunContents) -> list[Cell]:
+def _run_row(run: RunContents) -> dict[str, Cell]:
+    """The cells of a run by column."""
     scores = {run.split: run.score} if run.is_evaluation else {"best": run.score, "test": run.test_score}
     epoch = run.best[0] if run.best else None
     macro_f1 = run.figures.get("macro_f1")
@@ -164,16 +159,18 @@ def _run_row(run: RunContents) -> list[Cell]:
         value = scores.get(split)
         return cell(value, f"{run.metric.text(value)} {run.metric.title}")
 
-    return [
-        score("best"),
-        cell(epoch, f"{epoch} of {run.options['TRAIN.NUM_EPOCHS']}"),
-        *map(score, ("validation", "training", "test", "")),
-        *(cell(value, percent(value)) for value in (macro_f1, *map(run.measured, BASELINES))),
-        cell(seconds, duration(seconds)),
-        cell(speed, number(round(speed or 0, 1))),
-        cell(memory, gigabytes(memory)),
-        (run.short_status, run.state),
-    ]
+    baselines = {name.replace("_", " "): run.measured(name) for name in BASELINES}
+    return {
+        "best validation": score("best"),
+        "epoch": cell(epoch, f"{epoch} of {run.options['TRAIN.NUM_EPOCHS']}"),
+        **{split: score(split) for split in ("validation", "training", "test")},
+        "images without a split": score(""),
+        **{name: cell(value, percent(value)) for name, value in ({"macro F1": macro_f1} | baselines).items()},
+        "training time": cell(seconds, duration(seconds)),
+        "images/s": cell(speed, number(round(speed or 0, 1))),
+        "peak memory": cell(memory, gigabytes(memory)),
+        "state": (run.short_status, run.state),
+    }
 
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
