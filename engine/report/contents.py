@@ -237,24 +237,24 @@ def _read_options(path: Path) -> dict[str, Any]:
 def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[..., Any], Any], Any]) -> Evaluation | None:
     if not (folder / name).is_dir():
         return None
-    classes = read(f"{name}/{result.PER_CLASS}", partial(_read_texts, needed={"class"}), [])
+    classes = read(f"{name}/{result.PER_CLASS}", partial(_read_texts, needed=["class"]), [])
     has_matrix = len(classes) <= MAX_MATRIX_CLASSES  # the matrix of 1,000 classes has a million cells
     return Evaluation(
         folder=folder / name,
         summary=read_json(folder / name / result.SUMMARY),
         classes=classes,
         confusion=read(f"{name}/{result.CONFUSION}", read_matrix, None) if has_matrix else None,
-        pairs=read(f"{name}/{result.PAIRS}", partial(_read_texts, needed={"true", "predicted", "count", "share"}), []),
+        pairs=read(f"{name}/{result.PAIRS}", partial(_read_texts, needed=["true", "predicted", "count", "share"]), []),
         bins=read(f"{name}/{result.CALIBRATION}", _read_bins, []),
         coverage=points(read(f"{name}/{result.COVERAGE}", read_rows, []), "coverage", "accuracy"),
-        mistakes=read(f"{name}/{result.MISTAKES}", partial(_read_texts, needed={"kind", "index"}), []),
+        mistakes=read(f"{name}/{result.MISTAKES}", partial(_read_texts, needed=["kind", "index"]), []),
     )
 
 
-def _read_texts(path: Path, needed: set[str]) -> Rows:
+def _read_texts(path: Path, needed: list[str]) -> Rows:
     """The rows, with the texts as they were before `safe_cell`; of several true classes, each."""
     rows = read_rows(path)
-    if rows and (missing := needed - rows[0].keys()):
+    if rows and (missing := [column for column in needed if column not in rows[0]]):
         raise ValueError(f"it has no column {', '.join(missing)}")
     for row in rows:
         texts = {column: row[column] or "" for column in _TEXTS if column in row}

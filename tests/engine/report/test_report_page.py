@@ -128,7 +128,7 @@ def test_a_resumed_run_says_so(run):
 
 def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     summary = run / "evaluation" / "summary.json"
-    write_json(summary, json.loads(summary.read_text()) | {"f1": 82.9})
+    write_json(summary, json.loads(summary.read_text()) | {"macro_f1": 82.9})
     rows = [("cat", 40, 99), ("<newt>", 1, 0), ("fox", 9, 0), ("dog", 0, "")]  # of dog there are no images
     table = ({"class": name, "count": count, "f1": f1} for name, count, f1 in rows)
     write_table(run / "evaluation" / "per_class.csv", ["class", "count", "f1"], table)
