@@ -13,18 +13,7 @@ import torch
 
 from engine.parallel.strategy import Communication
 from engine.run.facts import Model
-from engine.run.step_timer import (
-    BACKWARD,
-    COMMUNICATION,
-    COPY,
-    DATA_WAIT,
-    FORWARD,
-    LOGGING,
-    OPTIMIZER,
-    OTHER,
-    PHASES,
-    TRANSFORM,
-)
+from engine.run.step_timer import Phase
 from utils.tables import markdown_table, three_digits
 
 # Ops that read and write memory more than they compute. torch.compile fuses them.
@@ -57,7 +46,7 @@ class StepTimes:
 
     def idle_share(self, *phases: str) -> float:
         """Share of the idle time in these phases, 0 to 1; without arguments, in all phases."""
-        return sum(self.idle.get(phase, 0.0) for phase in phases or PHASES) / self.seconds
+        return sum(self.idle.get(phase, 0.0) for phase in phases or Phase) / self.seconds
 
 
 class Op(NamedTuple):
@@ -109,19 +98,21 @@ def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
     share, on_gpu, compiled = profile.times.share, profile.device_type == "cuda", profile.is_compiled
     if not profile.data_in_memory:
         smaller = "store the images decoded and small (scripts/make_shards.py -size N, -dataset=tar)"
-        yield share(DATA_WAIT), 0.05, 1.0, f"waiting for data: raise -num_workers, or {smaller}"
+        yield share(Phase.DATA_WAIT), 0.05, 1.0, f"waiting for data: raise -num_workers, or {smaller}"
         early = "raise -num_workers, so that the next batch is ready earlier"
-        yield share(COPY), 0.05, 1.0, f"copying batches to the GPU while it has nothing to compute: {early}"
-    idle = profile.times.idle_share(TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, OTHER)
+        yield share(Phase.COPY), 0.05, 1.0, f"copying batches to the GPU while it has nothing to compute: {early}"
+    idle = profile.times.idle_share(
+        Phase.TRANSFORM, Phase.FORWARD, Phase.BACKWARD, Phase.COMMUNICATION, Phase.OPTIMIZER, Phase.OTHER
+    )
     launch = "raise -batch_size, or try -opts TRAIN.COMPILE=max, which uses CUDA graphs on one GPU"
     launch = launch if compiled else "compile the model (-compile) or raise -batch_size"
     yield idle, 0.1, 1.0, f"an idle GPU that waits for the host to launch kernels: {launch}"
     if profile.has_fast_half and not profile.is_half_precision:
         slow = "the forward and backward pass in float32, on a device with fast 16-bit matrix products"
-        yield share(FORWARD, BACKWARD), 0.5, 0.5, f"{slow}: train in mixed precision (-amp)"
+        yield share(Phase.FORWARD, Phase.BACKWARD), 0.5, 0.5, f"{slow}: train in mixed precision (-amp)"
     if on_gpu and profile.is_half_precision and profile.batch_size % 8:
         sizes = "16-bit matrix products of a size that tensor cores have to pad: make -batch_size a multiple of 8"
-        yield share(FORWARD, BACKWARD), 0.5, 0.05, sizes
+        yield share(Phase.FORWARD, Phase.BACKWARD), 0.5, 0.05, sizes
     if on_gpu and not compiled:
         fuse = "compile the model (-compile); compiling takes about a minute"
         elementwise = f"elementwise ops, norms and softmax, which torch.compile fuses: {fuse}"
@@ -131,23 +122,18 @@ def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
         yield _share_of_ops(profile, _DROPOUT_MASK.search), 0.05, 1.0, f"drawing dropout masks, on one core: {off}"
     fewer = "a larger -batch_size or -accum_iter"
     if profile.has_fused_optimizer:
-        yield share(OPTIMIZER), 0.1, 0.5, f"the optimizer: take fewer steps per epoch: {fewer}"
+        yield share(Phase.OPTIMIZER), 0.1, 0.5, f"the optimizer: take fewer steps per epoch: {fewer}"
     else:
         fused = "use a fused one (TRAIN.OPTIMIZER.NAME AdamW or SGD)"
-        yield share(OPTIMIZER), 0.1, 0.5, f"an optimizer that is not fused: {fused}"
+        yield share(Phase.OPTIMIZER), 0.1, 0.5, f"an optimizer that is not fused: {fused}"
     is_float32 = profile.communication is not None and "float32" in profile.communication.dtype
-    less = (
-        "exchange gradients in 16 bits (-opts PARALLEL.COMM_HOOK=bf16), or less often"
-        if is_float32
-        else ("communicate less often")
-    )
+    in_16_bits = "exchange gradients in 16 bits (-opts PARALLEL.COMM_HOOK=bf16), or less often"
+    less = in_16_bits if is_float32 else "communicate less often"
     hidden = f"communication between GPUs that computation does not hide: {less}: {fewer}"
-    yield share(COMMUNICATION), 0.1, 0.5, hidden
-    augmentations = (
-        "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
-    )
-    yield share(TRANSFORM), 0.1, 0.5, f"augmentation on the device: {augmentations}"
-    yield share(LOGGING), 0.05, 1.0, "logging: log less often: raise REPORT_FREQ"
+    yield share(Phase.COMMUNICATION), 0.1, 0.5, hidden
+    off = "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
+    yield share(Phase.TRANSFORM), 0.1, 0.5, f"augmentation on the device: {off}"
+    yield share(Phase.LOGGING), 0.05, 1.0, "logging: log less often: raise REPORT_FREQ"
 
 
 def _share_of_ops(profile: Profile, matches: Callable[[str], Any]) -> float:
@@ -192,7 +178,7 @@ def profile_page(profile: Profile) -> str:
 def _advice_section(profile: Profile) -> list[str]:
     found = bottlenecks(profile)
     if not found:
-        share = profile.times.share(FORWARD, BACKWARD)
+        share = profile.times.share(Phase.FORWARD, Phase.BACKWARD)
         return [f"No bottleneck found: {share:.0%} of a step is the forward and backward pass."]
     return [f"**Bottleneck: {found[0]}**", *(f"Next: {sentence}" for sentence in found[1:])]
 
@@ -201,9 +187,9 @@ def _phase_table(profile: Profile) -> str:
     """The time of each phase; on a GPU, busy and idle time apart."""
     times = profile.times
     rows: list[tuple[str, float, float, float]] = []
-    for phase in PHASES:
+    for phase in Phase:
         busy, idle = times.busy.get(phase, 0.0), times.idle.get(phase, 0.0)
-        if busy or idle or phase != COMMUNICATION:
+        if busy or idle or phase != Phase.COMMUNICATION:
             rows.append((phase, busy, idle, times.share(phase)))
     rows.append(("step, with the profiler", sum(times.busy.values()), sum(times.idle.values()), 1.0))
     if profile.device_type != "cuda":

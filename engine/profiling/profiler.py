@@ -17,7 +17,7 @@ from datasets.batch import Batch
 from engine.profiling.page import Op, Profile, StepTimes, has_fast_half_precision, profile_page
 from engine.run.facts import Devices
 from engine.run.reporter import Reporter
-from engine.run.step_timer import COMMUNICATION, COPY, LABELLED, OTHER, PHASES
+from engine.run.step_timer import LABELLED, Phase
 from engine.training.record import Record
 from engine.training.session import Session
 from engine.training.step import TrainState, train_steps
@@ -165,15 +165,15 @@ def step_times(events: list[dict[str, Any]], steps: int, on_gpu: bool) -> StepTi
     gpu_times: dict[str, float] = defaultdict(float)
     if on_gpu:
         work = _gpu_work(events, phases)
-        computation = [span for span in work if span.phase not in (COPY, COMMUNICATION)]
-        for layer in (computation, _of_phase(work, COMMUNICATION), _of_phase(work, COPY)):
+        computation = [span for span in work if span.phase not in (Phase.COPY, Phase.COMMUNICATION)]
+        for layer in (computation, _of_phase(work, Phase.COMMUNICATION), _of_phase(work, Phase.COPY)):
             gaps = _add_covered(gaps, layer, gpu_times)
     host_times: dict[str, float] = defaultdict(float)
     for start, stop in _add_covered(gaps, phases, host_times):
-        host_times[OTHER] += stop - start
-    busy, idle = (gpu_times, host_times) if on_gpu else (host_times, defaultdict(float))
-    per_step = 1e-6 / steps
-    return StepTimes(*({phase: per_step * part[phase] for phase in PHASES if part[phase]} for part in (busy, idle)))
+        host_times[Phase.OTHER] += stop - start
+    microseconds = (gpu_times, host_times) if on_gpu else (host_times, {})
+    busy, idle = ({name: 1e-6 * time / steps for name, time in part.items() if time} for part in microseconds)
+    return StepTimes(busy, idle)
 
 
 def _span(event: dict[str, Any], phase: str) -> Span:
@@ -191,14 +191,14 @@ def _gpu_work(events: list[dict[str, Any]], phases: list[Span]) -> list[Span]:
 
     def phase_of(event: dict[str, Any]) -> str:
         if event["cat"] == "gpu_memcpy" and "HtoD" in event["name"]:
-            return COPY
+            return Phase.COPY
         if event["name"].startswith("nccl"):
-            return COMMUNICATION
+            return Phase.COMMUNICATION
         launched = launch_times.get(event["args"].get("correlation"))
         if launched is None:
-            return OTHER
+            return Phase.OTHER
         index = bisect_right(starts, launched) - 1
-        return phases[index].phase if index >= 0 and launched <= phases[index].stop else OTHER
+        return phases[index].phase if index >= 0 and launched <= phases[index].stop else Phase.OTHER
 
     return [_span(event, phase_of(event)) for event in events if event.get("cat") in _GPU_WORK]
 

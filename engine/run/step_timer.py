@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from statistics import median_low
 from typing import NamedTuple
 
@@ -22,21 +23,23 @@ from datasets.batch import Batch
 from utils.distributed import ProcessContext
 from utils.status import RunStatus
 
-# Labelled by the code of the step.
-DATA_WAIT = "data wait"
-TRANSFORM = "transform and mixup"
-FORWARD = "forward"
-BACKWARD = "backward"
-OPTIMIZER = "optimizer"
-LOGGING = "logging"
-LABELLED = (DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING)
 
-# Found by the profile: GPU work of these kinds, and time outside of all labels.
-COPY = "copy to the device"
-COMMUNICATION = "communication"
-OTHER = "other"
-PHASES = (DATA_WAIT, COPY, TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, LOGGING, OTHER)
+class Phase(StrEnum):
+    """The phases of a step in the profile, in the order of its page."""
 
+    DATA_WAIT = "data wait"
+    COPY = "copy to the device"
+    TRANSFORM = "transform and mixup"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COMMUNICATION = "communication"
+    OPTIMIZER = "optimizer"
+    LOGGING = "logging"
+    OTHER = "other"  # outside of all labels
+
+
+# The others are found by the profile.
+LABELLED = [phase for phase in Phase if phase not in (Phase.COPY, Phase.COMMUNICATION, Phase.OTHER)]
 
 _Span = tuple[torch.cuda.Event, torch.cuda.Event]
 

@@ -22,7 +22,7 @@ from engine.parallel.strategy import Strategy
 from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.run.step_timer import BACKWARD, DATA_WAIT, FORWARD, LOGGING, OPTIMIZER, TRANSFORM, StepTimer
+from engine.run.step_timer import Phase, StepTimer
 from engine.training.losses.loss import StepLoss, class_logits
 from engine.training.optimization.optimizer import set_lr
 from engine.training.optimization.schedule import Schedule
@@ -118,21 +118,21 @@ def train_steps(
         sums: list[BatchSums] = []
 
         for micro_step in range(window):
-            with record_function(DATA_WAIT):
+            with record_function(Phase.DATA_WAIT):
                 batch = state.timer.next_batch(batches)
             exchanges = micro_step == window - 1
             with nullcontext() if exchanges else state.strategy.no_sync(state.wrapped):
                 loss, logits = forward_backward(state, batch, step, micro_step, window)
-            with record_function(LOGGING):
+            with record_function(Phase.LOGGING):
                 sums.append(BatchSums.of(loss, logits, batch.targets, batch.samples))
 
-        with record_function(OPTIMIZER), state.timer.launch_check():
+        with record_function(Phase.OPTIMIZER), state.timer.launch_check():
             seed = derive_seed(config.seed, "rounding", step)
             grad_norm = precision.step(state.optimizer, config.train.grad_clip, seed, state.average)
         if precision.scaler.skipped_too_often():
             raise NonFiniteGradients(_explain_skips(state, batch, step, window))
         progress.done_steps += 1
-        with record_function(LOGGING):
+        with record_function(Phase.LOGGING):
             progress.sums.add_step(reduce(add, sums), grad_norm, precision.scaler.last_skipped)
             after_step(progress)
 
@@ -143,13 +143,13 @@ def forward_backward(
     """The passes of one micro-step: the loss (), summed over its samples, and the logits (B, classes)."""
     seed = derive_seed(state.config.seed, "step", step, micro_step, state.context.rank)
     seed_device(seed, batch.images.device)
-    with record_function(TRANSFORM):
+    with record_function(Phase.TRANSFORM):
         images, targets = state.transform(batch)
-    with record_function(FORWARD):
+    with record_function(Phase.FORWARD):
         with state.timer, state.precision.autocast():
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
-    with record_function(BACKWARD):
+    with record_function(Phase.BACKWARD):
         samples = window * state.config.data.batch_size  # of this rank: the exchange of gradients averages over ranks
         state.precision.scaler.backward(loss, samples)
     return loss, class_logits(outputs)

@@ -17,24 +17,14 @@ from engine.parallel.strategy import Communication
 from engine.profiling.page import Op, Profile, StepTimes, bottlenecks, has_fast_half_precision, profile_page
 from engine.profiling.profiler import WINDOW, step_times
 from engine.run.facts import Model
-from engine.run.step_timer import (  # fmt: skip
-    BACKWARD,
-    COMMUNICATION,
-    COPY,
-    DATA_WAIT,
-    FORWARD,
-    LABELLED,
-    LOGGING,
-    OPTIMIZER,
-    OTHER,
-    PHASES,
-    TRANSFORM,
-)
+from engine.run.step_timer import LABELLED, Phase
 from models.build import build_model
 from utils.distributed import single_process
 from utils.errors import UserError
 from utils.files import read_json
 from utils.status import STATUS
+
+DATA_WAIT, COPY, TRANSFORM, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER, LOGGING, OTHER = Phase
 
 
 def event(category: str, name: str, start: float, stop: float, **arguments: int) -> dict:
@@ -113,7 +103,7 @@ def test_each_microsecond_belongs_to_one_phase(seed):
                 expected_phase.setdefault(microsecond, launching if kind == "compute" else kind)
     times = step_times(events, steps=1, on_gpu=True)
     expected = [expected_phase.get(microsecond) for microsecond in range(10, 290)]
-    for phase in PHASES:
+    for phase in Phase:
         assert 1e6 * times.busy.get(phase, 0) == pytest.approx(expected.count(phase), abs=1e-6)
     assert 1e6 * sum(times.idle.values()) == pytest.approx(expected.count(None), abs=1e-6)
 
@@ -246,7 +236,7 @@ def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys, monkeypatch):
     assert page in capsys.readouterr().out
     parts = shares(page)
     assert parts.pop("step, with the profiler") == 100.0
-    assert parts.keys() == set(PHASES) - {COMMUNICATION}
+    assert parts.keys() == set(Phase) - {COMMUNICATION}
     assert sum(parts.values()) == pytest.approx(100, abs=0.5)
     assert parts[COPY] == 0 and parts[OTHER] < 20
     assert all(parts[phase] > 0 for phase in (DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING))
