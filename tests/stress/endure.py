@@ -5,25 +5,36 @@ python tests/stress/endure.py saves damage -n 1000
 python tests/stress/endure.py soak -n 60
 """
 
+import itertools
+import os
+import random
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "shards"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch.distributed as dist
 from endurance import resume
-from endurance.checkpoints import damaged_checkpoint, file_writer, kills_while_saving, part_writer
 from endurance.soak import soak
 from fault_bench import train_once
+from faults.checkpoints import FSDP
 from faults.processes import reset_signals
-from faults.sharded import FSDP
+from faults.saved import has_good_checkpoint, is_good
 from results import Result, check_names, measure, parser, report
 from shard_files import to_shards
 
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.shard_writer import ShardWriter
+from engine.checkpoint.writer import CheckpointWriter
+from utils.distributed import single_process
 from utils.processes.entry import run_and_report_errors
 
 _CASES = {"saves": 100, "damage": 500, "soak": 15, "sharded soak": 5}
@@ -47,21 +58,17 @@ def main(argv: list[str]) -> int:
 
 def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str, dict[str, Callable[[], Result]]]:
     cases = {name: count or default for name, default in _CASES.items()}
-
-    def damage(as_parts: bool) -> Result:
-        (folder := root / f"damaged-{as_parts}").mkdir()
-        last = Path(shutil.copy(trained / "last.pth", folder))
-        return damaged_checkpoint(to_shards(last) if as_parts else last, cases["damage"], cases["damage"] // 5, seed)
-
-    def saves(name: str, writer: Callable) -> Callable[[], Result]:
-        return lambda: kills_while_saving(trained, root / name, writer, cases["saves"], seed)
-
+    saves = partial(kills_while_saving, trained, count=cases["saves"], seed=seed)
+    damage = partial(damaged_checkpoint, trained / "last.pth", flips=cases["damage"], seed=seed)
     return {
         "saves": {
-            "killed saves, files": saves("file", file_writer),
-            "killed saves, parts": saves("parts", part_writer),
+            "killed saves, files": lambda: saves(root / "file", file_writer),
+            "killed saves, parts": lambda: saves(root / "parts", part_writer),
         },
-        "damage": {"damaged files": lambda: damage(False), "damaged parts": lambda: damage(True)},
+        "damage": {
+            "damaged files": lambda: damage(root / "damaged"),
+            "damaged parts": lambda: damage(root / "damaged-parts", as_parts=True),
+        },
         "resume": {
             "stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix"),
             "sharded runs, resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
@@ -71,6 +78,67 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
             "soak, sharded": lambda: soak(root / "sharded", cases["sharded soak"], seed, FSDP, "SAVE_FREQ_STEPS=1"),
         },
     }
+
+
+def kills_while_saving(
+    trained: Path, folder: Path, make_writer: Callable[[Path], Any], count: int, seed: int
+) -> Result:
+    """Kills a process that saves without pause. There must always be a good checkpoint."""
+    shutil.copytree(trained, folder)
+    rng, state, result = random.Random(seed), load_checkpoint(folder / "last.pth"), Result("", count)
+    result.figures["killed while writing"] = 0
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                writer = make_writer(folder)
+                for save in itertools.count():
+                    writer.save(state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}")
+            finally:
+                os._exit(1)  # an error must not run the rest of the parent's program here
+        time.sleep(rng.uniform(0, 0.2))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        result.figures["killed while writing"] += any(folder.glob(".*.tmp"))
+        if not has_good_checkpoint(folder):
+            result.failures.append(f"kill {number}")
+    return result
+
+
+def file_writer(folder: Path) -> CheckpointWriter:
+    return CheckpointWriter(folder, keep=2, on_written=lambda *_: None)
+
+
+def part_writer(folder: Path) -> ShardWriter:
+    """Writes sharded checkpoints of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return ShardWriter(folder, 2, lambda *_: None, single_process(), 60)
+
+
+def damaged_checkpoint(source: Path, folder: Path, flips: int, seed: int, as_parts: bool = False) -> Result:
+    """Flips bits of a copy, a file or a folder of parts, and cuts it, at random positions."""
+    folder.mkdir()
+    copy, cuts = Path(shutil.copy(source, folder)), flips // 5
+    checkpoint = to_shards(copy) if as_parts else copy
+    files = sorted(checkpoint.iterdir()) if as_parts else [checkpoint]
+    contents, rng, result = {file: file.read_bytes() for file in files}, random.Random(seed), Result("", flips + cuts)
+    sizes = [len(content) for content in contents.values()]
+    for number in range(flips + cuts):
+        # Every third case is in any file: the tensors are nearly all of the bytes.
+        (file,) = rng.choices(files, sizes if number % 3 else None)
+        data, position = bytearray(contents[file]), rng.randrange(len(contents[file]))
+        if number < flips:
+            data[position] ^= 1 << rng.randrange(8)
+        else:
+            del data[position:]
+        file.write_bytes(data)
+        if is_good(checkpoint):
+            result.failures.append(f"{'flip' if number < flips else 'cut'} at byte {position} of {file.name}")
+        file.write_bytes(contents[file])
+    if not is_good(checkpoint):
+        result.failures.append("the undamaged checkpoint is refused")
+    result.figures["bytes"] = sum(sizes)
+    return result
 
 
 if __name__ == "__main__":

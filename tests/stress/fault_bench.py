@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "datasets" / "shards"))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from faults.catalogue import all_faults
 from faults.processes import SINGLE, finish, reset_signals
-from faults.runner import Fault, Outcome, run_fault
+from faults.runner import Fault, run_fault
 from faults.scene import Scene
 from results import Result, parser, report, show_progress
 
@@ -32,7 +31,7 @@ from utils.processes.entry import run_and_report_errors
 _AT_A_TIME = 2
 _WAITING_AT_A_TIME = 6
 _REPRESENTATIVE = (
-    r"^(command line|launcher|recipe|data|image|weights|teacher|predict|checkpoint|resume: a,|tar: )"
+    r"^(command line|launcher|data|image|weights|teacher|checkpoint|resume: a,|tar: )"
     r"|^(tar server: (away|goes)|SIGTERM in|SIGKILL|rank 1 (killed|terminated)|worker killed|a closed terminal)"
     r"|^(Ctrl-C on|the launcher)|^sharded run: rank 0 killed|^output: (a file|read-only|a full disk)"
 )
@@ -43,20 +42,22 @@ def main(argv: list[str]) -> int:
     flags.add_argument("-only", default="", metavar="REGEX", help="only faults whose name matches")
     flags.add_argument("-quick", action="store_true", help="only the faults that take little time")
     flags = flags.parse_args(argv)
-    faults = chosen_faults(_REPRESENTATIVE if flags.quick else flags.only)
+    faults = chosen_faults(flags.only, flags.quick)
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="faults-") as root:
         outcomes = run_catalogue(faults, Path(root))
     return report(results_by_subject(outcomes), flags.json)
 
 
-def chosen_faults(pattern: str) -> list[Fault]:
+def chosen_faults(only: str, quick: bool = False) -> list[Fault]:
+    """The faults whose name matches, and with `quick` those of them that take little time."""
+    patterns = (only, _REPRESENTATIVE) if quick else (only,)
     try:
-        faults = [fault for fault in all_faults() if re.search(pattern, fault.name)]
+        faults = [fault for fault in all_faults() if all(re.search(pattern, fault.name) for pattern in patterns)]
     except re.error as error:
-        raise UserError(f"-only {pattern}: is not a regular expression ({error})") from None
+        raise UserError(f"-only {only}: is not a regular expression ({error})") from None
     if not faults:
-        raise UserError(f"-only {pattern}: matches no fault")
+        raise UserError(f"-only {only}: matches no fault{' of -quick' if quick else ''}")
     return faults
 
 
@@ -69,17 +70,17 @@ def train_once(folder: Path) -> Path:
     return run
 
 
-def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
+def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Result]:
     """Provokes the faults, two at a time, and those that wait beside them."""
     trained = train_once(root / "trained")
 
-    def provoke(number: int, fault: Fault) -> Outcome:
+    def provoke(number: int, fault: Fault) -> Result:
         (folder := root / str(number)).mkdir()
-        outcome = run_fault(fault, Scene(folder, trained))
+        result = run_fault(fault, Scene(folder, trained))
         shutil.rmtree(folder)
-        verdict = outcome.skipped or "; ".join(outcome.problems) or "as expected"
-        show_progress(f"{number} of {len(faults)}, {fault.name}: {verdict} ({outcome.seconds:.0f} s)")
-        return outcome
+        verdict = "".join([*result.skipped, *result.failures]) or "as expected"
+        show_progress(f"{number} of {len(faults)}, {fault.name}: {verdict} ({result.seconds:.0f} s)")
+        return result
 
     with ThreadPoolExecutor(_AT_A_TIME) as busy, ThreadPoolExecutor(_WAITING_AT_A_TIME) as waiting:
         started = [
@@ -92,20 +93,18 @@ def run_catalogue(faults: Sequence[Fault], root: Path) -> list[Outcome]:
                 pool.shutdown(cancel_futures=True)
 
 
-def results_by_subject(outcomes: Sequence[Outcome]) -> list[Result]:
+def results_by_subject(results: Sequence[Result]) -> list[Result]:
     """A result for each subject: the text before the colon of the faults' names."""
-    results: dict[str, Result] = {}
-    for outcome in outcomes:
-        subject, colon, _ = outcome.name.partition(":")
+    sums: dict[str, Result] = {}
+    for one in results:
+        subject, colon, _ = one.name.partition(":")
         name = f"faults: {subject if colon else 'signals, ranks, workers'}"
-        result = results.setdefault(name, Result(name, 0))
+        result = sums.setdefault(name, Result(name, 0))
         result.cases += 1
-        result.seconds += outcome.seconds
-        if outcome.skipped:
-            result.skipped.append(f"{outcome.name}: {outcome.skipped}")
-        if outcome.problems:
-            result.failures.append(f"{outcome.name}: {', '.join(outcome.problems)} (observed: {outcome.observed})")
-    return list(results.values())
+        result.seconds += one.seconds
+        result.skipped += [f"{one.name}: {reason}" for reason in one.skipped]
+        result.failures += [f"{one.name}: {problem}" for problem in one.failures]
+    return list(sums.values())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError, did_you_mean
+from utils.tables import markdown_table
 
 
 @dataclass
@@ -71,12 +72,11 @@ def report(results: Sequence[Result], file: Path | None) -> int:
 
 
 def table(results: Sequence[Result]) -> str:
-    rows = [["test", "cases", "failed", "skipped", "seconds", "figures and failures"]]
+    rows = []
     for result in results:
         counts = (result.cases, len(result.failures), len(result.skipped), round(result.seconds))
         rows.append([result.name, *(f"{count:,}" for count in counts), _notes(result)])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+    return markdown_table(["test", "cases", "failed", "skipped", "seconds", "figures and failures"], rows)
 
 
 def _notes(result: Result) -> str:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import run_all
 import try_clusters
+from conftest import ROOT
 from faults import processes, runner
 from faults.catalogue import all_faults
 from faults.runner import Fault, run_fault
 from faults.scene import Scene
-from fuzz_cases import KINDS, Kind
+from fuzz import KINDS, Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -92,12 +93,18 @@ def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
         monkeypatch.setattr(processes, "HANG_SECONDS", 0.1 if shell == "sleep 60" else 300.0)
         (folder := tmp_path / str(number)).mkdir()
         outcome = run_fault(Fault("bad", lambda scene: [], "wanted", shell=shell), Scene(folder, tmp_path))
-        assert problem in "; ".join(outcome.problems)
+        assert problem in "".join(outcome.failures)
 
 
-def test_names_in_the_catalogue_are_unique():
+def test_faults_are_chosen_by_their_names():
     names = [fault.name for fault in all_faults()]
     assert len(set(names)) == len(names)
+    assert f"each of {len(names)} provoked faults" in (ROOT / "README.md").read_text()
+    quick = [fault.name for fault in fault_bench.chosen_faults("", quick=True)]
+    assert set(quick) < set(names)
+    assert [fault.name for fault in fault_bench.chosen_faults("SIGTERM", quick=True)] == [
+        name for name in quick if "SIGTERM" in name
+    ]
 
 
 def test_an_unknown_test_is_refused():

@@ -1,16 +1,27 @@
 """Small runs for the tests of this folder, and the comparison of their weights."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from conftest import ROOT
 from faults.saved import state_hash
+from rank_pool import environment
 
-ROOT = Path(__file__).parents[3]
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 LIMIT_SECONDS = 900  # for a step of a trial, also on a slow machine
-LAUNCHERS = ("SLURM", "OMPI_", "PMI", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "PET_", "TORCHELASTIC_")
+
+
+def missing_program(*programs: str, needs_root: bool = True) -> str | None:
+    """The reason why this host cannot run a trial; None if it can. Daemons are in /usr/sbin."""
+    if needs_root and os.geteuid() != 0:
+        return "needs root"
+    missing = [program for program in programs if shutil.which(program, path=PATH) is None]
+    return f"needs {', '.join(missing)}" if missing else None
 
 
 def flags(output: Path, epochs: int, *options: str) -> list[str]:
@@ -23,18 +34,17 @@ def flags(output: Path, epochs: int, *options: str) -> list[str]:
     ]  # fmt: skip
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """The environment of this process without variables of launchers, for one thread per process and no GPU."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return env | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""} | variables
+def wait_until(condition: Callable[[], object], problem: str, limit_seconds: float = LIMIT_SECONDS) -> None:
+    deadline = time.monotonic() + limit_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(problem)
+        time.sleep(0.1)
 
 
 def wait_for_log(output: Path, text: str) -> None:
     """Waits until a log file of a run in `output` contains `text`."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not any(text in log.read_text() for log in output.glob("*/log.txt")):
-        assert time.monotonic() < deadline, f"no line with {text}"
-        time.sleep(0.1)
+    wait_until(lambda: any(text in log.read_text() for log in output.glob("*/log.txt")), f"no line with {text}")
 
 
 def only_log(output: Path) -> str:

@@ -1,14 +1,16 @@
 """Open MPI's mpirun: ranks, exit statuses, one error line, and the signals that save. About 3 minutes."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
-from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, environment, flags, wait_for_log
+from clusters import cluster_runs
+from clusters.cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, wait_for_log
+from conftest import ROOT
+from rank_pool import environment
 
 EPOCHS = 6
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -16,13 +18,13 @@ MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none"]
 
 
 def missing_program() -> str | None:
-    return None if shutil.which("mpirun") else "needs mpirun"
+    return cluster_runs.missing_program("mpirun", needs_root=False)
 
 
 def start(arguments: list[str], script: str = "main_multi_gpu.py") -> subprocess.Popen:
     command = [*MPIRUN, sys.executable, script, *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environment(**AS_ROOT), stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, cwd=ROOT, env=environment() | AS_ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
 def errors_of(process: subprocess.Popen) -> list[str]:

@@ -4,16 +4,17 @@ The CPUs may be more than the host has. The daemons need root; nothing outside t
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from clusters.cluster_runs import environment
+from clusters.cluster_runs import PATH, wait_until
+from rank_pool import environment
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 START_SECONDS = 30
@@ -54,14 +55,6 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def missing_program() -> str | None:
-    """The reason why this host cannot run Slurm's daemons; None if it can."""
-    if os.geteuid() != 0:
-        return "needs root"
-    missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
-    return f"needs {', '.join(missing)}" if missing else None
-
-
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
     """Yields the environment in which Slurm's commands reach the daemons; at the end stops them and their jobs."""
@@ -74,7 +67,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     key.chmod(0o400)
     for name in ("controller", "node"):
         (folder / name).mkdir()
-    env = environment(SLURM_CONF=str(configuration), PATH=_path())
+    env = environment() | {"SLURM_CONF": str(configuration), "PATH": PATH}
     files = {"socket": "socket", "log-file": "log", "pid-file": "pid", "seed-file": "seed"}
     options = [f"--{option}={folder}/munge.{name}" for option, name in files.items()]
     munged = ["munged", "--force", "--foreground", f"--key-file={key}", *options]
@@ -84,8 +77,9 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
             with open(folder / f"{command[0]}.out", "w") as log:
                 daemons.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
             if command[0] == "munged":
-                _wait_for((folder / "munge.socket").exists, "munged")
-        _wait_for(lambda: "idle" in _output(["sinfo", "-h", "-o", "%t"], env), "slurmd")
+                wait_until((folder / "munge.socket").exists, "munged did not start", START_SECONDS)
+        shows = partial(_output, ["sinfo", "-h", "-o", "%t"], env)
+        wait_until(lambda: "idle" in shows(), "slurmd did not start; see its log", START_SECONDS)
         yield env
     finally:
         if len(daemons) == 3:
@@ -100,10 +94,6 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
                 os.killpg(daemon.pid, signal.SIGKILL)
 
 
-def _path() -> str:
-    return f"{os.environ['PATH']}:/usr/sbin:/sbin"
-
-
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
@@ -111,11 +101,3 @@ def _free_port() -> int:
 
 def _output(command: list[str], env: dict[str, str]) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
-
-
-def _wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what} did not start in {START_SECONDS} s; see its log")
-        time.sleep(0.2)

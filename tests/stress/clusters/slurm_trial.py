@@ -3,16 +3,19 @@
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from clusters import slurm_rig
-from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, flags, only_log, wait_for_log
+from clusters import cluster_runs, slurm_rig
+from clusters.cluster_runs import assert_unbroken, flags, only_log, wait_for_log, wait_until
+from conftest import ROOT
 
 SHORT, LONG = 10, 100  # epochs; about 1 s each on two idle cores
-missing_program = slurm_rig.missing_program
+
+
+def missing_program() -> str | None:
+    return cluster_runs.missing_program(*slurm_rig.PROGRAMS)
 
 
 def edited(folder: Path, arguments: list[str]) -> str:
@@ -38,13 +41,9 @@ def job(slurm: dict[str, str], number: str) -> dict[str, str]:
 
 
 def wait_for_end(slurm: dict[str, str], number: str) -> dict[str, str]:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while True:
-        state = job(slurm, number)
-        if state["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"):
-            return state
-        assert time.monotonic() < deadline, state
-        time.sleep(1)
+    ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+    wait_until(lambda: job(slurm, number)["JobState"] in ends, f"job {number} does not end")
+    return job(slurm, number)
 
 
 def _time_limits(slurm: dict[str, str], folder: Path) -> None:

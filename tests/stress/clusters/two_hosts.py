@@ -1,27 +1,20 @@
 """Two hosts on this one: network namespaces with an address and a host name each, and a link that can be cut."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusters.cluster_runs import LIMIT_SECONDS, ROOT, environment
+from clusters.cluster_runs import LIMIT_SECONDS, wait_until
+from conftest import ROOT
+from rank_pool import environment
 
 ADDRESSES = {"host-a": "10.213.7.1", "host-b": "10.213.7.2"}
 _ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && eval "$3" && shift 3 && exec "$@"'
-
-
-def missing_program() -> str | None:
-    if os.geteuid() != 0:
-        return "needs root"
-    missing = [program for program in ("ip", "unshare") if shutil.which(program) is None]
-    return f"needs {', '.join(missing)}" if missing else None
 
 
 @dataclass
@@ -47,21 +40,17 @@ class TwoHosts:
         with open(self.folder / f"{name}.log", "w") as log:
             return subprocess.Popen(
                 [*enter, host, str(hosts), mount, *command],
-                cwd=ROOT, env=environment(**variables), stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                cwd=ROOT, env=environment() | variables, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
     def torchrun(self, arguments: list[str], name: str, mount_on_b: str = "true") -> list:
         """Starts torchrun with one process on each host, as in docs/clusters.md."""
         nodes = ("--nnodes=2", "--nproc_per_node=1", "--master_addr=host-a", "--master_port=29500")
         torchrun = [sys.executable, "-m", "torch.distributed.run", *nodes]
+        commands = [[*torchrun, f"--node_rank={rank}", "main_multi_gpu.py", *arguments] for rank in range(2)]
         return [
-            self.run(
-                host,
-                [*torchrun, f"--node_rank={rank}", "main_multi_gpu.py", *arguments],
-                f"{name}-{host}",
-                mount_on_b if rank else "true",
-            )
-            for rank, host in enumerate(ADDRESSES)
+            self.run(host, command, f"{name}-{host}", mount)
+            for host, command, mount in zip(ADDRESSES, commands, ("true", mount_on_b), strict=True)
         ]
 
     def printed(self, name: str) -> str:
@@ -106,14 +95,11 @@ def wait_for_ends(started: list[subprocess.Popen]) -> list[int]:
 
 def wait_for_workers(hosts: TwoHosts, *names: str) -> None:
     """Waits until the workers of these hosts have ended; their launchers may run on."""
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while any(_is_worker(pid) for name in names for pid in processes(hosts, name)):
-        assert time.monotonic() < deadline, "a worker does not end"
-        time.sleep(0.1)
 
+    def is_worker(pid: int) -> bool:
+        return "main_multi_gpu.py" in _command(pid) and not is_torchrun(pid)
 
-def _is_worker(pid: int) -> bool:
-    return "main_multi_gpu.py" in _command(pid) and not is_torchrun(pid)
+    wait_until(lambda: not any(is_worker(pid) for name in names for pid in processes(hosts, name)), "a worker lives on")
 
 
 def is_torchrun(pid: int) -> bool:

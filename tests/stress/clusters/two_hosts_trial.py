@@ -5,17 +5,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from clusters import two_hosts
-from clusters.cluster_runs import LIMIT_SECONDS, ROOT, assert_unbroken, flags, only_log, wait_for_log
+from clusters import cluster_runs, two_hosts
+from clusters.cluster_runs import LIMIT_SECONDS, assert_unbroken, flags, only_log, wait_for_log, wait_until
 from clusters.two_hosts import TwoHosts, wait_for_ends, wait_for_workers
+from conftest import ROOT
 
 EPOCHS = 8
-missing_program = two_hosts.missing_program
+
+
+def missing_program() -> str | None:
+    return cluster_runs.missing_program("ip", "unshare")
 
 
 def finish(started: list[subprocess.Popen], hosts: TwoHosts, name: str) -> None:
@@ -80,10 +83,7 @@ def start_elastic(hosts: TwoHosts, host: str, output: Path, name: str, epochs: i
 
 
 def wait_for_count(output: Path, pattern: str, count: int) -> None:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while len(re.findall(pattern, only_log(output))) < count:
-        assert time.monotonic() < deadline, only_log(output)[-3000:]
-        time.sleep(0.2)
+    wait_until(lambda: len(re.findall(pattern, only_log(output))) >= count, f"not {count} times: {pattern}")
 
 
 def _lost_node(hosts: TwoHosts, folder: Path) -> None:

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from faults.checkpoints import FSDP
 from faults.processes import MULTI, SINGLE, finish
 from faults.saved import state_hash
 from faults.scene import Scene
-from faults.sharded import FSDP
 from results import Result, show_progress
 
 from engine.checkpoint.reader import load_checkpoint

@@ -2,26 +2,25 @@
 
 from dataclasses import replace
 
-from faults.checkpoints import checkpoint_faults, resume_faults
+from faults.checkpoints import resume_faults, sharded_faults
 from faults.inputs import input_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
-from faults.sharded import sharded_faults
 from faults.tar import tar_faults
-from faults.tar_cache import cache_faults
-from faults.tar_servers import server_faults
+from faults.tar_cache import bucket_faults, cache_faults
+from faults.tar_served import server_faults
 
 from utils.errors import MAY_PASS
 
 _SUBJECTS = (
-    input_faults, tar_faults, server_faults, cache_faults, checkpoint_faults, resume_faults, sharded_faults,
+    input_faults, tar_faults, server_faults, cache_faults, bucket_faults, resume_faults, sharded_faults,
     output_faults, signal_faults, rank_faults, worker_faults,
 )  # fmt: skip
 
 
 # The exit status says that a retry may cure them. Of the others, those with an error line are refused.
 _MAY_PASS = (
-    "a GPU that is named but missing", "-device=cuda without a GPU", "command line: not enough memory",
+    "a GPU that is named but missing", "command line: not enough memory",
     "data: no list", "tar: no writable place for the index",
     "tar server: an unknown host", "tar server: goes away",
     "tar server: shards are replaced during the run", "weights: missing", "weights: an unreachable Hub",

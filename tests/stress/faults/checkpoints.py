@@ -1,44 +1,85 @@
-"""Faults in checkpoints and in resuming."""
+"""Faults in checkpoints, files and folders of parts, and in resuming; ranks of a sharded run that die."""
 
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from faults.processes import MULTI
 from faults.runner import Fault, finished
-from faults.scene import Scene, flipped, in_namespace, require_mounts, with_last
+from faults.runs import evaluating, rank_deaths, send, training, two_ranks
+from faults.scene import Provoke, Scene, flipped, in_namespace, require_mounts, truncated
+from shard_files import to_shards
 
-_FULL = in_namespace(
-    "mount -t tmpfs -o size=16m tmpfs output && cp -r saved/* output && (cat /dev/zero > output/fill || true) 2>&-"
-)
-
-
-def checkpoint_faults() -> list[Fault]:
-    of_another_model = with_last("resume", lambda path: None, "MODEL.EMBED_DIM=32")
-    return [
-        Fault(
-            "checkpoint: missing", lambda scene: scene.digits(flags=("-resume=none.pth",)), r"none.pth: no such file"
-        ),
-        Fault("checkpoint: with a bit flipped", with_last("resume", flipped), r"last.pth: is damaged"),
-        Fault("checkpoint: of another model", of_another_model, r"checkpoint is of another model"),
-    ]
+FSDP = "PARALLEL.STRATEGY=fsdp"
+LONGER = "TRAIN.NUM_EPOCHS=3"
+PART = "shard-00002-model-00001-of-00001.safetensors"
 
 
 def resume_faults() -> list[Fault]:
+    def damaged(scene: Scene) -> Path:
+        return flipped(scene.run_copy() / "last.pth").parent
+
+    def in_folder(scene: Scene) -> list[str]:
+        return scene.digits(LONGER, flags=(f"-resume={damaged(scene)}",))
+
+    def found(scene: Scene) -> list[str]:
+        damaged(scene)
+        return scene.digits(LONGER, flags=("-resume=auto",))
+
+    def on_full_disk(scene: Scene) -> list[str]:
+        require_mounts()
+        saved = scene.run_copy()
+        shutil.move(scene.output, scene.folder / "saved")
+        scene.output.mkdir()
+        return scene.digits(LONGER, flags=(f"-resume={saved}",))
+
+    full = "mount -t tmpfs -o size=16m tmpfs output && cp -r saved/* output && (cat /dev/zero > output/a || true) 2>&-"
     return [
-        Fault("resume: a full disk", _full_disk, r"output/\S+: No space left", shell=_FULL),
-        finished("resume: a folder, the last is damaged", _damaged_in_folder, prints="Resume: skipped"),
-        finished("resume: auto, the last is damaged", _damaged_and_found),
+        Fault("resume: a full disk", on_full_disk, r"output/\S+: No space left", shell=in_namespace(full)),
+        finished("resume: a folder, the last is damaged", in_folder, prints="Resume: skipped"),
+        finished("resume: auto, the last is damaged", found),
     ]
 
 
-def _damaged_in_folder(scene: Scene) -> list[str]:
-    return scene.digits("TRAIN.NUM_EPOCHS=3", flags=(f"-resume={flipped(scene.run_copy() / 'last.pth').parent}",))
+def sharded_faults() -> list[Fault]:
+    two, in_evaluation = two_ranks(training, FSDP), two_ranks(evaluating, FSDP)
+    on_sigterm = send(signal.SIGTERM)
+    full = r"(last\.shards: cannot be saved: No space left|No space left)"
+    disk = in_namespace("mount -t tmpfs -o size=256k tmpfs output")
+    flipped_part = _in_folder(lambda folder: flipped(folder / PART))
+    without_part = _in_folder(lambda folder: (folder / PART).unlink(), ranks=1)
+    cut_manifest = _in_folder(lambda folder: truncated(folder / "manifest.json"), resume="auto")
+    faults = [
+        *rank_deaths(FSDP, may_cut_save=True),
+        Fault("SIGTERM", two, None, (143,), MULTI, on_sigterm, "interrupted"),
+        Fault("SIGTERM in evaluation", in_evaluation, None, (143,), MULTI, on_sigterm, "interrupted"),
+        Fault("a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=disk),
+        finished("a part with a bit flipped", flipped_part, script=MULTI, prints=r"Resume: skipped: .*is damaged"),
+        finished("a missing part, one process resumes", without_part, prints=r"Resume: skipped: .*is missing"),
+        finished("a manifest that is cut short, -resume=auto", cut_manifest, script=MULTI),
+    ]
+    return [replace(fault, name=f"sharded run: {fault.name}") for fault in faults]
 
 
-def _damaged_and_found(scene: Scene) -> list[str]:
-    flipped(scene.run_copy() / "last.pth")
-    return scene.digits("TRAIN.NUM_EPOCHS=3", flags=("-resume=auto",))
-
-
-def _full_disk(scene: Scene) -> list[str]:
-    require_mounts()
-    saved = scene.run_copy()
-    scene.output.rename(scene.folder / "saved")
+def _on_small_disk(scene: Scene) -> list[str]:
     scene.output.mkdir()
-    return scene.digits("TRAIN.NUM_EPOCHS=3", flags=(f"-resume={saved}",))
+    return two_ranks(training, FSDP)(scene)
+
+
+def _in_folder(change: Callable[[Path], Any], ranks: int = 2, resume: str | None = None) -> Provoke:
+    """Resumes a finished run that has two checkpoints, folders of two parts, of which the last is damaged."""
+
+    def provoke(scene: Scene) -> list[str]:
+        folder = scene.run_copy()
+        for name in ("last.pth", "previous.pth"):
+            to_shards(folder / name)
+        for file in folder.glob("*.pth"):
+            file.unlink()
+        change(folder / "last.shards")
+        flags = (f"-resume={resume or folder}", f"-batch_size={64 // ranks}")
+        return scene.digits(LONGER, FSDP, flags=(*flags, *([f"-ngpus={ranks}"] if ranks > 1 else [])))
+
+    return provoke

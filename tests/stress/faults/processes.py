@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from faults.scene import Scene
+from rank_pool import environment as environment_of_user
 
 from utils.errors import UserError
 
@@ -19,13 +20,6 @@ ROOT = Path(__file__).parents[3]
 SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
 HANG_SECONDS = 300.0  # a process that does not end within this time hangs, also on a slow machine
 _MARKER = "AMPVIT_FAULT"  # environment variable of all processes of a fault
-_LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE")
-
-
-def script_environment() -> dict[str, str]:
-    """This process's environment without a launcher's variables, for a script of one thread on the CPU."""
-    inherited = {key: value for key, value in os.environ.items() if key not in _LAUNCHER_VARIABLES}
-    return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def reset_signals() -> None:
@@ -130,7 +124,6 @@ def start(
 ) -> Running:
     """Starts an entry script in a new session. printed: the file in the scene's folder for the output."""
     marker = uuid.uuid4().hex
-    own = {_MARKER: marker} | (environment or {})
     command = [sys.executable, str(ROOT / script), *argv]
     if shell:
         command = ["sh", "-c", shell.replace("{}", 'exec "$@"'), "sh", *command]
@@ -138,7 +131,7 @@ def start(
         process = subprocess.Popen(
             command,
             cwd=scene.folder,
-            env=script_environment() | own,
+            env=environment_of_user() | {_MARKER: marker} | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -4,19 +4,19 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from faults import processes
 from faults.processes import SINGLE, Running, start
 from faults.saved import has_good_checkpoint
-from faults.scene import Scene, Skipped
+from faults.scene import Provoke, Scene, Skipped
+from results import Result
 
 from engine.checkpoint.run_folder import remove_temporary
 from utils.errors import REFUSED
 
-Provoke = Callable[[Scene], Sequence[str]]
 GRACE_SECONDS = 60.0  # for helper processes to end after the main process
 
 
@@ -56,78 +56,71 @@ def finished(name: str, provoke: Provoke, **more: Any) -> Fault:
     return Fault(name, provoke, None, (0,), state="finished", **more)
 
 
-@dataclass
-class Outcome:
-    """The observed outcome. A fault passes if it is not skipped and has no problems."""
-
-    name: str
-    observed: str = ""
-    seconds: float = 0.0
-    problems: list[str] = field(default_factory=list)
-    skipped: str | None = None
-
-
-def run_fault(fault: Fault, scene: Scene) -> Outcome:
-    """Provokes the fault in an empty scene."""
-    outcome, started = Outcome(fault.name), time.monotonic()
+def run_fault(fault: Fault, scene: Scene) -> Result:
+    """Provokes the fault in an empty scene. A failure has all problems and the observed outcome."""
+    result, started = Result(fault.name, 1), time.monotonic()
     try:
         with scene.resources:
-            _run(fault, fault.provoke(scene), scene, outcome)
+            problems, observed = _run(fault, scene)
+        result.failures = [f"{', '.join(problems)} (observed: {observed})"] if problems else []
     except Skipped as reason:
-        outcome.skipped = str(reason)
+        result.skipped.append(str(reason))
     except Exception as error:  # a failure of one fault must not end the others
-        outcome.problems.append(f"{type(error).__name__}: {error}")
-    outcome.seconds = time.monotonic() - started
-    return outcome
+        result.failures.append(f"{type(error).__name__}: {error}")
+    result.seconds = time.monotonic() - started
+    return result
 
 
-def _run(fault: Fault, argv: Sequence[str], scene: Scene, outcome: Outcome) -> None:
-    running = start(scene, fault.script, argv, environment=fault.environment, shell=fault.shell)
-    grace_seconds = GRACE_SECONDS
+def _run(fault: Fault, scene: Scene) -> tuple[list[str], str]:
+    """The problems, and the observed outcome."""
+    running = start(scene, fault.script, fault.provoke(scene), environment=fault.environment, shell=fault.shell)
+    problems, grace_seconds = list[str](), GRACE_SECONDS
     try:
         if fault.act:
             fault.act(running)
         running.process.wait(processes.HANG_SECONDS)
     except Exception as error:  # of `act`, or a time limit
-        outcome.problems.append("hangs" if isinstance(error, subprocess.TimeoutExpired) else str(error))
+        problems.append("hangs" if isinstance(error, subprocess.TimeoutExpired) else str(error))
         grace_seconds = 0.0
     if left := running.kill_leftovers(grace_seconds):
-        outcome.problems.append(f"{len(left)} process(es) left: {left[0]}")
-    running.process.wait()
-    _check(fault, outcome, scene, running.process.returncode)
-    if fault.check:
-        outcome.problems += fault.check(scene)
-
-
-def _check(fault: Fault, outcome: Outcome, scene: Scene, status: int) -> None:
-    printed = (scene.folder / "printed").read_text(errors="replace")
+        problems.append(f"{len(left)} process(es) left: {left[0]}")
+    status, printed = running.process.wait(), (scene.folder / "printed").read_text(errors="replace")
     status = 128 - status if status < 0 else status
     errors = [re.sub(r"\n +", " / ", error) for error in re.findall(r"^error: (.*(?:\n  .*)*)", printed, re.MULTILINE)]
-    state = _state(scene)
-    outcome.observed = ", ".join([f"status {status}", *([f"state {state}"] if fault.state else []), *errors[:1]])
-    problems = outcome.problems
+    state = _state(scene) if fault.state else None
     if status not in fault.status:
         problems.append(f"status {status}: {' '.join(printed.strip().splitlines()[-1:])[:200]}")
-    if fault.line is None and errors:
-        problems.append("an unexpected error line")
-    if fault.line is not None and len(errors) != 1:
-        problems.append(f"{len(errors)} error lines")
-    if fault.line is not None and errors and not re.search(fault.line, errors[0]):
-        problems.append("another error line")
-    if fault.prints and not re.search(fault.prints, printed):
-        problems.append(f"does not print {fault.prints}")
-    if "Traceback" in printed:
-        problems.append("a traceback")
-    if not all(line.isprintable() and len(line) <= 1200 for line in errors):
-        problems.append("an error line that is too long or has control characters")
-    if fault.state and state != fault.state:
+    if state != fault.state:
         problems.append(f"state {state}")
+    problems += [*_problems_of_text(fault, printed, errors), *_problems_of_files(fault, scene)]
+    problems += fault.check(scene) if fault.check else []
+    return problems, ", ".join([f"status {status}", *([f"state {state}"] if state else []), *errors[:1]])
+
+
+def _problems_of_text(fault: Fault, printed: str, errors: list[str]) -> Iterator[str]:
+    if fault.line is None and errors:
+        yield "an unexpected error line"
+    if fault.line is not None and len(errors) != 1:
+        yield f"{len(errors)} error lines"
+    if fault.line is not None and errors and not re.search(fault.line, errors[0]):
+        yield "another error line"
+    if fault.prints and not re.search(fault.prints, printed):
+        yield f"does not print {fault.prints}"
+    if "Traceback" in printed:
+        yield "a traceback"
+    if not all(line.isprintable() and len(line) <= 1200 for line in errors):
+        yield "an error line that is too long or has control characters"
+
+
+def _problems_of_files(fault: Fault, scene: Scene) -> Iterator[str]:
     if fault.may_cut_save:
         for folder in scene.output.iterdir():
             remove_temporary(folder)
-    problems += [f"a temporary file is left: {path.name}" for path in scene.folder.rglob("*.tmp")]
-    saved = {path.parent for form in ("pth", "shards") for path in scene.output.glob(f"*/*.{form}")}
-    problems += [f"no good checkpoint in {folder.name}" for folder in saved if not has_good_checkpoint(folder)]
+    for path in scene.folder.rglob("*.tmp"):
+        yield f"a temporary file is left: {path.name}"
+    for folder in {path.parent for form in ("pth", "shards") for path in scene.output.glob(f"*/*.{form}")}:
+        if not has_good_checkpoint(folder):
+            yield f"no good checkpoint in {folder.name}"
 
 
 def _state(scene: Scene) -> str | None:

@@ -5,10 +5,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from faults.processes import MULTI, Running
-from faults.runner import Fault, Provoke
-from faults.scene import ENDLESS, Scene, in_namespace, require_mounts
+from faults.runner import Fault
+from faults.scene import ENDLESS, Provoke, Scene, given, in_namespace, require_mounts
 
 SHORT_TIMEOUT = "TIMEOUT_SECONDS=10"  # of runs that wait for an answer that does not come
 
@@ -16,11 +17,6 @@ SHORT_TIMEOUT = "TIMEOUT_SECONDS=10"  # of runs that wait for an answer that doe
 def output_faults() -> list[Fault]:
     def a_file(scene: Scene) -> list[str]:
         return scene.digits(flags=(f"-output={scene.write('file', 'x')}",))
-
-    def mounted(scene: Scene) -> list[str]:
-        require_mounts()
-        scene.output.mkdir()
-        return scene.digits()
 
     def mount(options: str) -> str:
         return in_namespace(f"mount -t tmpfs -o {options} tmpfs output")
@@ -30,14 +26,11 @@ def output_faults() -> list[Fault]:
         (folder,) = running.scene.output.iterdir()
         folder.rename(running.scene.folder / "elsewhere")
 
-    def no_folder(scene: Scene) -> list[str]:
-        return scene.digits(flags=("-output=/proc/none",))
-
     gone = "cd $(mktemp -d); rmdir $PWD; {}"
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"
     return [
         Fault("output: a file", a_file, r"SAVE: .*file is not writable: Not a directory"),
-        Fault("output: no folder for files", no_folder, r"/proc/none is not writable"),
+        Fault("output: no folder for files", given("-output=/proc/none"), r"/proc/none is not writable"),
         Fault("output: read-only", mounted, r"SAVE: .*output is not writable: a read-only", shell=mount("ro")),
         Fault("output: a full disk", mounted, full, shell=mount("size=64k")),
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),
@@ -45,6 +38,13 @@ def output_faults() -> list[Fault]:
         Fault("output: the folder is moved", training, r"No such file", act=remove_the_folder),
         Fault("the folder of the shell is deleted", Scene.digits, r"current folder", shell=gone),
     ]
+
+
+def mounted(scene: Scene) -> list[str]:
+    """A run whose process, or second rank, has file systems or a host name of its own."""
+    require_mounts()
+    scene.output.mkdir()
+    return scene.digits()
 
 
 def evaluating(scene: Scene) -> list[str]:
@@ -82,6 +82,16 @@ def _send_to_all(number: int) -> Callable[[Running], None]:
     return act
 
 
+def rank_deaths(*options: str, **more: Any) -> list[Fault]:
+    """A rank of two is killed, or stops."""
+    two, stopped, ended = two_ranks(training, *options), two_ranks(training, *options, SHORT_TIMEOUT), (1, 137)
+    return [
+        Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed", **more),
+        Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed", **more),
+        Fault("rank 1 stopped", stopped, r"rank 1", ended, MULTI, send(signal.SIGSTOP, 1), "failed", **more),
+    ]
+
+
 def signal_faults() -> list[Fault]:
     def during_the_start(running: Running) -> None:
         time.sleep(1.0)
@@ -101,7 +111,7 @@ def signal_faults() -> list[Fault]:
 
 
 def rank_faults() -> list[Fault]:
-    two, stopped = two_ranks(training), two_ranks(training, SHORT_TIMEOUT)
+    two = two_ranks(training)
 
     def port_in_use(scene: Scene) -> list[str]:
         listener = scene.listener = socket.create_server(("127.0.0.1", 0))
@@ -113,22 +123,12 @@ def rank_faults() -> list[Fault]:
         scene.write("data/train/cat/3.jpg", b"hello")
         return flags
 
-    def unshared(scene: Scene) -> list[str]:
-        """Rank 1 has a file system of its own over the output folder, and another host name."""
-        require_mounts()
-        scene.output.mkdir()
-        return scene.digits()
-
     def other_data(scene: Scene) -> list[str]:
         """Rank 1 sees another folder of images, in which one is missing."""
         require_mounts()
         shutil.copytree(scene.data, scene.folder / "other")
         (scene.folder / "other/train/cat/3.jpg").unlink()
         return scene.images(dataset="folder")
-
-    def other_seed(scene: Scene) -> list[str]:
-        require_mounts()
-        return scene.digits()
 
     def restarted(scene: Scene) -> list[str]:
         return scene.digits("TRAIN.NUM_EPOCHS=20", "REPORT_FREQ=1", "SAVE_FREQ_STEPS=5", flags=("-resume=auto",))
@@ -143,25 +143,21 @@ def rank_faults() -> list[Fault]:
         RANK=0 unshare -ru sh -c 'hostname hostA && exec "$@"' sh "$@"; status=$?; wait; exit $status"""
 
     port = "export MASTER_PORT=$(cat port) MASTER_ADDR=127.0.0.1 RANK=0 LOCAL_RANK=0 WORLD_SIZE=2; {}"
-    tmpfs, bind = (
-        two_hosts('mount -t tmpfs tmpfs output && exec "$@"'),
-        two_hosts('mount --bind other data && exec "$@"'),
-    )
+    tmpfs = two_hosts('mount -t tmpfs tmpfs output && exec "$@"')
+    bind = two_hosts('mount --bind other data && exec "$@"')
     seed = two_hosts('exec "$@" SEED=1')
-    ended, on_sigterm = (1, 137), send(signal.SIGTERM)
+    on_sigterm = send(signal.SIGTERM)
     return [
-        Fault("rank 0 killed", two, r"rank 0", ended, MULTI, send(signal.SIGKILL, 0), "failed"),
-        Fault("rank 1 killed", two, r"rank 1", ended, MULTI, send(signal.SIGKILL, 1), "failed"),
-        Fault("rank 1 stopped", stopped, r"rank 1", ended, MULTI, send(signal.SIGSTOP, 1), "failed"),
+        *rank_deaths(),
         Fault("rank 1 terminated", two, None, (143,), MULTI, send(signal.SIGTERM, 1), "interrupted"),
         Fault("an image that one rank cannot read", bad_image, r"3\.jpg: is not an image", script=MULTI),
         Fault("SIGTERM to two ranks", two, None, (143,), MULTI, on_sigterm, "interrupted"),
         Fault("SIGUSR1 to two ranks", two, None, (138,), MULTI, send(signal.SIGUSR1), "interrupted"),
         Fault("Ctrl-C on two ranks", two, None, (130,), MULTI, _send_to_all(signal.SIGINT), "interrupted"),
         Fault("a closed terminal on two ranks", two, None, (129,), MULTI, _send_to_all(signal.SIGHUP), "interrupted"),
-        Fault("output: not shared", unshared, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=tmpfs),
+        Fault("output: not shared", mounted, r"output/\S+: hostB does not see .*hostA", (1,), MULTI, shell=tmpfs),
         Fault("hosts with other data", other_data, r"hostB\) has .*cat/4.jpg .*cat/3.jpg", (2,), MULTI, shell=bind),
-        Fault("ranks with other options", other_seed, r"hostB\) has SEED 1, .*SEED 0", (2,), MULTI, shell=seed),
+        Fault("ranks with other options", mounted, r"hostB\) has SEED 1, .*SEED 0", (2,), MULTI, shell=seed),
         Fault("the launcher killed", two, None, (137,), MULTI, send(signal.SIGKILL), "interrupted"),
         Fault("SIGTERM to torchrun", training, None, (1,), MULTI, on_sigterm, "interrupted", shell=torchrun),
         Fault("torchrun restarts", restarted, None, (0,), MULTI, send(signal.SIGKILL, 1), "finished", shell=elastic),

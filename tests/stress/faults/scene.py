@@ -1,24 +1,18 @@
 """The folder in which a fault is provoked, with a little data and flags of runs that take a second or two."""
 
-import io
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import product
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
-from PIL import Image
+from conftest import TINY_VIT, digits_flags
 
-TINY = [
-    "MODEL.NUM_CLASSES=10", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=2", "MODEL.PATCH_SIZE=4",
-    "DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", "TRAIN.WARMUP_EPOCHS=0.5", "TRAIN.NUM_EPOCHS=2", "TRAIN.BASE_LR=1e-3",
-    "SAVE_FREQ=1", "TRAIN.MAX_STEPS=null",
-]  # fmt: skip
-GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+from tests.datasets.shards.tar_files import jpeg
+
+TINY = [*TINY_VIT, "TRAIN.BASE_LR=1e-3"]
 ENDLESS = ["TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1"]
 
 
@@ -37,24 +31,6 @@ def in_namespace(command: str) -> str:
     return f'unshare -rm sh -c \'{command} && exec "$@"\' sh "$@"'
 
 
-class RunsCode:
-    """An object whose pickle runs a command when it is loaded."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch exploded",)
-
-
-def image_bytes() -> bytes:
-    pixels = np.random.default_rng(0).integers(256, size=(12, 16, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(buffer := io.BytesIO(), "JPEG")
-    return buffer.getvalue()
-
-
-def torch_bytes(content: object) -> bytes:
-    torch.save(content, buffer := io.BytesIO())
-    return buffer.getvalue()
-
-
 class Scene:
     """The files of one fault.
 
@@ -68,7 +44,7 @@ class Scene:
 
     def digits(self, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on the embedded digits."""
-        return ["-dataset=digits", "-batch_size=64", f"-output={self.output}", *flags, "-opts", *TINY, *GREY, *options]
+        return [*digits_flags(self.output), *options, *flags]
 
     def images(self, *options: str, dataset: str = "imagenet2012", flags: tuple[str, ...] = ()) -> list[str]:
         """Flags of a run on 24 training and 8 validation images of two classes."""
@@ -78,15 +54,13 @@ class Scene:
     @cached_property
     def data(self) -> Path:
         """The images, as class folders and as lists."""
-        root = self.folder / "data"
         for split, count in (("train", 12), ("val", 4)):
-            paths = [f"{split}/{name}/{number}.jpg" for number in range(count) for name in ("cat", "dog")]
-            for path in paths:
-                self.write(f"data/{path}", image_bytes())
-            labels = ["cat" not in path for path in paths]
-            rows = "".join(f"{path} {label:d}\n" for path, label in zip(paths, labels, strict=True))
-            self.write(f"data/{split}_list.txt", rows)
-        return root
+            lines = ""
+            for number, (label, name) in product(range(count), enumerate(("cat", "dog"))):
+                self.write(f"data/{split}/{name}/{number}.jpg", jpeg(0))
+                lines += f"{split}/{name}/{number}.jpg {label}\n"
+            self.write(f"data/{split}_list.txt", lines)
+        return self.folder / "data"
 
     def write(self, name: str, content: str | bytes) -> Path:
         path = self.folder / name
@@ -100,15 +74,12 @@ class Scene:
         return Path(shutil.copytree(self.trained, self.output / self.trained.name))
 
 
-def with_last(flag: str, change: Callable[[Path], Any], *options: str) -> Callable[[Scene], list[str]]:
-    """Gives the changed `last.pth` of a copied run to a flag."""
+Provoke = Callable[[Scene], list[str]]
 
-    def provoke(scene: Scene) -> list[str]:
-        last = scene.run_copy() / "last.pth"
-        change(last)
-        return scene.digits(*options, flags=(f"-{flag}={last}",))
 
-    return provoke
+def given(*flags: str, options: tuple[str, ...] = ()) -> Provoke:
+    """A run on the digits with these flags and options."""
+    return lambda scene: scene.digits(*options, flags=flags)
 
 
 def truncated(path: Path) -> Path:

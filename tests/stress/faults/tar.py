@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fault_server import SECRET
 from faults.processes import SINGLE, finish
-from faults.runner import Fault, Provoke, finished
-from faults.scene import TINY, Scene, in_namespace, require_mounts, truncated
-from tar_files import jpeg, write_shards
+from faults.runner import Fault, finished
+from faults.scene import TINY, Provoke, Scene, in_namespace, require_mounts, truncated
 
 from configs.schema import Data
 from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME
+from tests.datasets.shards.fault_server import SECRET
+from tests.datasets.shards.tar_files import jpeg, write_shards
 
 
 def tar_flags(scene: Scene, path: object, *options: str, flags: tuple[str, ...] = ()) -> list[str]:
@@ -34,11 +35,7 @@ def secret_is_kept(scene: Scene) -> list[str]:
     return [f"a secret is in {path.name}" for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def tar_faults() -> list[Fault]:
-    return [*_refused(), *_finished_runs()]
-
-
-def changed(change: Callable[[Path], Any], *options: str) -> Provoke:
+def _changed(change: Callable[[Path], Any], *options: str) -> Provoke:
     """A run on shards in a folder that `change` has changed after they were indexed."""
 
     def provoke(scene: Scene) -> list[str]:
@@ -57,45 +54,39 @@ def _with_flipped_bit(root: Path) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def _refused() -> list[Fault]:
-    def at(path: str) -> Provoke:
-        return lambda scene: tar_flags(scene, path)
+def tar_faults() -> list[Fault]:
+    def with_password(scene: Scene) -> list[str]:
+        return tar_flags(scene, f"https://me:{SECRET}@host/d")
 
-    cut_short = changed(lambda root: truncated(root / "train-0001.tar"))
-    table: dict[str, tuple[Provoke, str]] = {
-        "a password in the URL": (at(f"https://me:{SECRET}@host/d"), r"contains a user or password; remove it"),
-        "cut short": (cut_short, r"train-0001\.tar: .*15,360 bytes"),
-        "an image with a bit flipped": (changed(_with_flipped_bit), r"train-0002\.tar/000023\.jpg: is damaged"),
-        "another SHUFFLE_SHARDS inside an epoch": (_resumed_with_other_windows, r"SHUFFLE_SHARDS 2, .* 3"),
-    }
+    def without_a_place_for_the_index(scene: Scene) -> list[str]:
+        require_mounts()
+        root = data_of(scene)
+        (root / INDEX_NAME).unlink()
+        return tar_flags(scene, root, f"DATA.CACHE_DIR={root}")
+
+    def with_other_windows(scene: Scene) -> list[str]:
+        root = data_of(scene)
+        finish(scene, SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), "first")
+        (folder,) = scene.output.iterdir()
+        return tar_flags(scene, root, "DATA.SHUFFLE_SHARDS=3", flags=(f"-resume={folder}",))
+
+    def lists_the_image(scene: Scene) -> list[str]:
+        lists = [path.read_text() for path in scene.output.glob("*/bad_images_0.csv")]
+        return [] if any("train-0002.tar/000023.jpg" in text for text in lists) else ["the image is not listed"]
+
+    cut_short = _changed(lambda root: truncated(root / "train-0001.tar"))
     no_place = r"shards/indexes: cannot store .*Read-only file system.*DATA\.CACHE_DIR"
     read_only = in_namespace("mount --bind shards shards && mount -o remount,ro,bind shards")
-    return [
-        *(Fault(f"tar: {name}", provoke, line, check=secret_is_kept) for name, (provoke, line) in table.items()),
-        Fault("tar: no writable place for the index", _without_a_place_for_the_index, no_place, shell=read_only),
+    skipping, skipped = _changed(_with_flipped_bit, "DATA.ON_BAD_IMAGE=skip"), r"1 of 60 training images"
+    windows = r"SHUFFLE_SHARDS 2, .* 3"
+    refused = [
+        Fault("a password in the URL", with_password, r"contains a user or password; remove it"),
+        Fault("cut short", cut_short, r"train-0001\.tar: .*15,360 bytes"),
+        Fault("an image with a bit flipped", _changed(_with_flipped_bit), r"train-0002\.tar/000023\.jpg: is damaged"),
+        Fault("another SHUFFLE_SHARDS inside an epoch", with_other_windows, windows),
+        Fault("no writable place for the index", without_a_place_for_the_index, no_place, shell=read_only),
     ]
-
-
-def _without_a_place_for_the_index(scene: Scene) -> list[str]:
-    require_mounts()
-    root = data_of(scene)
-    (root / INDEX_NAME).unlink()
-    return tar_flags(scene, root, f"DATA.CACHE_DIR={root}")
-
-
-def _resumed_with_other_windows(scene: Scene) -> list[str]:
-    root = data_of(scene)
-    finish(scene, SINGLE, tar_flags(scene, root, "TRAIN.MAX_STEPS=20"), "first")
-    (folder,) = scene.output.iterdir()
-    return tar_flags(scene, root, "DATA.SHUFFLE_SHARDS=3", flags=(f"-resume={folder}",))
-
-
-def _lists_the_image(scene: Scene) -> list[str]:
-    lists = [path.read_text() for path in scene.output.glob("*/bad_images_0.csv")]
-    return [] if any("train-0002.tar/000023.jpg" in text for text in lists) else ["the image is not listed"]
-
-
-def _finished_runs() -> list[Fault]:
-    skipping = changed(_with_flipped_bit, "DATA.ON_BAD_IMAGE=skip")
-    skipped = r"1 of 60 training images"
-    return [finished("tar: a flipped bit, with ON_BAD_IMAGE=skip", skipping, prints=skipped, check=_lists_the_image)]
+    return [
+        *(replace(fault, name=f"tar: {fault.name}", check=secret_is_kept) for fault in refused),
+        finished("tar: a flipped bit, with ON_BAD_IMAGE=skip", skipping, prints=skipped, check=lists_the_image),
+    ]

@@ -4,16 +4,13 @@ import logging
 import signal
 from collections import Counter
 
-from fault_server import SECRET, FaultHandler, body
 from faults.processes import MULTI, Running
 from faults.runner import Fault, finished
 from faults.scene import Scene, Skipped, in_namespace, require_mounts
 from faults.tar import data_of, secret_is_kept, tar_flags
 from faults.tar_served import CACHE, LONG, Check, all_of, is_equal, resumed, served
 
-
-def cache_faults() -> list[Fault]:
-    return [*_cache_faults(), *_bucket_faults()]
+from tests.datasets.shards.fault_server import SECRET, FaultHandler, body
 
 
 def _downloads(most: int, least: int = 1) -> Check:
@@ -37,7 +34,7 @@ def slow_downloads(handler: FaultHandler) -> None:
     body(pause_seconds=10.0 if is_whole_shard else 0.0)(handler)
 
 
-def _cache_faults() -> list[Fault]:
+def cache_faults() -> list[Fault]:
     def on_small_disk(scene: Scene) -> list[str]:
         require_mounts()
         (scene.folder / "cache").mkdir()
@@ -67,7 +64,7 @@ def _cache_faults() -> list[Fault]:
     ]
 
 
-def _bucket_faults() -> list[Fault]:
+def bucket_faults() -> list[Fault]:
     def in_bucket(scene: Scene) -> list[str]:
         try:
             import boto3
