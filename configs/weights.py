@@ -1,4 +1,4 @@
-"""The options that travel with weights, and the options of a run that follow them. Without torch."""
+"""Where weights are, the options that travel with them, and the options of a run that follow them. Without torch."""
 
 import json
 import os
@@ -14,9 +14,12 @@ from configs.reading.layer_rules import architecture
 from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
-from utils.errors import UserError
+from configs.schema.loss import WEIGHTS_EXTENSIONS
+from utils.errors import Unavailable, UserError
+from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 from utils.file_formats.hf_folder import read_metadata, weight_file
 
+PADDLE = ".pdparams"
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
 PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL")
@@ -25,6 +28,27 @@ NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
+
+
+def find_weights(path: str) -> Path:
+    """The weight file or the checkpoint folder at `path`, or at `path` with an extension added.
+
+    .pdparams first, because PaddleViT's users omit it. Of a folder with config.json, and of `hf-hub:ORG/NAME`, the
+    weights that timm saved.
+
+    Raises:
+        UserError: no such file; names the extensions that were tried. Or as `weight_file`.
+    """
+    path = weight_file(path)
+    for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS)):
+        if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
+            return Path(candidate)
+    if os.path.isdir(path):
+        best = Path(path, "best.pth")
+        file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *Path(path).glob(f"*{PADDLE}"))), best)
+        fix = f"give a file in it, such as {file}" + (f", or -resume={path}" if file.suffix != PADDLE else "")
+        raise UserError(f"{path}: is a folder; {fix}")
+    raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 
 
 @dataclass(frozen=True)

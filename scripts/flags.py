@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 from configs.reading.flags import Parser, add_flag, entry_parser
-from models.weights.find import find_weights
+from configs.weights import find_weights
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 

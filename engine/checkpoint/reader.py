@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from configs.reading.yaml_io import format_value, parse_value
+from configs.weights import PADDLE
 from datasets.sources.samples import list_names
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import (
@@ -22,7 +23,6 @@ from engine.checkpoint.run_folder import (
     saved_path,
 )
 from engine.checkpoint.weights_record import ENTRY, is_description, read_split
-from models.weights.find import PADDLE
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import open_shards, read_stored
 from utils.distributed import ProcessContext, broadcast_object, gather_objects

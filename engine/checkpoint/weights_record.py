@@ -22,11 +22,10 @@ from configs.reading.layer_rules import described_model
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model
-from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord
+from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord, find_weights
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import published_preprocessing
-from models.weights.find import find_weights
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import read_content, read_stored
 from utils.file_formats.checkpoint_folder import SHARDS

@@ -15,7 +15,6 @@ from configs.reading.command_line import to_yaml
 from configs.reading.compare import changed_options
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
-from engine.checkpoint.shard_writer import read_model_state, read_optimizer_state
 from engine.checkpoint.weights_record import ENTRY
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
@@ -23,6 +22,7 @@ from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimization.optimizer import moments_per_parameter, set_lr
 from engine.training.step import TrainState
+from models.weights.shards import read_model_state, read_optimizer_state
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.files import tensor_bytes

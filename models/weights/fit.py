@@ -14,10 +14,9 @@ from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from configs.schema.model import Model
+from configs.weights import find_weights
 from models.timm_model import classifiers
-from models.weights.find import find_weights
-from models.weights.names import State, summarize_names
-from models.weights.paddle import paddle_converter
+from models.weights.names import State, paddle_converter, summarize_names
 from models.weights.read import read_weights
 from utils.errors import UserError
 

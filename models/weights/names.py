@@ -1,15 +1,24 @@
-"""Tensor names and layouts of Google's Vision Transformers -> timm's.
+"""Tensor names and layouts of Google's Vision Transformers, and of PaddleViT's models, -> timm's.
 
 Legend: D embed_dim, H heads, K width of a head, P patch size, C channels.
 """
 
 import re
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+
+from configs.schema.families.family import Family
+from configs.schema.families.registry import FAMILIES
+from configs.schema.model import Model
+from utils.errors import UserError
 
 State = dict[str, torch.Tensor]
+Converter = Callable[[Path, State], State]
 
 # Entries of a checkpoint with a state, the preferred one first: an average of the weights (this project's, PaddleViT's
 # and DeiT's, timm's), the weights (model_state_dict: as in PyTorch's tutorials).
@@ -34,13 +43,6 @@ _GOOGLE = {
 }
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
-
-
-class Weights(NamedTuple):
-    """The tensors of a file, and the entry of the file that has them; '' if the file has no entries."""
-
-    state: State
-    entry: str
 
 
 def find_entry(content: Any) -> tuple[Any, str]:
@@ -100,3 +102,85 @@ def _to_timm_layout(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if _LINEAR_WEIGHT.fullmatch(name):
         return tensor.flatten(0, -2).t()  # (H, K, D) -> (D, H x K); (in, out) -> (out, in)
     return tensor
+
+
+# PaddleViT's, by the rules in `configs/schema/families/`
+
+_VIT = replace(FAMILIES["deit"], title="ViT")  # DeiT's names are the names of PaddleViT's ViT and of its head
+# RegNetY-16GF (Radosavovic et al., 2020), the teacher of PaddleViT's distillations; no value of MODEL.TYPE.
+_REGNET = Family(
+    title="RegNet",
+    keys=Model,
+    timm="regnety_160",
+    arguments=lambda options, data: {},
+    defaults={},
+    renames=[
+        (r"^stem\.0\.", "stem.conv."),
+        (r"^stem\.1\.", "stem.bn."),
+        (r"^stages\.(\d)\.blocks\.(\d+)\.", lambda match: f"s{int(match[1]) + 1}.b{int(match[2]) + 1}."),
+        (r"\.conv(\d)\.", r".conv\1.conv."),
+        (r"\.bn(\d)\.", r".conv\1.bn."),
+        (r"\.downsample\.conv1x1\.", ".downsample.conv."),
+        (r"\.se\.conv(\d)_1x1\.", r".se.fc\1."),
+        (r"^head\.2\.", "head.fc."),
+    ],
+)
+_STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
+
+
+def paddle_converter(model: nn.Module, options: Model) -> Converter:
+    """Returns a function that converts the state of a .pdparams file to a state of `model`.
+
+    The function raises UserError if the file contains a tensor that the model does not have.
+    """
+    is_regnet = options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm
+    family = _REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
+    renames = (*_STATISTICS, *family.renames_for(options))
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+    def convert(file: Path, state: State) -> State:
+        own = model.state_dict()
+        result: State = {}
+        biases: State = {}
+        unknown = []
+        for name, tensor in state.items():
+            if any(re.fullmatch(pattern, name) for pattern in family.dropped):
+                continue
+            renamed = name
+            for pattern, replacement in renames:
+                renamed = re.sub(pattern, replacement, renamed)
+            parts = list(_split(renamed, family))
+            if not all(part in own for part in parts):
+                mean = renamed.replace(".conv.bias", ".bn.running_mean")
+                if mean in own:
+                    biases[mean] = tensor
+                else:
+                    unknown.append(name)
+                continue
+            # The kind of the layer tells the layout: the shape of a square weight does not.
+            rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
+            result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
+        if unknown or not result:
+            raise UserError(
+                f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; give weights of "
+                "this model, or set MODEL (DISTILLED for two heads) to match"
+            )
+        for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
+            result[mean] = result[mean].float() - biases[mean].float()
+        return {name: tensor for name, tensor in own.items() if _is_computed(name, tensor, family)} | result
+
+    return convert
+
+
+def _is_computed(name: str, tensor: torch.Tensor, family: Family) -> bool:
+    """Returns whether a tensor of the model is not in .pdparams files, as the counters of batch norms."""
+    return not tensor.is_floating_point() or any(re.fullmatch(pattern, name) for pattern in family.computed)
+
+
+def _split(name: str, family: Family) -> Iterator[str]:
+    for pattern, modules in family.split.items():
+        if match := re.fullmatch(pattern, name):
+            before, kind = match.groups()
+            yield from (f"{before}{module}{kind}" for module in modules)
+            return
+    yield name

@@ -8,7 +8,7 @@ import re
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 
 from configs.reading.yaml_io import parse_value
 from configs.schema.loss import WEIGHTS_EXTENSIONS
+from configs.weights import PADDLE, find_weights
 from models.tuning import A, merge_adapters
-from models.weights.find import PADDLE, find_weights
-from models.weights.names import State, Weights, find_entry, google_to_timm, summarize_names
-from models.weights.paddle import Converter, as_tensor, read_pdparams
+from models.weights.names import Converter, State, find_entry, google_to_timm, summarize_names
 from models.weights.shards import open_shards, read_stored
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
+from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 from utils.files import verify_checksum
 
 _MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself
@@ -31,6 +31,16 @@ _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
 # The loss object that a checkpoint may have beside the weights becomes a record: no class of torch is used.
 _LOSSES: Any = [(SimpleNamespace, f"torch.nn.modules.loss.{name}") for name in torch.nn.modules.loss.__all__]
+# u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
+_CODES = ("f2", "f4", "f8", "u2", "i4", "i8")
+_PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's parameter names, not a tensor
+
+
+class Weights(NamedTuple):
+    """The tensors of a file, and the entry of the file that has them; '' if the file has no entries."""
+
+    state: State
+    entry: str
 
 
 def read_weights(path: str, from_paddle: Converter = lambda file, state: state) -> Weights:
@@ -49,7 +59,7 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
         raise UserError(f"{file}: unknown file extension; give one of {', '.join(WEIGHTS_EXTENSIONS)}")
     try:
         if extension == PADDLE:
-            state, entry = read_pdparams(file)
+            state, entry = _read_pdparams(file)
             return Weights(from_paddle(file, state), entry)
         return _READERS[extension](file)
     except UserError:
@@ -155,6 +165,46 @@ def _read_npz(file: Path) -> Weights:
             )
         names = [name for name in archive.files if name.startswith(prefix)]
         return Weights(google_to_timm({name.removeprefix(prefix): as_tensor(archive[name]) for name in names}), "")
+
+
+def _read_pdparams(file: Path) -> Weights:
+    """The model's state; of a training checkpoint, `model_ema` if it has one, else `model`, as PaddleViT's scripts.
+
+    Linear weights are (in, out).
+
+    Raises:
+        UserError: the file refers to a function or class, or contains a value that is not an array of numbers.
+        Exception: of almost any type, from a damaged pickle.
+    """
+    with open(file, "rb") as stream:
+        try:
+            content = read_plain_pickle(stream)
+        except ForbiddenName as error:
+            name = summarize_names([str(error)])
+            raise UserError(f"{file}: refers to {name}, which is not data; give a file you trust") from None
+    state, entry = find_entry(content)
+    if not isinstance(state, dict):
+        raise UserError(f"{file}: contains no dict of weights; give the .pdparams of a model")
+    arrays = {name: _to_record(file, name, value) for name, value in state.items() if name != _PARAMETER_NAMES}
+    if sum(len(array.content) for array in arrays.values()) > file.stat().st_size:
+        raise UserError(f"{file}: uses one array for many tensors; give the .pdparams of a model")
+    return Weights({name: as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}, entry)
+
+
+def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        value = value[1]  # (PaddlePaddle's own name, array)
+    is_array = isinstance(value, ArrayRecord) and isinstance(value.content, bytes | str)
+    if not (is_array and value.dtype and value.dtype.code in _CODES):
+        raise UserError(f"{file}: {summarize_names([name])} is not an array of numbers; give the .pdparams of a model")
+    return value
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """A tensor of the same shape. Elements of two bytes without a numpy type are bfloat16."""
+    if array.dtype in (np.dtype("u2"), np.dtype("V2")):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 _READERS = {

@@ -6,13 +6,14 @@ A folder has `content.json` (all but the tensors), the parts, and `manifest.json
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
+from models.weights.names import summarize_names
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import (
     CONTENT,
@@ -109,6 +110,48 @@ def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor
     targets = {name: tensor if tensor.dim() else tensor.view(1) for name, tensor in tensors.items()}
     _read_into(stored[0].folder, targets)
     return _replace_stored(content, tensors)
+
+
+def read_model_state(entry: dict[str, Any], own: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The entry `model` or `ema`, read in place into the tensors `own` of the model; of a file it has tensors already.
+
+    Raises:
+        ValueError: the entry has other names or shapes than the model.
+    """
+    stored = {one.name: key for key, one in entry.items() if isinstance(one, StoredTensor)}
+    if not stored:
+        return entry
+    shapes, own_shapes = ({key: tuple(one.shape) for key, one in state.items()} for state in (entry, own))
+    if differing := {key for key, _ in shapes.items() ^ own_shapes.items()}:
+        raise ValueError(f"{summarize_names(sorted(differing))} missing on one side, or of another shape")
+    return read_stored(entry, lambda one: own[stored[one.name]])
+
+
+def read_optimizer_state(entry: dict[str, Any], groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The entry `optimizer`; of a file it has tensors already.
+
+    groups: the optimizer's; a moment is shared by the ranks as its parameter is.
+
+    Raises:
+        ValueError: the entry belongs to other parameters.
+    """
+    if not iter_stored(entry):
+        return entry
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if not all(type(number) is int and 0 <= number < len(parameters) for number in entry["state"]):
+        raise ValueError(f"its optimizer has other parameters than these {len(parameters)}")
+    like = {
+        one.name: parameters[number]
+        for number, values in entry["state"].items()
+        for one in iter_stored(values)
+        if one.shape and one.shape == tuple(parameters[number].shape)
+    }
+
+    def make_target(one: StoredTensor) -> torch.Tensor:
+        target = empty_on_host(one)
+        return torch.empty_like(like[one.name], dtype=target.dtype) if one.name in like else target
+
+    return read_stored(entry, make_target)
 
 
 def _read_into(folder: Path, targets: dict[str, torch.Tensor]) -> None:

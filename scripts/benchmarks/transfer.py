@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
-from models.weights.find import find_weights
+from configs.weights import find_weights
 from scripts.benchmarks.parity import write_image_folder
 from scripts.benchmarks.programs import ENTRY, run_program
 from scripts.benchmarks.turns import Columns, compare

@@ -9,9 +9,9 @@ from conftest import GREY, TINY_VIT, train
 from safetensors.torch import load_file
 from shard_files import to_shards
 
+from configs.weights import find_weights
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import read_record
-from models.weights.find import find_weights
 from models.weights.read import read_weights
 from scripts import export
 from utils.distributed import ProcessContext

@@ -24,7 +24,7 @@ from configs.schema.model import Model
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained
-from models.weights.paddle import paddle_converter
+from models.weights.names import paddle_converter
 from models.weights.read import read_weights
 from scripts import report
 from utils.file_formats.checkpoint_folder import MANIFEST

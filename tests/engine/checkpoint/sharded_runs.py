@@ -14,10 +14,11 @@ from torch.distributed.fsdp import fully_shard
 
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.reader import open_checkpoint
-from engine.checkpoint.shard_writer import ShardWriter, read_model_state, read_optimizer_state
+from engine.checkpoint.shard_writer import ShardWriter
 from engine.commands.run import run
 from engine.plan.training import find_on_all_ranks
 from engine.run.log import RunLogger
+from models.weights.shards import read_model_state, read_optimizer_state
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 

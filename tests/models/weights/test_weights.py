@@ -25,9 +25,9 @@ from weight_files import (
 )
 
 from configs.schema.families.vit import TimmModel
-from models.weights.find import find_weights
+from configs.weights import find_weights
 from models.weights.fit import load_pretrained
-from models.weights.paddle import paddle_converter
+from models.weights.names import paddle_converter
 from utils.errors import UserError
 
 SQUARE = "encoder.layers.0.attn.out.weight"

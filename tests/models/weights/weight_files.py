@@ -11,7 +11,7 @@ from timm.models import VisionTransformer
 
 from configs.schema.model import Model
 from models.weights.fit import load_pretrained
-from models.weights.paddle import paddle_converter
+from models.weights.names import paddle_converter
 from models.weights.read import read_weights
 from utils.errors import UserError
 
