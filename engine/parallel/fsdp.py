@@ -6,7 +6,7 @@ checkpointing, compilation, sharding, optimizer. Nothing is wrapped: paths, clas
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -71,7 +71,7 @@ class FSDP(Strategy):
         half = dtype_of(model)
         policy = MixedPrecisionPolicy(half, reduce_dtype=torch.float32, cast_forward_inputs=False)
         fp32 = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
-        norms = _with_parameters(model, lambda module: dtype_of(module) != half)
+        norms = [module for module in model.modules() if dtype_of(module) != half and list(module.parameters())]
         for norm in norms:
             fully_shard(norm, mesh=self.mesh, reshard_after_forward=reshard, mp_policy=fp32)
         blocks = _separate_blocks(model)
@@ -81,13 +81,18 @@ class FSDP(Strategy):
         _prefetch(model, blocks)
         return len(blocks) + len(norms) + 1
 
-    def no_sync(self, wrapped: nn.Module) -> Any:
+    @contextmanager
+    def no_sync(self, wrapped: nn.Module) -> Iterator[None]:
         """Gradients are always exchanged within a group: whole ones would take the memory of the whole model.
 
         Only the exchange between groups waits for the last micro-step.
         """
         assert isinstance(wrapped, FSDPModule)
-        return _without_all_reduce(wrapped)
+        wrapped.set_requires_all_reduce(False)
+        try:
+            yield
+        finally:
+            wrapped.set_requires_all_reduce(True)
 
     def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         local_norm = nn.utils.get_total_norm([local_tensor(gradient) for gradient in gradients])
@@ -130,15 +135,6 @@ class FSDP(Strategy):
         super().load_optimizer_state(optimizer, {**state, "state": moments})
 
 
-@contextmanager
-def _without_all_reduce(model: FSDPModule) -> Iterator[None]:
-    model.set_requires_all_reduce(False)
-    try:
-        yield
-    finally:
-        model.set_requires_all_reduce(True)
-
-
 def _shards_per_group(options: Parallel, context: ProcessContext) -> int:
     if options.strategy == "fsdp":
         return context.world_size
@@ -170,10 +166,6 @@ def _separate_blocks(model: nn.Module) -> list[nn.Module]:
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
     """The number of places of the module in which each parameter is."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
-
-
-def _with_parameters(model: nn.Module, chosen: Callable[[nn.Module], bool]) -> list[nn.Module]:
-    return [module for module in model.modules() if chosen(module) and any(True for _ in module.parameters())]
 
 
 def _units(model: nn.Module) -> list[FSDPModule]:

@@ -1,4 +1,4 @@
-"""How the processes of a run share the work of a training step."""
+"""How the processes of a run share the work of a training step: one process, or DistributedDataParallel."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -6,12 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel
 from utils.distributed import ProcessContext
+from utils.torch_compat import ddp_figures, tree_leaves
 
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
+_HOOKS: dict[str, tuple[Callable[..., Any] | None, torch.dtype | None]] = {
+    "none": (None, None),
+    "bf16": (bf16_compress_hook, torch.bfloat16),
+    "fp16": (fp16_compress_hook, torch.float16),
+}
 
 
 @dataclass(frozen=True)
@@ -32,8 +41,7 @@ class Communication:
 class Strategy:
     """The interface of all strategies. The default methods serve a single process.
 
-    The `*_state` methods are collective calls: every rank makes them, so that a strategy may gather or scatter parts of
-    tensors.
+    The `load_*_state` methods are collective calls: every rank makes them.
 
     Attributes:
         is_sharded: whether a rank holds a part of each parameter only, as a `DTensor`. Then all ranks must run every
@@ -81,12 +89,6 @@ class Strategy:
         """The exchange of gradients so far, for a profile; None: no figures."""
         return None
 
-    def model_state(self, model: nn.Module) -> dict[str, Any]:
-        return model.state_dict()
-
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return optimizer.state_dict()
-
     def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
         model.load_state_dict(state)
 
@@ -111,6 +113,67 @@ class Single(Strategy):
     """The strategy of one process."""
 
 
+class DDP(Strategy):
+    """Data parallelism: every rank holds the whole model, and gradients are averaged over the ranks.
+
+    With COMM_HOOK each rank casts its gradients to 16 bits and divides them by the number of ranks; their sum has 16
+    bits too. A value beyond the range of the dtype becomes infinite on all ranks, so that all of them skip the step.
+    The hooks keep no state: resuming stays exact.
+    """
+
+    def __init__(self, device: torch.device, options: Parallel) -> None:
+        self.device = device
+        self._hook, self._dtype = _HOOKS[options.comm_hook]
+        self._bucket_mb = options.bucket_mb
+
+    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+        device_ids = [self.device] if self.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(
+            model, device_ids=device_ids, bucket_cap_mb=self._bucket_mb, gradient_as_bucket_view=True
+        )
+        if self._hook:
+            wrapped.register_comm_hook(None, self._hook)
+        _rebuild_buckets(wrapped, model, images)
+        return wrapped
+
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        assert isinstance(wrapped, DistributedDataParallel)
+        return wrapped.no_sync()
+
+    def sync_buffers(self, model: nn.Module) -> None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+    def communication(self, wrapped: nn.Module) -> Communication:
+        figures = ddp_figures(wrapped)
+        sizes, time = figures.get("rebuilt_bucket_sizes"), figures.get("backward_comm_time")
+        hidden = figures.get("backward_compute_comm_overlap_time")
+        trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+        dtypes = [self._dtype or parameter.dtype for parameter in trained]
+        return Communication(
+            dtype=" and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes})),
+            bytes_per_step=sum(part.numel() * dtype.itemsize for part, dtype in zip(trained, dtypes, strict=True)),
+            buckets=len(sizes.split(",")) if sizes else None,
+            seconds=time / 1e9 if time else None,
+            hidden_seconds=hidden / 1e9 if time and hidden is not None else None,
+        )
+
+
+def _rebuild_buckets(wrapped: nn.Module, model: nn.Module, images: torch.Tensor) -> None:
+    """Runs and discards two passes, so that the first step sums gradients in the same order as all later steps.
+
+    DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last bits
+    of the sums, so that a resumed run would differ from an uninterrupted one.
+    """
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    for _ in range(2):
+        outputs = tree_leaves(wrapped(images))  # a distilled model has two
+        sum(output.sum() for output in outputs).backward()
+    model.zero_grad(set_to_none=True)
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(before)
+
+
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     """Builds the strategy of the run; one process uses none.
 
@@ -120,9 +183,7 @@ def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     if context.world_size == 1:
         return Single()
     if options.strategy == "ddp":
-        from engine.parallel.ddp import DDP  # imported where it is used
-
         return DDP(context.device, options)
-    from engine.parallel.fsdp import FSDP
+    from engine.parallel.fsdp import FSDP  # imported where it is used
 
     return FSDP(options, context)

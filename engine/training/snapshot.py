@@ -53,11 +53,11 @@ def take_snapshot(
     state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The content of a checkpoint; a collective call. The tensors are not copied. split: its entry."""
-    config, strategy, average, progress = state.config, state.strategy, state.average, position.progress
+    config, average, progress = state.config, state.average, position.progress
     return {
-        "model": strategy.model_state(state.precision.weights.saved),
-        "ema": strategy.model_state(average.module) if average else None,
-        "optimizer": strategy.optimizer_state(state.optimizer),
+        "model": state.precision.weights.saved.state_dict(),
+        "ema": average.module.state_dict() if average else None,
+        "optimizer": state.optimizer.state_dict(),
         "precision": state.precision.state_dict(),
         "epoch": progress.epoch,
         "done_steps": progress.done_steps,
@@ -150,7 +150,7 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any]) -> None:
 
 
 def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -> None:
-    strategy.load_model_state(model, read_model_state(entry, strategy.model_state(model)))
+    strategy.load_model_state(model, read_model_state(entry, model.state_dict()))
 
 
 def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool]:

@@ -66,9 +66,9 @@ def whole(value: Any) -> Any:
 
 def weights(state: TrainState) -> dict[str, torch.Tensor]:
     """Whole weights of the model and of its average."""
-    found = dict(whole(state.strategy.model_state(state.precision.weights.saved)))
+    found = dict(whole(state.precision.weights.saved.state_dict()))
     if state.average:
-        average = whole(state.strategy.model_state(state.average.module))
+        average = whole(state.average.module.state_dict())
         found |= {f"average.{name}": value for name, value in average.items()}
     return found
 

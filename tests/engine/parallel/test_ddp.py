@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
-from engine.parallel.ddp import DDP
+from engine.parallel.strategy import DDP
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
 

@@ -6,7 +6,7 @@ from conftest import GREY, TINY_VIT
 from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.parallel.ddp import DDP
+from engine.parallel.strategy import DDP
 from engine.training.build import build_train_state
 from engine.training.step import TrainState
 from utils.distributed import ProcessContext
