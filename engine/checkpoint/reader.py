@@ -156,7 +156,6 @@ def _open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, 
         state["sums"] = read_stored(state["sums"])
     if ENTRY in state:
         state[ENTRY] = read_stored(state[ENTRY])
-    _check_format(folder, state)
     _check_content(folder, state, StoredTensor)
     return state
 
@@ -192,20 +191,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={path}")
-    _check_format(path, state)
     if not is_backed:
         raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)
     return state
 
 
-def _check_format(path: Path, state: dict[str, Any]) -> None:
-    if state.get("format") != FORMAT:
-        raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
-
-
 def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.Tensor) -> None:
     """tensor_type: of weights. Stored tensors were found to be finite when they were verified."""
+    if state.get("format") != FORMAT:
+        raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
     if wrong:
         raise UserError(f"{path}: is not a checkpoint of this program: {', '.join(wrong)} missing or of a wrong type")
@@ -228,10 +223,12 @@ def _is_consistent(state: dict[str, Any]) -> bool:
     try:
         read_split(state, {})
         steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        options = parse_value(state["options"])
+        sections = options["MODEL"], options["DATA"]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, UserError):
         return False
     return (
-        _are_options(state["options"])
+        all(isinstance(section, dict) for section in sections)
         and state["epoch"] >= 0
         and 0 <= state["done_steps"] <= steps
         and state["sums"].shape == (NUM_SUMS,)
@@ -249,11 +246,3 @@ def _is_best(entry: dict[str, Any]) -> bool:
         return False
     numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]
     return type(entry["epoch"]) is int and all(type(value) is float and math.isfinite(value) for value in numbers)
-
-
-def _are_options(text: str) -> bool:
-    try:
-        options = parse_value(text)
-        return isinstance(options, dict) and all(isinstance(options.get(key), dict) for key in ("MODEL", "DATA"))
-    except UserError:
-        return False

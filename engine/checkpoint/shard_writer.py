@@ -96,7 +96,10 @@ class ShardWriter(BackgroundWriter):
         problem = next((one for _, one in parts if one), None)
         if self.context.is_main and not problem:
             try:
-                self._commit(temporary, text, {name: entry for part, _ in parts for name, entry in part.items()})
+                files = {name: entry for part, _ in parts for name, entry in part.items()}
+                write_manifest(temporary, files | {CONTENT: write_synced(temporary / CONTENT, text)})
+                replace_folder(temporary, last, previous=folder_path(self.folder / PREVIOUS))
+                replace_other_kind(last)
                 link_copies(last, is_best, periodic, self.keep)
             except OSError as error:
                 problem = _reason(error)
@@ -113,13 +116,6 @@ class ShardWriter(BackgroundWriter):
         writer = _Writer(str(temporary), fqn_to_index_mapping=file_of, save_distributed=True)
         dcp.save(tensors, storage_writer=writer, process_group=self._group)
         return {name: describe_file(temporary / name) for name in sorted(writer.files)}
-
-    def _commit(self, temporary: Path, text: str, files: dict[str, FileEntry]) -> None:
-        """Completes the folder, and makes it the last checkpoint."""
-        write_manifest(temporary, files | {CONTENT: write_synced(temporary / CONTENT, text)})
-        last = folder_path(self.folder / LAST)
-        replace_folder(temporary, last, previous=folder_path(self.folder / PREVIOUS))
-        replace_other_kind(last)
 
     def _fail(self, last: Path, temporary: Path, problem: str) -> None:
         if self.context.is_main:

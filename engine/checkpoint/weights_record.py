@@ -67,12 +67,6 @@ def exported_entry(split: RunSplit | None) -> dict[str, Any]:
     return {ENTRY: {"digest": split.digest, "held_out": list(split.held_out), **groups} if split.held_out else None}
 
 
-def write_held_out(folder: Path, split: RunSplit | None) -> None:
-    """Writes `held_out.json`, if the run holds images out; raises OSError if that fails."""
-    if split:
-        atomic_write(folder / HELD_OUT_FILE, json.dumps(exported_entry(split)[ENTRY], indent=2) + "\n")
-
-
 def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     """The split in the content of a checkpoint, or in the metadata of exported weights, with the options `data`.
 
@@ -106,7 +100,6 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     return split
 
 
-CLASSES_FILE = "classes.json"
 _DESCRIPTION = ("class_names", "preprocessing")
 # Entry of `preprocessing` -> key of DATA
 _KEY_OF = {
@@ -127,9 +120,11 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
     return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
 
 
-def write_classes(folder: Path, description: dict[str, Any]) -> None:
-    """Writes `classes.json`; raises OSError if that fails."""
-    atomic_write(folder / CLASSES_FILE, json.dumps(description, indent=2) + "\n")
+def write_data_files(folder: Path, description: dict[str, Any], split: RunSplit | None) -> None:
+    """Writes `classes.json`, and `held_out.json` if the run holds images out; raises OSError if that fails."""
+    files = {"classes.json": description} | ({HELD_OUT_FILE: exported_entry(split)[ENTRY]} if split else {})
+    for name, content in files.items():
+        atomic_write(folder / name, json.dumps(content, indent=2) + "\n")
 
 
 def is_description(state: dict[str, Any]) -> bool:

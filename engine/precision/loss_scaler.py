@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from configs.schema import Amp
 from utils import torch_compat
 
 _READ_DELAY = 2  # steps
 _SAVED_KEYS = ("scale", "_growth_tracker")
-_DEFAULTS = Amp()
 
 
 class LossScaler(torch.amp.GradScaler):
@@ -21,8 +19,7 @@ class LossScaler(torch.amp.GradScaler):
 
     The scale shrinks after `backoff_after` consecutive overflows (an overflow is a step with a non-finite gradient) and
     grows after `growth_interval` consecutive steps without one; it stays in [`min_scale`, the largest fp32 value]. A
-    constant scale of 1 protects fp32 and bf16 training: a step with a non-finite
-    gradient does not change the weights.
+    constant scale of 1 protects fp32 and bf16 training: a step with a non-finite gradient does not change the weights.
 
     Averaged gradients are non-finite on all ranks or on none, so all ranks take the same decision.
     """
@@ -30,9 +27,9 @@ class LossScaler(torch.amp.GradScaler):
     def __init__(
         self,
         device: torch.device,
-        options: Amp = _DEFAULTS,
-        scales: bool = False,
-        total_norm: Callable[[Iterable[torch.Tensor]], torch.Tensor] = nn.utils.get_total_norm,
+        options: Amp,
+        scales: bool,
+        total_norm: Callable[[Iterable[torch.Tensor]], torch.Tensor],
     ) -> None:
         """`scales`: whether to scale the loss as `options` say; else the scale is 1."""
         self.initial_scale = options.init_loss_scaling if scales else 1.0

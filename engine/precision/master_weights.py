@@ -7,9 +7,6 @@ import torch
 from torch import nn
 
 from engine.precision.op_lists import keeps_fp32_weights
-from utils.device import gpu_kind
-from utils.distributed import ProcessContext, gather_objects
-from utils.errors import UserError
 from utils.torch_compat import BatchNorm
 
 _ALIGNMENT = 16  # elements
@@ -150,23 +147,6 @@ def _flatten_batch_stats(model: nn.Module) -> list[torch.Tensor]:
             buffer.data = view
         tensors.append(flat)
     return tensors
-
-
-def check_equal_rounding(context: ProcessContext) -> None:
-    """A collective call. The random numbers of a CUDA kernel depend on the number of multiprocessors; ranks that round
-    differently would train different weights.
-
-    Raises:
-        UserError: the GPUs of the ranks differ.
-    """
-    if context.device.type != "cuda":
-        return
-    kinds = sorted(set(gather_objects(gpu_kind(context.device), context)))
-    if len(kinds) > 1:
-        raise UserError(
-            f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)}), whose stochastic rounding differs; use "
-            "GPUs of one kind, or AMP.LEVEL=O2"
-        )
 
 
 def _round_stochastically(values: torch.Tensor, half: torch.dtype, seed: int) -> None:

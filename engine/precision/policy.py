@@ -12,13 +12,13 @@ from torch import nn
 
 from configs.schema import Amp, Config
 from engine.precision.loss_scaler import LossScaler
-from engine.precision.master_weights import MasterWeights, check_equal_rounding, half_copy
+from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import apply_op_lists, keeps_fp32_weights, set_norm_dtypes
 from models.blocks import is_sharded
 from models.kernels import CUDNN, allow_kernels
-from utils.device import use_deterministic_algorithms
-from utils.distributed import ProcessContext
+from utils.device import gpu_kind, use_deterministic_algorithms
+from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
@@ -100,9 +100,20 @@ class Precision:
         return torch.autocast(self.device.type, self.dtype, enabled=enabled, cache_enabled=self._caches_casts)
 
     def check_ranks(self, context: ProcessContext) -> None:
-        """Raises UserError if this precision would train different weights on the ranks; a collective call."""
-        if self.level == "O3":
-            check_equal_rounding(context)
+        """A collective call. The random numbers of a CUDA kernel depend on the number of multiprocessors; ranks that
+        round differently would train different weights.
+
+        Raises:
+            UserError: the GPUs of the ranks differ, in O3.
+        """
+        if self.level != "O3" or context.device.type != "cuda":
+            return
+        kinds = sorted(set(gather_objects(gpu_kind(context.device), context)))
+        if len(kinds) > 1:
+            raise UserError(
+                f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)}), whose stochastic rounding differs; "
+                "use GPUs of one kind, or AMP.LEVEL=O2"
+            )
 
     def apply_op_lists(self, model: nn.Module) -> None:
         """Applies the white and black list to the fp32 model, and `set_norm_dtypes` to the norms that no list names.

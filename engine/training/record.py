@@ -8,7 +8,7 @@ from typing import Any
 from configs.reading.command_line import Command, to_yaml
 from configs.reading.compare import non_default_options
 from engine.checkpoint.run_folder import lock_run_folder
-from engine.checkpoint.weights_record import describe_data, write_classes, write_held_out
+from engine.checkpoint.weights_record import describe_data, write_data_files
 from engine.evaluation.files import EvaluationFiles
 from engine.run.flops import describe_model
 from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder
@@ -54,8 +54,7 @@ def open_record(command: Command, session: Session, logger: RunLogger, locks: Ex
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
     if context.is_main:
-        write_classes(folder, describe_data(plan.config.data, plan.class_names))
-        write_held_out(folder, plan.split)
+        write_data_files(folder, describe_data(plan.config.data, plan.class_names), plan.split)
         logger.note(disk_note(session.state, folder))
     resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
     saved |= {"resume": resume} if plan.run_folder else {}

@@ -3,79 +3,60 @@
 from contextlib import nullcontext
 
 import pytest
-import timm
 import torch
 from conftest import assert_same_state, states, train
+from precision_cases import BF16, CPU, FP32, policy, vit
 from torch import nn
 
-from configs.schema import Amp
 from engine.checkpoint.reader import load_checkpoint
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
-CPU = torch.device("cpu")
 LEVELS = ["O1", "O2", "O3"]
-
-
-def precision(level: str, dtype: str = "bfloat16", device: torch.device = CPU) -> Precision:
-    """The precision policy of a level; O0 is fp32."""
-    amp = {"ENABLED": True, "DTYPE": dtype, "LEVEL": level} if level != "O0" else {}
-    return Precision(Amp.model_validate(amp), device)
-
-
-def tiny_vit(img_size: int = 32, **options) -> nn.Module:
-    torch.manual_seed(0)
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=img_size, patch_size=8, depth=2, embed_dim=48, num_classes=5, **options
-    )
-    for block in model.blocks:
-        block.attn.fused_attn = False
-    return model
 
 
 def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
     return {name: parameter.dtype for name, parameter in model.named_parameters()}
 
 
-def weights_of(policy: Precision, model: nn.Module) -> MasterWeights:
-    policy.apply_op_lists(model)
-    policy.attach(model)
-    return policy.weights
+def weights_of(precision: Precision, device: torch.device = CPU) -> MasterWeights:
+    model = vit().to(device)
+    precision.apply_op_lists(model)
+    precision.attach(model)
+    return precision.weights
 
 
 def test_weight_dtypes_of_each_level():
     for level in LEVELS:
-        weights = weights_of(precision(level), tiny_vit())
-        assert set(dtypes(weights.master).values()) == {torch.float32}
+        weights = weights_of(policy(level))
+        assert set(dtypes(weights.master).values()) == {FP32}
         for name, dtype in dtypes(weights.compute).items():
             half = level != "O1" and "norm" not in name  # on a CPU
-            assert dtype == (torch.bfloat16 if half else torch.float32), (level, name)
-    assert dtypes(weights_of(precision("O3"), tiny_vit()).saved)["head.weight"] == torch.bfloat16
-    assert dtypes(weights_of(precision("O2"), tiny_vit()).saved)["head.weight"] == torch.float32
+            assert dtype == (BF16 if half else FP32), (level, name)
+        assert dtypes(weights.saved)["head.weight"] == (BF16 if level == "O3" else FP32)
 
 
 def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) -> tuple[list[float], MasterWeights]:
     """Trains on one batch; returns the loss of each step and the weights."""
-    policy = precision(level, dtype, device)
-    weights = weights_of(policy, tiny_vit().to(device))
+    precision = policy(level, dtype, device)
+    weights = weights_of(precision, device)
     optimizer = torch.optim.AdamW(weights.master.parameters(), lr=2e-3, fused=True)
     torch.manual_seed(1)
     images, targets = torch.randn(16, 3, 32, 32).to(device), torch.arange(16, device=device) % 5
     losses = []
     for step in range(steps):
-        with policy.autocast():
+        with precision.autocast():
             logits = weights.compute(images)
         loss = nn.functional.cross_entropy(logits.float(), targets)
-        policy.scaler.scale(loss).backward()
-        policy.step(optimizer, max_norm=None, seed=step)
+        precision.scaler.scale(loss).backward()
+        precision.step(optimizer, max_norm=None, seed=step)
         losses.append(loss.item())
     return losses, weights
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("level", "dtype"), [("O1", "bfloat16"), ("O2", "float16"), ("O3", "bfloat16")])
 def test_every_level_reaches_the_loss_of_fp32(level, dtype, any_device):
     expected, _ = train_steps("O0", dtype, 30, any_device.device)
     losses, weights = train_steps(level, dtype, 30, any_device.device)
@@ -122,12 +103,12 @@ def test_stochastic_rounding_keeps_every_half_value(half):
 )
 def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
     """A GPU's random numbers depend on its number of multiprocessors."""
-    monkeypatch.setattr("engine.precision.master_weights.gpu_kind", lambda device: kinds[0])
-    monkeypatch.setattr("engine.precision.master_weights.gather_objects", lambda kind, context: kinds)
+    monkeypatch.setattr("engine.precision.policy.gpu_kind", lambda device: kinds[0])
+    monkeypatch.setattr("engine.precision.policy.gather_objects", lambda kind, context: kinds)
     context = ProcessContext(0, 0, 2, 2, torch.device("cuda:0"))
     with nullcontext() if fits else pytest.raises(UserError, match="A100 with 108, H100 with 132"):
-        precision("O3").check_ranks(context)
-    precision("O2").check_ranks(context)
+        policy("O3").check_ranks(context)
+    policy("O2").check_ranks(context)
 
 
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]

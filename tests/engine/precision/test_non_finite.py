@@ -6,17 +6,13 @@ import pytest
 import timm
 import torch
 from conftest import only_run, run_script, train
+from precision_cases import vit
 from torch import nn
 
 from engine.checkpoint.reader import load_checkpoint
 from engine.precision.non_finite import first_non_finite
 from engine.training import build
 from utils.errors import UserError
-
-
-def vit() -> nn.Module:
-    torch.manual_seed(0)
-    return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=3, embed_dim=48, num_classes=5)
 
 
 class InfiniteGradient(torch.autograd.Function):
@@ -50,33 +46,31 @@ def find_origin(model: nn.Module, images: torch.Tensor | None = None) -> str:
     "path", ["patch_embed.proj", "blocks.0.norm1", "blocks.1.attn.qkv", "blocks.2.mlp.fc2", "head"]
 )
 def test_names_the_module_in_the_forward_and_backward_pass(path):
-    model = vit()
+    model = vit(depth=3)
     make_output_nan(model.get_submodule(path))
     assert find_origin(model) == f"the output of {path}"
     if path == "patch_embed.proj":
         return  # images have no gradient
-    model = vit()
+    model = vit(depth=3)
     make_input_gradient_infinite(model.get_submodule(path))
     assert find_origin(model) == f"the gradient at the input of {path}"
 
 
 def test_names_the_parent_module_of_a_functional_op():
-    model = vit()
-    for block in model.blocks:
-        block.attn.fused_attn = False
+    model = vit(depth=3)
     model.blocks[1].attn.scale = math.inf
     assert find_origin(model) == "the output of blocks.1.attn"
 
 
 def test_names_the_parameter_the_images_and_the_loss():
-    model = vit()
+    model = vit(depth=3)
     model.blocks[1].mlp.fc1.weight.register_hook(lambda gradient: gradient * math.inf)
     assert find_origin(model) == "the gradient of the weight of blocks.1.mlp.fc1"
-    assert find_origin(vit(), torch.full((4, 3, 32, 32), math.nan)) == "the images"
-    model = vit()
+    assert find_origin(vit(depth=3), torch.full((4, 3, 32, 32), math.nan)) == "the images"
+    model = vit(depth=3)
     found = first_non_finite(model, lambda: (model(torch.randn(4, 3, 32, 32)).sum() * math.inf).backward())
     assert str(found).startswith("the gradient of the loss")
-    assert find_origin(vit()) == "None"
+    assert find_origin(vit(depth=3)) == "None"
 
 
 def test_in_place_activations_do_not_hide_the_module():

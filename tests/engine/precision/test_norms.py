@@ -6,20 +6,16 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fake_gpu import GPU, fake_gpu
+from precision_cases import BF16, CPU, FP32, policy
 from timm.layers import LayerNorm2d
 from timm.models import VisionTransformer
 from torch import nn
 
-from configs.schema import Amp
-from engine.precision.policy import Precision
 from utils.distributed import ProcessContext
 from utils.torch_compat import DispatchMode, op_name
 
-CPU = torch.device("cpu")
-FP32, BF16 = torch.float32, torch.bfloat16
 
-
-def vit(**options) -> nn.Module:
+def long_vit(**options) -> nn.Module:
     """For 8,224 tokens in a batch of 32: the errors of sums in bf16 grow with their number."""
     torch.manual_seed(0)
     return VisionTransformer(img_size=32, patch_size=2, embed_dim=48, depth=2, num_heads=2, num_classes=10, **options)
@@ -33,20 +29,15 @@ def convolutions(norm: Callable[[int], nn.Module]) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "layer norm": vit,
+    "layer norm": long_vit,
     "group norm": lambda: convolutions(lambda channels: nn.GroupNorm(4, channels)),
     "layer norm 2d": lambda: convolutions(LayerNorm2d),
     "batch norm": lambda: convolutions(nn.BatchNorm2d),
 }
 
 
-def policy(level: str, device: torch.device, **lists: tuple[str, ...]) -> Precision:
-    options = {"ENABLED": level != "O0", "DTYPE": "bfloat16"} | ({"LEVEL": level} if level != "O0" else {})
-    return Precision(Amp.model_validate(options | lists), device)
-
-
 def gradients(model: nn.Module, level: str, device: torch.device) -> dict[str, torch.Tensor]:
-    precision = policy(level, device)
+    precision = policy(level, device=device)
     model = model.to(device)
     precision.apply_op_lists(model)
     compute = precision.compute_copy(model)
@@ -83,7 +74,7 @@ class NormDtypes(DispatchMode):
 
 def norm_dtypes(level: str, device: torch.device, **lists: tuple[str, ...]) -> set[tuple[torch.dtype, torch.dtype]]:
     with fake_gpu() if device == GPU else nullcontext():
-        precision, model = policy(level, device, **lists), vit().to(device)
+        precision, model = policy(level, device=device, **lists), long_vit().to(device)
         precision.apply_op_lists(model)
         with NormDtypes() as dtypes, precision.autocast():
             logits = precision.compute_copy(model)(torch.zeros(2, 3, 32, 32, device=device))
@@ -101,7 +92,7 @@ def test_norms_are_in_half_where_their_kernels_sum_in_fp32():
 @pytest.mark.parametrize("level", ["O2", "O3"])
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_lists_of_the_user_decide_the_dtype_of_norms(level, device):
-    assert norm_dtypes(level, device, CUSTOM_BLACK_LIST=("layer_norm",)) == {(FP32, FP32)}
-    assert norm_dtypes(level, device, CUSTOM_WHITE_LIST=("layer_norm",)) == {(BF16, BF16)}
-    mixed = norm_dtypes(level, device, CUSTOM_BLACK_LIST=("blocks.1.*",), CUSTOM_WHITE_LIST=("blocks.0.*",))
+    assert norm_dtypes(level, device, black=("layer_norm",)) == {(FP32, FP32)}
+    assert norm_dtypes(level, device, white=("layer_norm",)) == {(BF16, BF16)}
+    mixed = norm_dtypes(level, device, black=("blocks.1.*",), white=("blocks.0.*",))
     assert mixed == {(FP32, FP32), (BF16, BF16)}

@@ -8,33 +8,18 @@ import pytest
 import timm
 import torch
 from conftest import assert_same_state
+from precision_cases import BF16, FP32, policy, vit
 from torch import nn
 
-from configs.schema import Amp
 from engine.precision.policy import Precision
 from utils.errors import UserError
 
-CPU = torch.device("cpu")
 
-
-def vit(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(0)
-    model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2, embed_dim=48, num_classes=5)
-    for block in model.blocks:
-        block.attn.fused_attn = False
-    return model.to(dtype)
-
-
-def policy(black: tuple = (), white: tuple = (), level: str = "O1", dtype: str = "bfloat16") -> Precision:
-    lists = {"CUSTOM_BLACK_LIST": black, "CUSTOM_WHITE_LIST": white}
-    return Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype, "LEVEL": level, **lists}), CPU)
-
-
-def gradients(model: nn.Module, policy: Precision | None, forward=None) -> dict[str, torch.Tensor]:
-    """policy: None for the exact gradients of a model in fp64."""
+def gradients(model: nn.Module, precision: Precision | None, forward=None) -> dict[str, torch.Tensor]:
+    """precision: None for the exact gradients of a model in fp64."""
     torch.manual_seed(1)
-    images = torch.randn(8, 3, 32, 32).to(torch.float32 if policy else torch.float64)
-    with policy.autocast() if policy else nullcontext():
+    images = torch.randn(8, 3, 32, 32).to(FP32 if precision else torch.float64)
+    with precision.autocast() if precision else nullcontext():
         logits = (model if forward is None else forward)(images)
     nn.functional.cross_entropy(logits.double(), torch.arange(8) % 5).backward()
     found = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
@@ -52,7 +37,7 @@ ALL_OPS = ("linear", "matmul", "softmax", "gelu", "layer_norm", "conv2d", "add",
 
 
 def test_all_ops_in_fp32_give_fp32_gradients():
-    exact = gradients(vit(torch.float64), None)
+    exact = gradients(vit().double(), None)
     model = vit()
     plain = policy()
     assert error(gradients(model, plain), exact) > 1e-3
@@ -79,24 +64,23 @@ def test_compiled_equals_eager(lists, compiled):
     assert_same_state(found, expected)
 
 
-def output_dtypes(model: nn.Module, policy: Precision) -> dict[str, torch.dtype]:
+def output_dtypes(model: nn.Module, precision: Precision) -> dict[str, torch.dtype]:
     seen = {}
-    model = policy.compute_copy(model)
+    model = precision.compute_copy(model)
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, inputs, output, name=name: seen.update({name: output.dtype}))
-    with policy.autocast():
+    with precision.autocast():
         model(torch.randn(2, 3, 32, 32))
     return seen
 
 
-HALF, FULL = torch.bfloat16, torch.float32
 LISTS = {  # black list, white list, module -> dtype of its output
-    "a pattern": (("blocks.1.*",), (), {"blocks.1.attn.qkv": FULL, "blocks.1.mlp.act": FULL, "blocks.0.mlp.fc1": HALF}),
-    "an op and a module": ((), ("norm",), {"norm": HALF, "blocks.0.norm1": FULL}),
+    "a pattern": (("blocks.1.*",), (), {"blocks.1.attn.qkv": FP32, "blocks.1.mlp.act": FP32, "blocks.0.mlp.fc1": BF16}),
+    "an op and a module": ((), ("norm",), {"norm": BF16, "blocks.0.norm1": FP32}),
     "black over white": (
         ("gelu", "blocks.1.mlp"),
         ("blocks.*",),
-        {"blocks.0.mlp.act": FULL, "blocks.0.norm1": HALF, "blocks.1.attn": HALF, "blocks.1.mlp.fc2": FULL},
+        {"blocks.0.mlp.act": FP32, "blocks.0.norm1": BF16, "blocks.1.attn": BF16, "blocks.1.mlp.fc2": FP32},
     ),
 }
 
@@ -110,11 +94,11 @@ PADDLE_BLACK = (
 
 def test_paddles_default_lists_are_accepted():
     """All names but `mul`. The loss is computed in fp32 in any case."""
-    model, listed = vit(), policy(PADDLE_BLACK, PADDLE_WHITE)
+    model, listed = vit(), policy(black=PADDLE_BLACK, white=PADDLE_WHITE)
     listed.apply_op_lists(model)
     dtypes = model.casting_mode.dtypes
     black, white = (torch.square, torch.softmax, nn.functional.cosine_similarity), (nn.functional.conv_transpose2d,)
-    assert {dtypes[op] for op in black} == {FULL} and {dtypes[op] for op in (*white, torch.matmul)} == {HALF}
+    assert {dtypes[op] for op in black} == {FP32} and {dtypes[op] for op in (*white, torch.matmul)} == {BF16}
     assert nn.functional.cross_entropy not in dtypes
     with pytest.raises(UserError, match=r"AMP\.CUSTOM_WHITE_LIST: cross_entropy is neither"):
         policy(white=("cross_entropy",)).apply_op_lists(vit())
@@ -131,7 +115,7 @@ def test_mul_is_refused_with_both_meanings(lists):
 
 @pytest.mark.parametrize(("black", "white", "expected"), LISTS.values(), ids=LISTS.keys())
 def test_listed_ops_and_modules_have_their_dtype(black, white, expected):
-    model, listed = vit(), policy(black, white)
+    model, listed = vit(), policy(black=black, white=white)
     listed.apply_op_lists(model)
     assert output_dtypes(copy.deepcopy(model), listed).items() >= expected.items()
     assert list(model.state_dict()) == list(vit().state_dict())
@@ -140,7 +124,7 @@ def test_listed_ops_and_modules_have_their_dtype(black, white, expected):
 def test_black_listed_op_returns_half_in_o3():
     model, listed = vit(), policy(black=("softmax", "linear"), level="O3")
     listed.apply_op_lists(model)
-    assert set(output_dtypes(model, listed).values()) == {HALF}
+    assert set(output_dtypes(model, listed).values()) == {BF16}
 
 
 def test_black_list_prevents_an_fp16_overflow():
@@ -169,15 +153,15 @@ def test_listed_batch_norm_updates_its_running_statistics():
 
 @pytest.mark.gpu
 def test_white_list_overrides_autocast_on_a_gpu():
-    gpu, white = torch.device("cuda:0"), {"ENABLED": True, "CUSTOM_WHITE_LIST": ("layer_norm",)}
-    model, listed = vit().to(gpu), Precision(Amp.model_validate(white), gpu)
+    gpu = torch.device("cuda:0")
+    model, listed = vit().to(gpu), policy(dtype="float16", device=gpu, white=("layer_norm",))
     seen = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     for prepare in (lambda model: None, listed.apply_op_lists):
         prepare(model)
         with listed.autocast():
             model(torch.randn(2, 3, 32, 32, device=gpu))
-    assert seen == [torch.float32, torch.float16]
+    assert seen == [FP32, torch.float16]
 
 
 @pytest.mark.parametrize(

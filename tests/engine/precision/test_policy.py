@@ -1,16 +1,19 @@
-"""Precision: autocast dtypes, overflow in float16, and one step from gradients to weights."""
+"""Precision: dtypes, one step from gradients to weights, and the switches of the process."""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from fake_gpu import GPU, fake_gpu
+from precision_cases import BF16, CPU, FP32, policy
 from torch import nn
+from torch.torch_version import TorchVersion
 
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
-from engine.precision.policy import Precision
+from engine.precision.policy import Precision, set_process_switches
 from engine.training.optimization.weight_average import WeightAverage
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -18,7 +21,7 @@ CPU = torch.device("cpu")
     [({}, torch.float32), ({"ENABLED": True}, torch.bfloat16), ({"ENABLED": True, "DTYPE": "float16"}, torch.float16)],
 )
 def test_autocast_dtype_on_a_cpu(options, dtype):
-    precision = Precision(Amp.model_validate(options), torch.device("cpu"))
+    precision = Precision(Amp.model_validate(options), CPU)
     with precision.autocast():
         assert nn.Linear(4, 4)(torch.ones(1, 4)).dtype == dtype
     assert ("100 times slower" in precision.describe()) == (dtype == torch.float16)
@@ -67,23 +70,69 @@ def test_skipped_step_keeps_the_weights_and_their_average(any_device):
         assert torch.allclose(average.module.weight, expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("emulates", [True, False])
-def test_bf16_that_the_gpu_emulates_is_named(monkeypatch, emulates, dtype):
-    """V100 and T4 compute bfloat16 in fp32."""
-    monkeypatch.setattr(
-        torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation or not emulates
-    )
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    precision = Precision(Amp.model_validate({"ENABLED": True, "DTYPE": dtype}), CPU)
-    precision.device = torch.device("cuda")
-    assert ("-amp_dtype=float16" in precision.describe()) == (emulates and dtype == "bfloat16")
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("capability", [(6, 1), (7, 0)])
-def test_half_precision_without_tensor_cores_is_named(monkeypatch, enabled, capability):
+@pytest.mark.parametrize(
+    ("capability", "dtype", "named"),
+    [
+        ((6, 1), "float16", "tensor cores"),
+        ((7, 0), "float16", None),
+        ((7, 5), "float16", None),
+        ((7, 5), "bfloat16", "-amp_dtype=float16"),  # T4 computes bfloat16 in fp32
+        ((8, 0), "bfloat16", None),
+        ((6, 1), "none", None),
+    ],
+)
+def test_gpus_that_half_precision_does_not_make_faster_are_named(monkeypatch, capability, dtype, named):
+    emulates = capability < (8, 0)
+    supported = lambda including_emulation: including_emulation or not emulates  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    precision = Precision(Amp.model_validate({"ENABLED": enabled, "DTYPE": "float16"}), CPU)
+    precision = policy("O0") if dtype == "none" else policy(dtype=dtype)
     precision.device = torch.device("cuda")
-    assert ("tensor cores" in precision.describe()) == (enabled and capability < (7, 0))
+    found = [words for words in ("tensor cores", "-amp_dtype=float16") if words in precision.describe()]
+    assert found == ([named] if named else [])
+
+
+AUTOCAST = {  # op -> its call, and its dtype for fp32 and for bf16, of autocast on a GPU
+    "linear": (lambda x: F.linear(x, x[0]), (BF16, BF16)),
+    "softmax": (lambda x: x.softmax(-1), (FP32, FP32)),
+    "gelu": (F.gelu, (FP32, BF16)),
+    "rms_norm": (lambda x: F.rms_norm(x, (8,)), (FP32, FP32 if TorchVersion(torch.__version__) >= (2, 12) else BF16)),
+}
+
+
+@pytest.mark.parametrize(("call", "expected"), AUTOCAST.values(), ids=AUTOCAST.keys())
+def test_ops_that_no_list_names_have_the_dtype_of_autocast(call, expected):
+    """As docs/amp.md has it, also for versions of torch."""
+    with fake_gpu(), policy(device=GPU).autocast():
+        found = tuple(call(torch.zeros(8, 8, device=GPU, dtype=dtype)).dtype for dtype in (FP32, BF16))
+    assert found == expected
+
+
+# The switches of the process
+
+
+@pytest.fixture
+def switch(nondeterministic_after_test):
+    def set_for(device: torch.device, *options: str) -> list[str]:
+        argv = ["-dataset=digits", *(["-opts", *options] if options else [])]
+        return set_process_switches(parse_command_line(argv).config, device)
+
+    yield set_for
+    set_for(CPU)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [(["SEED=1"], False), (["AMP=true"], True), (["AMP=true", "AMP.TF32=false"], False)]
+)
+def test_tf32_follows_amp_unless_set(switch, options, expected):
+    switch(CPU, *options)
+    assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is expected
+
+
+def test_deterministic_runs_do_not_select_algorithms_by_time(switch):
+    assert "cuDNN times" in switch(torch.device("cuda:0"), "SEED=1")[0] and torch.backends.cudnn.benchmark
+    notes = switch(torch.device("cuda:0"), "DETERMINISTIC=true")
+    assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    assert "deterministic" in notes[0] and "cuDNN" not in notes[0]
+    assert switch(CPU, "SEED=1") == [] and not torch.backends.cudnn.benchmark
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -13,7 +13,6 @@ from torch import nn
 
 from configs.schema import Amp, Parallel, Train
 from engine.parallel.strategy import build_strategy
-from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimization.optimizer import build_optimizer
 from utils.distributed import ProcessContext
@@ -190,7 +189,7 @@ def test_skipped_first_step_leaves_no_momentum():
     results = []
     for skips in (0, 1):
         torch.manual_seed(0)
-        model, scaler = nn.Linear(300, 300), LossScaler(CPU)
+        model, scaler = nn.Linear(300, 300), Precision(Amp(), CPU).scaler
         optimizer = build_optimizer(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
         for step in range(3 + skips):
             images = torch.full((2, 300), math.nan if step < skips else 1.0)
@@ -208,7 +207,7 @@ def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     """Gradients of 3e38 are finite; their norm is not."""
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
-    scaler = LossScaler(CPU)
+    scaler = Precision(Amp(), CPU).scaler
 
     def step(value: float) -> torch.Tensor:
         scaler.scale(model(torch.tensor([[1.0, value, value, 1.0]])).sum()).backward()
@@ -235,7 +234,7 @@ def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4, bias=False))
         optimizer = optimizer_class(model.parameters(), lr=0.01, fused=fused)
-        scaler = LossScaler(CPU, fp16({"INIT_LOSS_SCALING": 65536.0, "USE_DYNAMIC_LOSS_SCALING": False}), scales=True)
+        scaler = Precision(fp16({"USE_DYNAMIC_LOSS_SCALING": False}), CPU).scaler
         for step in range(8):
             loss = model(torch.randn(4, 8)).square().sum() * (math.inf if step == 3 else step)
             scaler.scale(loss).backward()
@@ -271,7 +270,7 @@ def test_waiting_for_a_gpu_uses_no_core(monkeypatch):
             return torch.zeros(())
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    scaler = LossScaler(CPU, Amp(MAX_SKIPPED_STEPS=2))
+    scaler = Precision(Amp(MAX_SKIPPED_STEPS=2), CPU).scaler
     scaler._counts = Counts()
     assert [scaler.skipped_too_often() for _ in range(3)] == [False, False, False]
     waiting = ["blocking", "record"]

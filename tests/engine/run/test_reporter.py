@@ -10,7 +10,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.precision.loss_scaler import LossScaler
+from configs.schema import Amp
+from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.run.facts import Model
 from engine.run.log import RunLogger
@@ -32,7 +33,7 @@ class SimulatedRun:
         self.folder, self.context = folder, context
         logger = RunLogger(folder, context)
         self.reporter = Reporter(
-            context, folder, logger, LossScaler(context.device), lambda: Model(1, 10**9, None),
+            context, folder, logger, Precision(Amp(), context.device).scaler, lambda: Model(1, 10**9, None),
             StepTimer(context.device),
             num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
             loggers=LoggerGroup([], "", {}, logger),

@@ -6,10 +6,10 @@ import torch
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from configs.schema import Train
+from configs.schema import Amp, Train
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
-from engine.precision.loss_scaler import LossScaler
+from engine.precision.policy import Precision
 from engine.training.optimization.optimizer import build_optimizer, set_lr
 from utils.errors import UserError
 
@@ -88,7 +88,7 @@ def test_each_optimizer_is_that_of_timm(name):
         return nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 4))
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        scaler = LossScaler(torch.device("cpu"))
+        scaler = Precision(Amp(), torch.device("cpu")).scaler
         for seed in range(2):
             images = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
             scaler.backward(model(images).square().sum(), 5)
