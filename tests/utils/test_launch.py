@@ -18,46 +18,21 @@ ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
 ONE_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
 OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-WRONG_VALUES = {
-    "RANK": ("abc", "-1", "", "2"),
-    "WORLD_SIZE": ("0",),
-    "LOCAL_RANK": ("1",),
-    "LOCAL_WORLD_SIZE": ("1.5", "3"),
-    "SLURM_STEP_NUM_TASKS": ("x",),
-    "SLURM_PROCID": ("",),
-    "OMPI_COMM_WORLD_RANK": ("a",),
-    "PMI_RANK": (" ",),
-}
-WRONG_ADDRESSES = {"MASTER_PORT": ("abc", "99999", ""), "MASTER_ADDR": ("", "a b", "http://u:pw@h")}
-OF_OTHERS = {
-    "PADDLE_TRAINER_ID": ("1",),
-    "PET_NODE_RANK": ("1", ""),
-    "PET_NNODES": ("1:2", "abc"),
-    "SKYPILOT_NUM_NODES": ("2",),
-}
-
-
-def cases(values):
-    return [(name, value) for name in values for value in values[name]]
-
-
+SRUN_2 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
 
 
 @pytest.mark.parametrize(
     ("started_by", "env"),
     [
-        (None, {}),
         (None, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}),  # an interactive shell
-        ("srun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}),
-        ("srun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "PMI_RANK": "0"}),  # srun --mpi=pmi2
-        ("mpirun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", **OPEN_MPI}),
+        ("srun", SRUN_2 | {"PMI_RANK": "0"}),  # srun --mpi=pmi2
+        ("mpirun", SRUN_2 | OPEN_MPI),
         ("mpirun", {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}),
-        ("torchrun", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "LOCAL_RANK": "0", **ONE_OF_16}),
+        ("torchrun", SRUN_2 | {"LOCAL_RANK": "0"} | ONE_OF_16),
         ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
         ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
         (None, {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1"}),
-        *(("torchrun", {name: "2", "LOCAL_RANK": "0", **ONE_OF_16}) for name in ("SKYPILOT_NUM_NODES", "PET_NNODES")),
     ],
 )
 def test_launcher(started_by, env):
@@ -67,37 +42,43 @@ def test_launcher(started_by, env):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        *((env, "without LOCAL_RANK") for env in (ONE_OF_16, {"WORLD_SIZE": "2"}, {"RANK": "1"})),
+        ({"WORLD_SIZE": "2"}, "without LOCAL_RANK"),
         (SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}, "without LOCAL_RANK"),
         ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
 )
-def test_environment_of_several_runs_is_refused(env, words):
+def test_a_process_that_cannot_know_its_rank_is_refused(env, words):
     with pytest.raises(UserError, match=words):
         detect_launcher(env)
 
 
-@pytest.mark.parametrize(("name", "value"), cases(WRONG_VALUES))
-@pytest.mark.parametrize("read", [torchrun_variables, check_is_alone])
-def test_a_wrong_rank_or_count_is_named(name, value, read):
-    with pytest.raises(UserError, match=f"^{name} is '?{value}'?: must be .*"):
-        read(ONE_OF_2 | {name: value})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("RANK", value) for value in ("abc", "-1", "", "2")),
+        ("WORLD_SIZE", "0"),
+        ("LOCAL_WORLD_SIZE", "3"),
+        ("SLURM_STEP_NUM_TASKS", "x"),
+        ("PMI_RANK", " "),
+    ],
+)
+def test_a_wrong_rank_or_count_is_named(name, value):
+    for read in (torchrun_variables, check_is_alone):
+        with pytest.raises(UserError, match=f"^{name} is '?{value}'?: must be .*"):
+            read(ONE_OF_2 | {name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), cases(WRONG_ADDRESSES))
+@pytest.mark.parametrize(
+    ("name", "value"), [("MASTER_PORT", "99999"), ("MASTER_PORT", ""), ("MASTER_ADDR", "http://u:pw@h")]
+)
 def test_a_wrong_address_is_named(name, value):
     with pytest.raises(UserError, match=f"^{name}.*: must be ") as error:
         torchrun_variables(ONE_OF_2 | {name: value})
     assert "pw" not in str(error.value)
 
 
-def test_a_rank_of_mpirun_without_its_local_rank_is_refused():
-    half_set = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
-    with pytest.raises(UserError, match="OMPI_COMM_WORLD_LOCAL_RANK"):
-        detect_launcher(half_set)
-
-
-@pytest.mark.parametrize(("name", "value"), cases(OF_OTHERS))
+@pytest.mark.parametrize(("name", "value"), [("PADDLE_TRAINER_ID", "1"), ("PET_NNODES", "1:2"), ("PET_NODE_RANK", "")])
 def test_a_variable_of_another_program_is_named_unless_the_launcher_sets_its_own(name, value):
     for read in (detect_launcher, check_is_alone):
         with pytest.raises(UserError, match=f"^{name} is '{value}': "):
@@ -108,15 +89,12 @@ def test_a_variable_of_another_program_is_named_unless_the_launcher_sets_its_own
 def test_number_of_processes_against_a_launcher():
     check_num_processes(None, started=2)
     check_num_processes(2, started=2)
-    with pytest.raises(
-        UserError, match=r"-ngpus 4: a launcher started 2 process\(es\) on this host .*leave -ngpus out"
-    ):
+    with pytest.raises(UserError, match=r"-ngpus 4: a launcher started 2 process\(es\) .*leave -ngpus out"):
         check_num_processes(4, started=2)
 
 
 def test_several_started_processes_are_noticed():
-    one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "PET_NNODES"), "1")
-    one |= {"SKYPILOT_NUM_NODES": "1"}
+    one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "SKYPILOT_NUM_NODES"), "1")
     check_is_alone(one | {"SLURM_NTASKS": "8", "RANK": "0"})
     for name in one:
         with pytest.raises(UserError, match=f"^{name} is '2'"):
@@ -130,16 +108,11 @@ def test_ranks_with_a_wrong_option_meet_before_they_report_it():
     assert "-unknown" in str(refused) and command.config.timeout_seconds == 600
 
 
-@pytest.mark.parametrize(
-    ("nodelist", "host"),
-    [
-        ("node1", "node1"),
-        ("node[03-05,9],x", "node03"),
-        ("rack[2-3]-gpu[01,04].cluster,x", "rack2-gpu01.cluster"),
-    ],
-)
-def test_first_host(nodelist, host):
-    assert first_host(nodelist) == host
+def test_first_host():
+    for nodelist, host in {
+        "node1": "node1", "node[03-05,9],x": "node03", "rack[2-3]-gpu[01,04].cluster,x": "rack2-gpu01.cluster",
+    }.items():  # fmt: skip
+        assert first_host(nodelist) == host
 
 
 SRUN = {

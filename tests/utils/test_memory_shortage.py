@@ -13,31 +13,13 @@ from torch._inductor.exc import InductorError
 from utils.device import IN_EVALUATION, IN_LOADING, find_shortage
 from utils.errors import UserError
 
-ASYNCHRONOUS = (
-    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
-    "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
-)
-OUT_OF_MEMORY = (
-    f"CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' for more information.\n{ASYNCHRONOUS}"
-)
-PINNED = (
-    "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
-    '  File "pin_memory.py", line 52, in pin_memory\n    return data.pin_memory()\n'
-    f"torch.AcceleratorError: {OUT_OF_MEMORY}\n"
-)
+OUT_OF_MEMORY = "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' for more information."
 NCCL = (
-    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, {} (run with NCCL_DEBUG=INFO for "
-    "details), NCCL version 2.30.7\n{}\nLast error:\n{}"
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3699, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.30.7\nncclUnhandledCudaError: Call to CUDA function failed.\n"
 )
-UNHANDLED_CUDA = NCCL.format("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.", "{}")
 SDPA = 'cuDNN SDPA execution failed with error code ["CUDNN_BACKEND_API_FAILED"]: err 2 != CUDA_SUCCESS'
-NO_CONFIG = (
-    "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 294912 Hardware limit:232448"
-)
-CPU_ALLOCATOR = (
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-    "34359738368 bytes. Error code 12 (Cannot allocate memory)"
-)
+NO_CONFIG = "No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 294912"
 
 # The type of the exception, and its message; the part in braces is in the reason.
 GPU_SHORTAGES = [
@@ -47,23 +29,22 @@ GPU_SHORTAGES = [
     (RuntimeError, "CUDA error: {CUBLAS_STATUS_ALLOC_FAILED when calling} `cublasCreate(handle)`"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{DEVICE_ALLOCATION_FAILED}"),
     (RuntimeError, f"{SDPA}\n{{CUDA ran out of memory outside}} PyTorch's allocator."),
-    (dist.DistBackendError, UNHANDLED_CUDA.format("{Cuda failure 2 'out of memory'}")),
-    (dist.DistBackendError, UNHANDLED_CUDA.format("{Failed to CUDA calloc} async 32 bytes")),
+    (dist.DistBackendError, f"{NCCL}{{Cuda failure 2 'out of memory'}}"),
+    (dist.DistBackendError, f"{NCCL}{{Failed to CUDA calloc}} async 32 bytes"),
     (lambda text: InductorError(torch.OutOfMemoryError(text), None), "{CUDA out of memory. Tried}"),
 ]
 HOST_SHORTAGES = [
     (MemoryError, ""),
-    (RuntimeError, CPU_ALLOCATOR),
+    (RuntimeError, "err == 0. {DefaultCPUAllocator: can't allocate memory}: you tried to allocate 34359738368 bytes."),
     (RuntimeError, "{unable to mmap} 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
-    (lambda text: OSError(12, text), "{Cannot allocate memory}"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{HOST_ALLOCATION_FAILED}"),
-    (dist.DistBackendError, UNHANDLED_CUDA.format("{Failed to CUDA host alloc} 4096 bytes")),
+    (dist.DistBackendError, f"{NCCL}{{Failed to CUDA host alloc}} 4096 bytes"),
 ]
 OTHER_ERRORS = [
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k )`"),
     RuntimeError(SDPA.replace("err 2", "err 1")),
-    torch.AcceleratorError(f"CUDA error: device-side assert triggered\n{ASYNCHRONOUS}"),
-    dist.DistBackendError(UNHANDLED_CUDA.format("Cuda failure 1 'invalid argument'")),
+    torch.AcceleratorError("CUDA error: device-side assert triggered"),
+    dist.DistBackendError(f"{NCCL}Cuda failure 1 'invalid argument'"),
     InductorError(RuntimeError(NO_CONFIG), None),
     UserError("out of host memory; lower -num_workers"),
 ]
@@ -111,9 +92,10 @@ def test_shortage_that_another_exception_wraps(hidden):
     assert shortage.on_gpu and shortage.in_evaluation and shortage.reason == "CUDA error: out of memory"
 
 
-@pytest.mark.parametrize("message", [PINNED, OUT_OF_MEMORY])
-def test_pinned_memory_is_host_memory(message):
+@pytest.mark.parametrize("where", ["", "Caught AcceleratorError in pin memory thread for device 0.\nTraceback:\n"])
+def test_pinned_memory_is_host_memory(where):
     """With workers, a thread of torch allocates it; without workers, the main thread."""
+    message = f"{where}torch.AcceleratorError: {OUT_OF_MEMORY}"
     shortage = find_shortage(noted(torch.AcceleratorError(message), IN_LOADING))
     assert not shortage.on_gpu and shortage.in_loading and "CUDA error: out of memory" in shortage.reason
 

@@ -22,30 +22,18 @@ PROGRAMS = [
 ]
 
 
-@pytest.fixture
-def nothing_imported(monkeypatch):
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, program):
+    """Also by `python -P`, which leaves the folder of the script out of sys.path: programs find their modules."""
     for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
         monkeypatch.delitem(sys.modules, name)
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_windows_is_refused_before_a_module_that_it_lacks(monkeypatch, nothing_imported, program):
     for name in ("fcntl", "resource"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delattr(signal, "SIGHUP")
     monkeypatch.setattr(sys, "platform", "win32")
-    monkeypatch.setattr(sys, "path", [str(program.parent), *sys.path])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
     with pytest.raises(SystemExit, match=r"^error: .*win32.*Linux, macOS, or WSL 2"):
         runpy.run_path(str(program), run_name="__main__")
-
-
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
-def test_programs_find_their_modules_under_safe_path(monkeypatch, nothing_imported, program):
-    """`python -P` leaves the folder of the script out of sys.path."""
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT])
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(SystemExit, match=r"^error: .*win32"):
-        runpy.run_path(str(program))
 
 
 def test_a_deleted_folder(monkeypatch, tmp_path):
