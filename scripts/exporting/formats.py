@@ -1,9 +1,7 @@
 """The formats of an export, and the checks before the model is read. This file needs no torch."""
 
-import importlib
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import NamedTuple
 
 from utils.errors import UserError
 
@@ -12,24 +10,18 @@ HF_FILES = {"config.json", "model.safetensors"}
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
-@dataclass(frozen=True)
-class Format:
-    """file: in this folder, with the functions `write` and `load`. suffix: of the default output, which is named as the
-    weights. title: for the user."""
+class Format(NamedTuple):
+    """suffix: of the default output, which is named as the weights. title: for the user."""
 
-    file: str
     suffix: str
     title: str
 
-    def module(self) -> ModuleType:
-        return importlib.import_module(f"scripts.exporting.{self.file}")
-
 
 FORMATS = {
-    "safetensors": Format("safetensors_file", ".safetensors", "for -pretrained"),
-    "hf": Format("hf_folder", "-hf", "a folder for timm and transformers"),
-    "onnx": Format("onnx_file", ".onnx", f"opset {OPSET}, any batch size"),
-    "torch_export": Format("torch_export_file", ".pt2", "torch.export, any batch size"),
+    "safetensors": Format(".safetensors", "for -pretrained"),
+    "hf": Format("-hf", "a folder for timm and transformers"),
+    "onnx": Format(".onnx", f"opset {OPSET}, any batch size"),
+    "torch_export": Format(".pt2", "torch.export, any batch size"),
 }
 
 

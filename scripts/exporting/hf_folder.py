@@ -14,9 +14,8 @@ from torch import nn
 from configs.schema import Config
 from configs.schema.families.registry import FAMILIES
 from models.vit import evaluation_arguments
-from scripts.exporting import safetensors_file
-from scripts.exporting.run import Forward
-from scripts.weights.trained_model import TrainedModel
+from scripts.exporting.files import write_safetensors
+from scripts.weights.trained_model import Forward, TrainedModel
 from utils.errors import UserError
 
 _VIT = "vit_base_patch16_224"  # a name of timm's VisionTransformer whose arguments can all be given
@@ -24,7 +23,7 @@ _VIT = "vit_base_patch16_224"  # a name of timm's VisionTransformer whose argume
 _KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
 
 
-def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     """Raises UserError if timm's `create_model` cannot rebuild the model."""
     rebuilt = _as_timm_builds_it(model, trained.config)
     rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
@@ -35,10 +34,10 @@ def write(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         raise _not_rebuilt(trained.config, str(error)) from None
     _complete(path / "config.json", trained.config.data.multi_label)
     (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
-    safetensors_file.write(model, trained, path / "model.safetensors")
+    write_safetensors(model, trained, path / "model.safetensors")
 
 
-def load(trained: TrainedModel, path: Path) -> Forward:
+def load_hf(trained: TrainedModel, path: Path) -> Forward:
     """The model that timm makes of the folder."""
     return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 

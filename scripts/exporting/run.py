@@ -9,7 +9,7 @@ import argparse
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +30,10 @@ from datasets.transforms.host import build_eval_host_transform
 from engine.run.flops import count_parameters
 from engine.training.eval_model import build_eval_model
 from models.weights.read import checked_archive_bytes
+from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
-from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained, without_images
+from scripts.exporting.hf_folder import load_hf, write_hf
+from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, print_escaped
 from utils.files import fsync_path
@@ -40,7 +42,13 @@ TOLERANCE = 1e-3  # of logits in fp32, absolute
 MIN_SPREAD = 100 * TOLERANCE  # of the logits of a class over the images: with less, the tolerance proves nothing
 NUM_IMAGES = 32
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
+# Of each format: writes a model to a path, and makes a `Forward` of the path.
+_PROGRAMS = {
+    "safetensors": (files.write_safetensors, files.load_safetensors),
+    "hf": (write_hf, load_hf),
+    "onnx": (files.write_onnx, files.load_onnx),
+    "torch_export": (files.write_torch_export, files.load_torch_export),
+}
 
 
 @dataclass(frozen=True)
@@ -168,17 +176,17 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
     Raises:
         UserError: a logit differs by more than `TOLERANCE`, or the file cannot be written; an old `target` stays.
     """
-    program = FORMATS[kind].module()
+    write, load = _PROGRAMS[kind]
     with replaced(target) as temporary:
         try:
-            program.write(model, trained, temporary)
+            write(model, trained, temporary)
         except (RuntimeError, SafetensorError) as error:  # torch and safetensors raise them for a full disk, too
             raise error_from(
                 error, f"{target}: cannot be written ({str(error).splitlines()[0]}); free space, or use another format"
             ) from error
         if not reference:
             return math.nan
-        difference = reference.largest_difference(program.load(trained, temporary))
+        difference = reference.largest_difference(load(trained, temporary))
         if not difference <= TOLERANCE:
             raise UserError(
                 f"-format {kind}: the logits of the exported model differ by {difference:.2g}, more than "

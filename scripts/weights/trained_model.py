@@ -1,5 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
+
+Forward = Callable[[torch.Tensor], torch.Tensor]  # normalized images (N, C, S, S) -> logits (N, classes)
 
 
 @dataclass(frozen=True)

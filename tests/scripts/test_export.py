@@ -26,9 +26,9 @@ from engine.checkpoint.weights_record import describe_data, read_record
 from engine.commands.run import run
 from models.build import build_model
 from scripts import export
-from scripts.exporting import formats, safetensors_file
+from scripts.exporting import formats
 from scripts.exporting.hf_folder import data_config
-from scripts.exporting.run import Reference, make_reference, replaced
+from scripts.exporting.run import _PROGRAMS, Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import ProcessContext
@@ -241,8 +241,9 @@ def test_tensors_with_two_names_are_written_twice(tmp_path):
 def test_a_difference_leaves_the_old_file(trained, reference, tmp_path, monkeypatch):
     file = tmp_path / "digits.safetensors"
     file.write_text("old")
-    load = safetensors_file.load
-    monkeypatch.setattr(safetensors_file, "load", lambda *args: lambda images: load(*args)(images) + 2e-3)
+    write, load = _PROGRAMS["safetensors"]
+    shifted = (write, lambda *args: lambda images: load(*args)(images) + 2e-3)
+    monkeypatch.setitem(_PROGRAMS, "safetensors", shifted)
     source = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0].eval()
     with pytest.raises(UserError, match=r"differ by 0.002, more than 0.001; nothing was written"):
         write_export(source, trained, reference, "safetensors", file)
