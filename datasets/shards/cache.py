@@ -68,7 +68,7 @@ class ShardCache:
         It removes the least recently used shards, but none of `keep`. Returns False if there is no room, the disk
         fails, or another process still downloads the shard after `wait_seconds`.
 
-        Raises StoreError: the shard cannot be read from its source.
+        Raises Unavailable: the shard cannot be read from its source.
         """
         wait_for(lambda: self._try_download(shard, keep), wait_seconds)
         return self._path(shard).exists()

@@ -15,7 +15,8 @@ from obstore.store import GCSStore, HTTPStore, S3Store
 from datasets.shards.archive import chunks_of
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.location import is_local
-from datasets.shards.store_errors import STORE_ERRORS, RangesNotSupported, StoreError, changed, describe
+from datasets.shards.store_errors import STORE_ERRORS, RangesNotSupported, changed, describe
+from utils.errors import Unavailable
 from utils.files import open_regular_file
 from utils.threads import DaemonPool, tell_wait
 
@@ -109,7 +110,7 @@ class RemoteFiles:
 class ShardStore:
     """Reads files below `root`, a local folder or a URL; threads may share it, and it can be pickled.
 
-    A server that is away for half of `timeout_seconds` does no harm. All methods raise a StoreError that names the
+    A server that is away for half of `timeout_seconds` does no harm. All methods raise an Unavailable that names the
     file or URL, at the latest after `timeout_seconds` without a byte.
     """
 
@@ -126,7 +127,7 @@ class ShardStore:
             return LocalFiles(self.root) if self.is_local else RemoteFiles(self.root, self.timeout_seconds)
         except STORE_ERRORS as error:
             problem = describe(error, self.root)
-            raise StoreError(f"{self.root}: {problem.text}; {problem.fix}") from None
+            raise Unavailable(f"{self.root}: {problem.text}; {problem.fix}") from None
 
     def url(self, name: str) -> str:
         """Returns the path or URL of a file. It contains no credentials: `parse_location` refuses them."""
@@ -145,7 +146,7 @@ class ShardStore:
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Reads the bytes of each range (start, length) of a remote file at the same time.
 
-        Raises StoreError; `RangesNotSupported` if the server sends whole files only.
+        Raises Unavailable; `RangesNotSupported` if the server sends whole files only.
         """
         assert isinstance(self.files, RemoteFiles)
         wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
@@ -164,13 +165,13 @@ class ShardStore:
             except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
                 return None
             if found.num_bytes > max_bytes:
-                raise StoreError(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
+                raise Unavailable(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
             return b"".join(chunks)
 
         return self._retry(name, read)
 
     def stream(self, shard: Shard) -> Iterator[bytes]:
-        """Yields the bytes of a whole shard in order; raises StoreError if the file is another one."""
+        """Yields the bytes of a whole shard in order; raises Unavailable if the file is another one."""
         position, chunks = 0, None
 
         def next_chunk() -> bytes:
@@ -192,16 +193,16 @@ class ShardStore:
             yield chunk
 
     def check_unchanged(self, shard: Shard) -> None:
-        """Raises StoreError if the file is no longer `shard`. Call it where a checksum does not match."""
+        """Raises Unavailable if the file is no longer `shard`. Call it where a checksum does not match."""
         if not self.head([shard.name])[0].is_same_as(shard):
             raise self._changed(shard.name)
 
-    def _changed(self, name: str) -> StoreError:
+    def _changed(self, name: str) -> Unavailable:
         text, fix, _ = changed(self.root)
-        return StoreError(f"{self.url(name)}: {text}; {fix}")
+        return Unavailable(f"{self.url(name)}: {text}; {fix}")
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
-        """Returns the result of a call, which is repeated after an error that may pass; raises StoreError."""
+        """Returns the result of a call, which is repeated after an error that may pass; raises Unavailable."""
         started, pause_seconds = time.monotonic(), _FIRST_PAUSE_SECONDS
         url = self.url(name) if name else self.root
         while True:
@@ -212,7 +213,7 @@ class ShardStore:
                 until_last_call = self.timeout_seconds - self.files.attempt_seconds
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
-                    kind = RangesNotSupported if isinstance(error, NotSupportedError) else StoreError
+                    kind = RangesNotSupported if isinstance(error, NotSupportedError) else Unavailable
                     raise kind(f"{url}: {problem.text}{tried}; {problem.fix}") from None
             tell_wait(f"the run waits for {url}: {problem.text}", waited)
             time.sleep(pause_seconds)

@@ -25,11 +25,7 @@ _CREDENTIALS = {
 _CHECK = "check DATA.DATA_PATH"
 
 
-class StoreError(Unavailable):
-    """Bytes of a shard cannot be read. The message names the file or URL."""
-
-
-class RangesNotSupported(StoreError):
+class RangesNotSupported(Unavailable):
     """The server sends whole files only."""
 
 

@@ -20,7 +20,7 @@ from datasets.transforms.host import build_host_transform
 from scripts import make_shards
 from scripts.benchmarks import benchmark_input, streams
 from scripts.benchmarks.images import IMAGENET, Size, link_images, make_images
-from tests.datasets.shards.fault_server import fault_server
+from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError
 
 SMALL = ["-rounds=2", "-batch_size=4", "-num_workers=1", "-image_size=32"]
@@ -145,7 +145,7 @@ def test_sources_are_compared(is_served, tmp_path, monkeypatch):
         make_images(tmp_path / "images", SMALL_SIZE)
         link_images(tmp_path / "images", tmp_path / "data", 64, copies=True)
         make_shards.main(["-dataset=folder", f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'shards'}"])
-    with fault_server(tmp_path / "shards") if is_served else nullcontext() as server:
+    with range_server(tmp_path / "shards") if is_served else nullcontext() as server:
         assert benchmark_input.main([*argv, *([f"-data_path={server.url}"] if server else [])]) == 0
     result = json.loads((tmp_path / "a.json").read_text())
     over_http = {streams.COLD, streams.WARM, streams.UNCACHED}

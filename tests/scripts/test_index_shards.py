@@ -14,7 +14,7 @@ from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME, encode_index, read_index
 from datasets.shards.store import ShardStore
 from scripts.index_shards import main
-from tests.datasets.shards.fault_server import fault_server
+from tests.datasets.shards.range_server import range_server
 from tests.datasets.shards.tar_files import jpeg, write_shard, write_shards
 from utils.errors import UserError
 
@@ -43,7 +43,7 @@ def test_the_index_of_a_folder(folder, tmp_path, capsys):
 
 
 def test_the_index_of_a_web_server_is_used_beside_its_shards(folder, tmp_path, monkeypatch, capsys):
-    with fault_server(folder) as server:
+    with range_server(folder) as server:
         pattern = f"{server.url}/{{train-{{0000,0001}},val-0000}}.tar"
         with pytest.raises(UserError, match=rf"^{server.url}: .* -output"):
             main(flags(pattern, tmp_path))
@@ -63,7 +63,7 @@ def test_a_shard_is_replaced_beside_an_index_without_versions(folder, tmp_path, 
     size = (folder / "train-0001.tar").stat().st_size
     write_shard(folder / "train-0001.tar", range(30, 40))
     assert (folder / "train-0001.tar").stat().st_size == size
-    with fault_server(folder) as server:
+    with range_server(folder) as server:
         root = folder if is_local else f"{server.url}/{{train-{{0000,0001}},val-0000}}.tar"
         data = Data.model_validate({"DATA_PATH": str(root), "CACHE_DIR": str(tmp_path / "cache")})
         train = TarShards(data).read("train")

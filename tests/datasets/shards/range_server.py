@@ -1,52 +1,80 @@
-"""A web server on this machine for a folder: ranges, ETags, HEAD, and a delay before each answer.
+"""A web server on this machine for a folder: ranges, ETags, HEAD, and a delay or a fault for each answer.
 
 python tests/datasets/shards/range_server.py FOLDER MILLISECONDS
 """
 
 import hashlib
 import re
+import socket
+import struct
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+Fault = Callable[["RangeHandler"], None]
+SECRET = "hunter2"
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
 
 
 class RangeHandler(BaseHTTPRequestHandler):
-    """Serves the files below `server.folder`, after `server.latency_seconds`."""
+    """Serves the files below `server.folder`, after `server.latency_seconds`, or the next of `server.faults`."""
 
     protocol_version = "HTTP/1.1"  # keeps connections open
     disable_nagle_algorithm = True
     server: "RangeServer"
 
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, with_body: bool) -> None:
         time.sleep(self.server.latency_seconds)
+        with self.server.lock:  # `faults` may be a generator that looks at the last request
+            self.server.requests.append((self.command, self.path, self.headers.get("Range")))
+            fault = next(self.server.faults, None)
+        fault(self) if fault else self.send_file()
+
+    do_HEAD = do_GET
+
+    def send_file(
+        self,
+        sent: int | None = None,
+        reset: bool = False,
+        ranges: bool = True,
+        pause_seconds: float = 0.0,
+        version: str | None = None,
+    ) -> None:
+        """Sends the file or the range, of which only `sent` bytes; then resets the connection if `reset`.
+
+        ranges: False for a server that knows none. pause_seconds: before each piece of 10,000 bytes. version: another
+        ETag.
+        """
         path = self.server.folder / unquote(self.path.partition("?")[0]).lstrip("/")
         if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
-            self._start(404, {"Content-Length": "0"})
+            self.start(404, {"Content-Length": "0"})
             return
-        size, wanted = path.stat().st_size, _RANGE.match(self.headers.get("Range", ""))
-        start = int(wanted[1]) if wanted else 0
-        end = min(size, int(wanted[2]) + 1) if wanted and wanted[2] else size
-        if wanted and start >= size:
-            self._start(416, {"Content-Length": "0"})
+        data, wanted = path.read_bytes(), _RANGE.match(self.headers.get("Range", "")) if ranges else None
+        first = int(wanted[1]) if wanted else 0
+        end = min(len(data), int(wanted[2]) + 1) if wanted and wanted[2] else len(data)
+        if wanted and first >= len(data):
+            self.start(416, {"Content-Length": "0"})
             return
-        headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - start), "ETag": etag(path)}
-        headers |= {"Content-Range": f"bytes {start}-{end - 1}/{size}"} if wanted else {}
-        self._start(206 if wanted else 200, headers)
-        if with_body:
-            self.wfile.write(path.read_bytes()[start:end])
+        headers = {"Content-Length": str(end - first), "ETag": version or etag(path)}
+        headers |= {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"} if wanted else {}
+        self.start(206 if wanted else 200, headers)
+        part = data[first:end][:sent] if self.command == "GET" else b""
+        piece_bytes = 10_000 if pause_seconds else 1 << 30
+        for position in range(0, len(part), piece_bytes):
+            time.sleep(pause_seconds)
+            self.wfile.write(part[position : position + piece_bytes])
+        if reset and self.command == "GET":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
 
-    def _start(self, status: int, headers: dict[str, str]) -> None:
-        self.send_response(status)
+    def start(self, code: int, headers: dict[str, str]) -> None:
+        self.send_response(code)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
@@ -55,29 +83,87 @@ class RangeHandler(BaseHTTPRequestHandler):
         pass
 
 
-def etag(path: Path) -> str:
-    state = path.stat()
-    return f'"{hashlib.sha256(f"{state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:32]}"'
-
-
 class RangeServer(ThreadingHTTPServer):
-    """A server on a free port of 127.0.0.1."""
+    """A server on a free port of 127.0.0.1.
+
+    `faults` answers the next requests; when it is exhausted, the server answers as it should. `requests` has the
+    method, the path and the range of each request.
+    """
 
     daemon_threads = True
     request_queue_size = 128  # with Python's 5, connections that begin together wait for a second
 
-    def __init__(self, folder: Path, latency_seconds: float = 0.0, handler: type[RangeHandler] = RangeHandler) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self, folder: Path, latency_seconds: float = 0.0) -> None:
+        super().__init__(("127.0.0.1", 0), RangeHandler)
         self.folder, self.latency_seconds = folder.resolve(), latency_seconds
+        self.faults: Iterator[Fault] = iter(())
+        self.lock = threading.Lock()
+        self.requests: list[tuple[str, str, str | None]] = []
+
+    def fail(self, *faults: Fault) -> None:
+        self.requests.clear()
+        self.faults = iter(faults)
+
+    def fail_always(self, fault: Fault) -> None:
+        self.requests.clear()
+        self.faults = iter(lambda: fault, None)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignores clients that end in the middle of an answer."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """Ignores clients that went away, and connections that a fault has closed."""
+        if not isinstance(sys.exception(), OSError | ValueError):
             super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def range_server(folder: Path) -> Iterator[RangeServer]:
+    with RangeServer(folder) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits for the result of downloads in the background."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def etag(path: Path) -> str:
+    state = path.stat()
+    return f'"{hashlib.sha256(f"{state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:32]}"'
+
+
+def status(code: int, **headers: str) -> Fault:
+    """An error, whose text contains a secret."""
+
+    def answer(handler: RangeHandler) -> None:
+        handler.start(code, headers | {"Content-Length": str(len(SECRET))})
+        if handler.command != "HEAD":
+            handler.wfile.write(SECRET.encode())
+
+    return answer
+
+
+def body(**options: Any) -> Fault:
+    """The file or the range as `send_file` sends it with these options, and then the end of the connection."""
+
+    def answer(handler: RangeHandler) -> None:
+        handler.send_file(**options)
+        handler.close_connection = True
+
+    return answer
+
+
+def no_answer(handler: RangeHandler) -> None:
+    time.sleep(10)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from datasets.shards.data_set import find_shards
 from datasets.shards.location import parse_location
 from datasets.shards.store import ShardStore
 from datasets.sources.split import split_of
-from tests.datasets.shards.fault_server import fault_server
+from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError
 
 
@@ -56,7 +56,7 @@ def test_nothing_found(tmp_path):
     make(tmp_path, "a.tar.gz")
     with pytest.raises(UserError, match=r"a\.tar\.gz.*compressed"):
         find(tmp_path)
-    with fault_server(tmp_path) as server, pytest.raises(UserError, match=rf"^{server.url}: .*cannot be listed"):
+    with range_server(tmp_path) as server, pytest.raises(UserError, match=rf"^{server.url}: .*cannot be listed"):
         find(server.url)
 
 
@@ -70,7 +70,7 @@ INFO = {"splits": SHARDS, "class_names": ["cat", "Ha\u0308her"]}
 def test_info_of_timm(tmp_path):
     make(tmp_path, "t-0.tar", "t-1.tar", "v.tar", "not-listed.tar")
     (tmp_path / "_info.json").write_text(json.dumps(INFO))
-    with fault_server(tmp_path) as server:
+    with range_server(tmp_path) as server:
         for root in (tmp_path, server.url):
             found = find(root)
             assert found.splits == {"train": ["t-0.tar", "t-1.tar"], "val": ["v.tar"]}

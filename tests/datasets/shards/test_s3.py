@@ -10,7 +10,7 @@ from moto.server import ThreadedMotoServer
 from datasets.shards.data_set import find_shards
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
-from datasets.shards.store_errors import StoreError
+from utils.errors import Unavailable
 
 pytestmark = pytest.mark.slow
 DATA = bytes(range(256)) * 400
@@ -64,7 +64,7 @@ def test_bytes_and_names_from_s3(s3):
         assert s3.read_many(shard.name, [(5, 3), (90_000, 100)]) == [DATA[5:8], DATA[90_000:90_100]]
         assert shard.version and b"".join(s3.stream(shard)) == DATA
         s3.check_unchanged(shard)
-    with pytest.raises(StoreError, match="has changed"):
+    with pytest.raises(Unavailable, match="has changed"):
         s3.check_unchanged(Shard("val-0.tar", len(DATA), '"other"'))
     assert s3.read_small("missing", 10) is None
     assert find_shards(s3).splits == {"train": ["train/0.tar", "train/1 +é#%20.tar"], "val": ["val-0.tar"]}
@@ -80,7 +80,7 @@ def test_bytes_and_names_from_s3(s3):
     ],
 )
 def test_missing_objects_and_buckets(root, call, problem):
-    with pytest.raises(StoreError) as error:
+    with pytest.raises(Unavailable) as error:
         call(store(root))
     message = str(error.value)
     assert message.startswith(f"{root}{problem}") and SECRET not in message and "\n" not in message
@@ -88,10 +88,10 @@ def test_missing_objects_and_buckets(root, call, problem):
 
 def test_without_credentials(environment):
     for root, fix in (("s3://bucket/d", "AWS_ACCESS_KEY_ID"), ("gs://bucket/d", "GOOGLE_APPLICATION_CREDENTIALS")):
-        with pytest.raises(StoreError, match=f"credentials.*{fix}.* for a public bucket"):
+        with pytest.raises(Unavailable, match=f"credentials.*{fix}.* for a public bucket"):
             store(root, timeout_seconds=0.5).head(["val-0.tar"])
     environment.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/missing.json")
-    with pytest.raises(StoreError, match=r"gs://bucket/d: .*credentials"):
+    with pytest.raises(Unavailable, match=r"gs://bucket/d: .*credentials"):
         store("gs://bucket/d", timeout_seconds=0.5).head(["val-0.tar"])
 
 
@@ -105,5 +105,5 @@ def test_public_bucket(environment, endpoint):
         assert public.read_many("val-0.tar", [(5, 3)])[0] == DATA[5:8]
     assert b"".join(gcs.stream(Shard("val-0.tar", len(DATA)))) == DATA
     assert gcs.list_folder()[0] == ["val-0.tar"]
-    with pytest.raises(StoreError, match=r"s3://bucket/data/val-0\.tar: access is refused"):
+    with pytest.raises(Unavailable, match=r"s3://bucket/data/val-0\.tar: access is refused"):
         store("s3://bucket/data").read_many("val-0.tar", [(5, 3)])

@@ -13,10 +13,10 @@ from datasets.shards import cache as cache_module
 from datasets.shards.cache import ReadAhead, ShardCache, cache_folder
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
-from datasets.shards.store_errors import StoreError
 from engine.run.facts import FACTS, read_facts
 from engine.run.log import RunLogger
-from tests.datasets.shards.fault_server import body, fault_server, status, wait_for
+from tests.datasets.shards.range_server import body, range_server, status, wait_for
+from utils.errors import Unavailable
 
 SIZE = 300_000
 SPAWN = multiprocessing.get_context("spawn")
@@ -27,7 +27,7 @@ def server(tmp_path):
     (tmp_path / "source").mkdir()
     for number in range(6):
         (tmp_path / "source" / f"{number}.tar").write_bytes(str(number).encode() * SIZE)
-    with fault_server(tmp_path / "source") as server:
+    with range_server(tmp_path / "source") as server:
         yield server
 
 
@@ -139,7 +139,7 @@ def test_source_that_fails(server, cache, shards, monkeypatch):
     monkeypatch.setattr(cache_module.os, "unlink", unlink_under_lock)
     for fault in (status(404), body(version='"other"')):
         server.fail_always(fault)
-        with pytest.raises(StoreError, match=r"0\.tar: "):
+        with pytest.raises(Unavailable, match=r"0\.tar: "):
             cache.download(shards[0])
         assert files(cache) == []
     assert len(removed) == 2

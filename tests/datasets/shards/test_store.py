@@ -8,10 +8,10 @@ import pytest
 
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
-from datasets.shards.store_errors import RangesNotSupported, StoreError
-from tests.datasets.shards.fault_server import SECRET, body, fault_server, no_answer, status
-from tests.datasets.shards.range_server import etag
+from datasets.shards.store_errors import RangesNotSupported
+from tests.datasets.shards.range_server import SECRET, body, etag, no_answer, range_server, status
 from utils import threads as waits
+from utils.errors import Unavailable
 
 DATA = bytes(range(256)) * 4000
 NAME = "train/a b#é%20.tar"  # characters that a URL must escape
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(folder):
-    with fault_server(folder) as server:
+    with range_server(folder) as server:
         yield server
 
 
@@ -51,16 +51,16 @@ def test_bytes_of_files(folder, server, is_local):
     assert whole(store) == whole(store, version=version, num_bytes=len(DATA)) == DATA
     assert store.read_small(NAME, len(DATA)) == DATA
     assert store.read_small("missing.json", 10) is None
-    with pytest.raises(StoreError, match=r"is larger than 10 bytes"):
+    with pytest.raises(Unavailable, match=r"is larger than 10 bytes"):
         store.read_small(NAME, 10)
-    with pytest.raises(StoreError, match=r"missing\.tar: does not exist"):
+    with pytest.raises(Unavailable, match=r"missing\.tar: does not exist"):
         store.head([NAME, "missing.tar"])
     for other in ({"version": "mtime-1" if is_local else '"x"'}, {"num_bytes": 5}):
-        with pytest.raises(StoreError, match="has changed since it was indexed"):
+        with pytest.raises(Unavailable, match="has changed since it was indexed"):
             whole(store, **other)
     assert store.list_folder("train")[0] == [NAME] if is_local else not store.files.can_list
     store.check_unchanged(Shard(NAME, len(DATA), version))
-    with pytest.raises(StoreError, match="has changed"):
+    with pytest.raises(Unavailable, match="has changed"):
         store.check_unchanged(Shard(NAME, len(DATA) + 1))
 
 
@@ -69,7 +69,7 @@ def test_ranges_of_files(store):
     assert store.read_many(NAME, ranges) == [DATA[start : start + length] for start, length in ranges]
     assert store.read_many(NAME, []) == []
     for start in (len(DATA) - 3, len(DATA) + 3):
-        with pytest.raises(StoreError, match="has changed"):
+        with pytest.raises(Unavailable, match="has changed"):
             read(store, start, 5)
 
 
@@ -111,7 +111,7 @@ def test_stream_of_a_file_that_changes_meanwhile(server, store):
     stream = store.stream(Shard(NAME, len(DATA)))
     read = len(next(stream))
     (server.folder / NAME).write_bytes(DATA[::-1])
-    with pytest.raises(StoreError, match=r"has changed since it was indexed"):
+    with pytest.raises(Unavailable, match=r"has changed since it was indexed"):
         while True:
             read += len(next(stream))
     assert read <= 300_000
@@ -138,7 +138,7 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
     calls = (lambda: read(store, 0, 5), lambda: whole(store), lambda: store.head([NAME]))
     for call in calls if problem in PERMANENT else calls[:1]:
         server.fail_always((PERMANENT | LASTING)[problem])
-        with pytest.raises(StoreError) as error:
+        with pytest.raises(Unavailable) as error:
             call()
         assert str(error.value).startswith(f"{server.url}/{NAME}: ") and problem in str(error.value)
         assert SECRET not in str(error.value) and "\n" not in str(error.value)
@@ -156,8 +156,8 @@ def test_server_without_ranges(server, store):
 def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(waits, "_SILENT_SECONDS", 0.0)
     monkeypatch.setattr(waits, "_told_at", c_double(-math.inf))
-    with fault_server(tmp_path) as server:
+    with range_server(tmp_path) as server:
         url = server.url
-    with pytest.raises(StoreError, match="connection is refused"):
+    with pytest.raises(Unavailable, match="connection is refused"):
         ShardStore(url, 2.0).head(["a.tar", "b.tar"])
     assert capsys.readouterr().err.count("----- the run waits for") == 1

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from conftest import eval_loader_for, samples_for, train_batches_for
-from fault_server import body, fault_server, status, wait_for
+from range_server import body, range_server, status, wait_for
 from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.reading.command_line import parse_command_line
@@ -91,7 +91,7 @@ def test_class_names_of_the_info_file_and_of_texts(root, tmp_path):
 
 def test_the_shards_are_found_and_indexed_once_for_all_splits(root, cache, cpu):
     write_shard(root / "test-0000.tar", range(2000, 2003))
-    with fault_server(root) as server:
+    with range_server(root) as server:
         data = on(server, "{train-{0000..0003},val-0000,test-0000}.tar", batch_size=2)
         assert has_test_split(data, cpu) == (True, None) and not server.requests
         splits = read_samples(data, 2, cpu, "train", "val", "test")
@@ -120,7 +120,7 @@ def test_images_without_a_label_are_one_finding(tmp_path, cpu):
 
 @pytest.mark.parametrize("cache_gb", [0, 1])
 def test_a_server_gives_the_same_images(root, cache, cache_gb):
-    with fault_server(root) as server:
+    with range_server(root) as server:
         samples, batches = tar(on(server, cache_gb=cache_gb)).for_loader(EvalSampler(40, 40), 7)
         stores = [samples.reader.store, *([samples.reader.cache.store] if cache_gb else [])]
         assert {store.timeout_seconds for store in stores} == {7}
@@ -137,7 +137,7 @@ def test_a_server_gives_the_same_images(root, cache, cache_gb):
 
 
 def test_a_damaged_copy_in_the_cache_is_replaced(root, cache):
-    with fault_server(root) as server:
+    with range_server(root) as server:
         samples = tar(on(server, cache_gb=1))
         assert samples.reader.cache.download(samples.shards[0])
         (path,) = (cache / "shards").glob("*.tar")
@@ -168,7 +168,7 @@ def test_a_changed_shard_is_named(root):
 
 def test_a_server_without_ranges_needs_the_cache(root, cache):
     tar(options(root))  # writes the index
-    with fault_server(root) as server:
+    with range_server(root) as server:
         server.fail_always(body(ranges=False))
         with pytest.raises(UserError, match=r"train-0000.tar: .*DATA.CACHE_GB"):
             contents(tar(on(server)))
@@ -189,6 +189,6 @@ def test_batches_do_not_depend_on_the_source_and_the_workers(root, cache, cpu):
     expected = images(root, "-num_workers=0")
     assert len(expected) == 2 * 10 + 3
     assert images(root, "-num_workers=2") == expected
-    with fault_server(root) as server:
+    with range_server(root) as server:
         server.fail(*[status(503)] * 3)
         assert images(on(server).data_path, "-num_workers=2") == expected

@@ -13,7 +13,7 @@ from faults.scene import TINY, Provoke, Scene, in_namespace, require_mounts, tru
 from configs.schema import Data
 from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME
-from tests.datasets.shards.fault_server import SECRET
+from tests.datasets.shards.range_server import SECRET
 from tests.datasets.shards.tar_files import jpeg, write_shards
 
 

@@ -9,8 +9,9 @@ from faults.runner import Fault, finished
 from faults.scene import Scene, Skipped, in_namespace, require_mounts
 from faults.tar import data_of, secret_is_kept, tar_flags
 from faults.tar_served import CACHE, LONG, Check, all_of, is_equal, resumed, served
+from range_server import SECRET, RangeHandler, body
 
-from tests.datasets.shards.fault_server import SECRET, FaultHandler, body
+from tests.datasets.shards.range_server import SECRET, RangeHandler, body
 
 
 def _downloads(most: int, least: int = 1) -> Check:
@@ -28,7 +29,7 @@ def _nothing_left(scene: Scene) -> list[str]:
     return [f"is left: {path.name}" for path in (scene.folder / "cache").rglob("*.part")]
 
 
-def slow_downloads(handler: FaultHandler) -> None:
+def slow_downloads(handler: RangeHandler) -> None:
     """Whole shards arrive slowly; the index and ranges of shards at once."""
     is_whole_shard = handler.path.endswith(".tar") and not handler.headers.get("Range")
     body(pause_seconds=10.0 if is_whole_shard else 0.0)(handler)

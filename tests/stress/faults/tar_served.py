@@ -15,8 +15,8 @@ from faults.scene import Provoke, Scene
 from faults.tar import data_of, secret_is_kept, tar_flags
 
 from datasets.shards.index import INDEX_NAME
-from tests.datasets.shards.fault_server import Fault as ServerFault
-from tests.datasets.shards.fault_server import FaultHandler, FaultServer, body, fault_server
+from tests.datasets.shards.range_server import Fault as ServerFault
+from tests.datasets.shards.range_server import RangeHandler, RangeServer, body, range_server
 from tests.datasets.shards.tar_files import write_shard
 from utils.errors import UserError
 
@@ -37,7 +37,7 @@ def served(
         root = data_of(scene)
         if not indexed:
             (root / INDEX_NAME).unlink()
-        scene.server = scene.resources.enter_context(fault_server(root))
+        scene.server = scene.resources.enter_context(range_server(root))
         if answer:
             scene.server.fail_always(answer)
         return remote_flags(scene, *options, flags=flags)
@@ -99,7 +99,7 @@ def resumed(ranks: int = 1, *options: str) -> Check:
     return check
 
 
-def hang_up(handler: FaultHandler) -> None:
+def hang_up(handler: RangeHandler) -> None:
     handler.close_connection = True
 
 
@@ -109,7 +109,7 @@ def server_faults() -> list[Fault]:
 
     def away(running: Running) -> None:
         running.wait_for("Epoch[002")
-        server: FaultServer = running.scene.server
+        server: RangeServer = running.scene.server
         server.fail_always(hang_up)
         time.sleep(20.0)
         server.faults = iter(())
