@@ -11,11 +11,7 @@ from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 
 def script_parser(script: str, usage: str, description: str) -> Parser:
-    """A parser of a script's own flags; `split_flags` returns the other flags unparsed.
-
-    Args:
-        script: path below `scripts/`. usage: of its arguments.
-    """
+    """A parser of the own flags of scripts/`script`; `split_flags` returns the other flags unparsed."""
     epilog = "All other flags, including -opts KEY=VALUE, are flags of main_single_gpu.py: see its -h."
     return Parser(prog=f"scripts/{script}", usage=f"%(prog)s {usage}", description=description, epilog=epilog)
 
@@ -28,11 +24,7 @@ def flag_parser(script: str, description: str) -> Parser:
 
 
 def split_flags(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Splits `argv` into the script's own flags and the flags for `configs.reading.command_line`.
-
-    Raises:
-        UserError: a flag is unknown to both.
-    """
+    """Splits `argv` into the script's own flags and the entry scripts' flags; raises UserError for other flags."""
     flags, rest = parser.parse_known_args(argv)
     others, unknown = entry_parser(parser.prog).parse_known_args(rest)
     if unknown:
@@ -53,11 +45,7 @@ def split_sources(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def find_source(path: str) -> Path:
-    """`path` if it is the folder of a run with a checkpoint, else the weight file at `path`.
-
-    Raises:
-        UserError: no such file or folder, or no checkpoint in it.
-    """
+    """`path` if it is the folder of a run, else the weight file at `path`; raises UserError without any weights."""
     folder = Path(path)
     if not folder.is_dir() or is_checkpoint_folder(folder):
         return find_weights(path)

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -33,10 +34,8 @@ _NEVER_TRIM, _NO_MMAP = -1, 0
 def visible_gpus(wanted: str | None = None) -> int:
     """The number of GPUs that this process can use; 0 on a machine without one, or if none is wanted.
 
-    wanted: of -device, 'cuda' or 'cpu'. CUDA_VISIBLE_DEVICES wants the GPUs that it names, and none if it is empty.
-
-    Raises:
-        UserError: torch cannot use a GPU that is wanted, or any of this machine.
+    Raises UserError if torch cannot use a GPU that is wanted, or any of this machine. wanted: of -device, 'cuda' or
+    'cpu'. CUDA_VISIBLE_DEVICES wants the GPUs that it names, and none if it is empty.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted == "cpu" or (wanted != "cuda" and visible in EXCLUDES_GPUS):
@@ -88,23 +87,15 @@ def cpu_warning(device: torch.device) -> str | None:
 
 def _has_nvidia_gpu() -> bool:
     """A container without GPUs sees the driver of its host in /proc, but no device file that it may open."""
-    return any(_opens(path) for path in DEVICE_FILES.glob("nvidia[0-9]*"))
-
-
-def _opens(path: Path) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDWR))
-    except OSError:
-        return False
-    return True
+    for path in DEVICE_FILES.glob("nvidia[0-9]*"):
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR))
+            return True
+    return False
 
 
 def check_compute_capability(device: torch.device) -> None:
-    """Checks that this torch has code for the GPU. Call it before other functions of torch.cuda, which warn at length.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Raises UserError if this torch has no code for the GPU. Other functions of torch.cuda would warn at length."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         capability = torch.cuda.get_device_capability(device)

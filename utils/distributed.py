@@ -65,8 +65,7 @@ class ProcessContext:
 def single_process(wanted: str | None = None) -> ProcessContext:
     """The context of a run of one process, on the first visible GPU or else on the CPU. wanted: of -device.
 
-    Raises:
-        UserError: as `visible_gpus` and `check_compute_capability`.
+    Raises UserError as `visible_gpus` and `check_compute_capability`.
     """
     device = torch.device("cuda:0" if visible_gpus(wanted) else "cpu")
     if device.type == "cuda":

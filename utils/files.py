@@ -55,11 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_regular_file(path: Path | str) -> io.BufferedReader:
-    """Opens a regular file for reading bytes. A pipe would block, and a device may have no end.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder, pipe or device.
-    """
+    """Opens a file for reading bytes. Raises OSError for a folder, a pipe, which would block, and a device."""
     return os.fdopen(_open_regular(path)[0], "rb")
 
 
@@ -225,11 +221,7 @@ def fsync_path(path: Path) -> None:
 
 
 def verify_checksum(path: Path, required: bool = False) -> None:
-    """Compares the content of a file with its checksum. A file without a checksum passes unless it is `required`.
-
-    Raises:
-        UserError: the checksum does not match or is missing.
-    """
+    """Raises UserError if the checksum of a file does not match, or is missing and `required`."""
     with open(path, "rb") as file:
         content_bytes = file.seek(0, os.SEEK_END) - len(_CHECKSUM_PREFIX) - _DIGEST_CHARS
         file.seek(max(content_bytes, 0))

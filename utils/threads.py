@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from ctypes import c_double
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -55,12 +56,8 @@ def _work(calls: _Calls) -> None:
 
 
 def _end(calls: _Calls, num_threads: int) -> None:
-    while not calls.empty():
-        try:
-            call = calls.get_nowait()
-        except Empty:
-            break
-        if call:
+    with suppress(Empty):
+        while call := calls.get_nowait():
             call[0].cancel()
     for _ in range(num_threads):
         calls.put(None)

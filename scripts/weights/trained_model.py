@@ -70,20 +70,13 @@ class TrainedModel:
 
 
 def locate_weights(source: Path) -> Path:
-    """`source` if it is a file or a checkpoint folder; in a run's folder the best or newest valid checkpoint.
-
-    Raises:
-        UserError: no checkpoint is valid.
-    """
+    """`source` if it is a file or a checkpoint folder; in a run's folder the best or newest valid checkpoint."""
     is_run = source.is_dir() and not is_checkpoint_folder(source)
     return find_checkpoint(str(source), source, best_first=True).path if is_run else source
 
 
 def without_images(command: Command) -> TrainedModel:
-    """The model of the weights `MODEL.PRETRAINED`, with the data of their training unless the command names other data.
-
-    The data is not read.
-    """
+    """The model of the weights `MODEL.PRETRAINED`, with the data of their training unless others are named."""
     config, record, notes = options_of_weights(replace(command, config=command.config.with_model(resume=None)))
     if record and not {*PLACE, *SPLIT} & command.given.get("DATA", {}).keys():
         changes = {key.lower(): value for key, value in record.data.items() if key in (*PLACE, *SPLIT)}
@@ -92,11 +85,7 @@ def without_images(command: Command) -> TrainedModel:
 
 
 def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedModel, Samples]:
-    """The model of the weights `MODEL.PRETRAINED`, and the validation samples.
-
-    Raises:
-        UserError: the validation images are missing.
-    """
+    """The model of the weights `MODEL.PRETRAINED`, and the validation samples; raises UserError without images."""
     config = command.config.with_model(resume=None)
     try:
         plan = plan_evaluation(replace(command, config=config), context, RunLogger(None, context))

@@ -1,4 +1,4 @@
-"""Files of a run: checksummed files, tables, run folders; and seeds."""
+"""Files of a run: checksummed files, status, tables and their texts; and seeds."""
 
 import errno
 import itertools
@@ -14,7 +14,7 @@ from utils.errors import UserError
 from utils.files import atomic_save, open_atomically, read_json, read_regular_file, temporary_path, verify_checksum
 from utils.seeding import derive_seed, seed_device
 from utils.status import STATUS, RunStatus
-from utils.tables import read_rows, safe_cell, unescaped_cell
+from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell, wrap_parts
 
 
 @pytest.fixture
@@ -176,3 +176,23 @@ def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkey
     with pytest.raises(OSError, match="not a regular file"):
         read_regular_file(str(tmp_path), max_bytes=1)
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_lines_are_wrapped_between_parts():
+    assert wrap_parts(["a" * 60, "b, c", "d" * 60, "e" * 200], indent="    ") == [
+        f"{'a' * 60}, b, c",
+        f"    {'d' * 60}",
+        f"    {'e' * 200}",
+    ]
+    assert wrap_parts(["x" * 59, "y" * 59]) == [f"{'x' * 59}, {'y' * 59}"]  # exactly 120
+    assert wrap_parts([]) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4.24, "4.2s"), (9.97, "10s"), (59.7, "1m00s"), (36_180, "10h03m"), (86_399.9, "1d00h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text

@@ -1,5 +1,6 @@
-"""Systems that cannot run the program end with one line, before an import that fails there."""
+"""A system that cannot run the program ends with one line before an import that fails; threads of OpenMP; cores."""
 
+import math
 import os
 import re
 import runpy
@@ -11,8 +12,19 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from torch.distributed import HashStore
 
-from utils.system import why_unusable
+from utils import system
+from utils.system import (
+    busy_note,
+    core_share,
+    cpu_quota,
+    describe_waiting,
+    limit_spinning,
+    share_on_host,
+    usable_cores,
+    why_unusable,
+)  # fmt: skip
 
 PROJECT = {"configs", "datasets", "engine", "models", "scripts", "utils"}
 PROGRAMS = [
@@ -64,3 +76,107 @@ def test_a_missing_required_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert why_unusable().startswith("pydantic is not installed")
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path) -> Path:
+    """A machine of two cores without these variables; its load is in `loadavg`, its devices are in the folder."""
+    for name in ("CUDA_VISIBLE_DEVICES", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that the test's end restores what limit_spinning sets
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(system, "_LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(system, "DEVICE_FILES", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "variables", "expected"),
+    [
+        (True, None, {}, None),
+        (True, "cpu", {}, "10000"),
+        (True, None, {"CUDA_VISIBLE_DEVICES": ""}, "10000"),
+        (True, "cuda", {}, None),
+        (False, None, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (False, None, {"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_limit_spinning(gpu, device, variables, expected, monkeypatch, machine):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (machine / ("nvidia0" if gpu else "nvidiactl")).touch()
+    limit_spinning(device)
+    assert system.os.environ.get("GOMP_SPINCOUNT") == expected
+
+
+@pytest.mark.parametrize(
+    ("running", "expected"), [("2/80", "10000"), ("3/80", "10000"), ("4/80", "1000"), ("x", "10000"), (None, "10000")]
+)
+def test_threads_spin_shortly_beside_more_running_threads_than_cores(running, expected, machine):
+    if running:
+        (machine / "loadavg").write_text(f"9.0 9.0 9.0 {running} 23282\n")
+    limit_spinning("cpu")
+    assert system.os.environ["GOMP_SPINCOUNT"] == expected
+
+
+def test_a_busy_machine_is_noted_with_the_way_threads_wait(monkeypatch, machine):
+    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 9.0, 9.0))
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    assert busy_note() is None
+    monkeypatch.setattr("os.getloadavg", lambda: (11.26, 0.0, 0.0))
+    assert describe_waiting().endswith("GOMP_SPINCOUNT 10000")
+    assert "11.3 on 2 cores" in busy_note() and describe_waiting() in busy_note()
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "quota", "expected"),
+    [
+        ([set(range(16))] * 8, math.inf, 2),  # torchrun: all ranks may use all cores
+        ([set(range(start, start + 16)) for start in range(0, 128, 16)], math.inf, 16),  # srun: cores of its own
+        ([set(range(128))] * 4, 30.0, 7),
+        ([{0, 1, 2, 3}, {2, 3, 4, 5}], math.inf, 3),
+        ([{0}] * 4, math.inf, 0),
+    ],
+)
+def test_share_of_a_rank(of_ranks, quota, expected):
+    share = core_share(of_ranks[0], of_ranks, quota)
+    assert share.cores == expected
+    assert f"{quota:g}" in share.source or str(len(of_ranks[0])) in share.source
+
+
+def test_ranks_of_a_host_exchange_their_cores(monkeypatch):
+    """Ranks 2 and 3 of four are on this host."""
+    store = HashStore()
+    store.set("cores 3", "2 3")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(system, "cpu_quota", lambda: math.inf)
+    assert share_on_host(store, 2, [2, 3]).cores == 2
+    assert store.get("cores 2") == b"0 1 2"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {"cpu.max": "800000 100000\n"}, 8.0),  # in a container, its own group is the root
+        ("0::/", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/pod/job", {"pod/cpu.max": "250000 100000\n", "pod/job/cpu.max": "max 100000\n"}, 2.5),
+        ("0::/docker/of-the-host", {"cpu.max": "300000 100000"}, 3.0),
+        ("0::/", {"cpu.max": "damaged"}, math.inf),
+        (None, {}, math.inf),
+    ],
+)
+def test_cpu_quota(tmp_path, groups, files, expected):
+    if groups:
+        (tmp_path / "groups").write_text(groups)
+    for name, text in files.items():
+        path = tmp_path / "mount" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == expected
+
+
+def test_cores_without_affinity(monkeypatch):
+    """A Mac has none."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert len(usable_cores()) == 10

@@ -48,8 +48,7 @@ def is_checkpoint_folder(path: Path | str) -> bool:
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """The files of a folder. Their names and sizes are checked here, their contents by `read_verified`.
 
-    Raises:
-        UserError: no manifest, or the folder has other files than it says.
+    Raises UserError: no manifest, or the folder has other files than it says.
     """
     try:
         text = _read_regular(folder / MANIFEST, _MAX_MANIFEST_BYTES).decode("ascii")
@@ -110,12 +109,9 @@ def describe_file(path: Path) -> FileEntry:
 
 def write_synced(path: Path, content: str) -> FileEntry:
     """Writes a file and syncs it to the disk."""
-    data = content.encode("ascii")
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return FileEntry(len(data), hashlib.sha256(data).hexdigest())
+    path.write_text(content, "ascii")
+    fsync_path(path)
+    return describe_file(path)
 
 
 def write_manifest(folder: Path, files: dict[str, FileEntry]) -> None:
@@ -141,9 +137,7 @@ def link_folder(source: Path, target: Path) -> None:
 
 def replace_folder(new: Path, target: Path, previous: Path | None = None) -> None:
     """Renames `new` to `target`. The old folder is kept as `previous`, if given: one of the two is always complete."""
-    discarded = None
-    if target.exists():
-        discarded = _set_aside(previous or target)
+    discarded = _set_aside(previous or target) if target.exists() else None
     if previous and target.exists():
         os.rename(target, previous)
     os.rename(new, target)
@@ -179,8 +173,7 @@ class StoredTensor(NamedTuple):
 def encode_content(content: Any) -> "tuple[str, dict[str, torch.Tensor]]":
     """The content as a JSON text, and its tensors by name: the keys on the way to them, joined by dots.
 
-    Raises:
-        ValueError: content of another type, two tensors with one name, or more than MAX_JSON_BYTES.
+    Raises ValueError: content of another type, two tensors with one name, or more than MAX_JSON_BYTES.
     """
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_encode(content, "", tensors), allow_nan=False, separators=(",", ":"))
@@ -215,11 +208,7 @@ def _join(name: str, key: Any) -> str:
 
 
 def decode_content(text: str | bytes, folder: Path) -> Any:
-    """The content, with a `StoredTensor` in `folder` for each tensor.
-
-    Raises:
-        ValueError: `encode_content` did not write the text.
-    """
+    """The content, with a `StoredTensor` in `folder` for each tensor; raises ValueError for other texts."""
     return _decode(parse_json(text), folder, 0)
 
 
@@ -256,22 +245,18 @@ def _decode_items(pairs: list[Any], folder: Path, depth: int) -> dict[Any, Any]:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """JSON without a key twice.
+    """JSON without a key twice; raises ValueError for anything else, also a text that is nested too deep."""
 
-    Raises:
-        ValueError: anything else, also a text that is nested too deep.
-    """
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            raise ValueError("a key twice")
+        return values
+
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text, object_pairs_hook=unique)
     except RecursionError:
         raise ValueError("too deep") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        raise ValueError("a key twice")
-    return values
 
 
 def refused(path: Any, error: BaseException) -> UserError:

@@ -36,8 +36,7 @@ def model_folder(source: str, flag: str, *others: tuple[str, ...]) -> Path:
 def weight_file(source: str) -> str:
     """The weights in a folder with config.json, here or on the Hub; another path is unchanged.
 
-    Raises:
-        UserError: as `read_config` and `download`; the folder has no weights.
+    Raises UserError as `read_config` and `download`, and if the folder has no weights.
     """
     folder = model_folder(source, "-pretrained=FOLDER", WEIGHTS)
     if not os.path.isfile(folder / CONFIG):
