@@ -69,11 +69,9 @@ def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
 
 
 def _repair_standard_streams() -> None:
-    """Replaces closed streams at the start of a program.
+    """Replaces a closed stream by the null device; a terminal or a pipe that goes away later stops no run.
 
-    A stream that is closed is replaced by the null device: otherwise the next file that is opened, such as a
-    checkpoint, would receive its descriptor and all printed text. A terminal or a pipe that goes away later stops no
-    run.
+    Otherwise the next file that is opened, such as a checkpoint, would receive its descriptor and all printed text.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -85,7 +83,10 @@ def _repair_standard_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):  # no test has replaced it
-            setattr(sys, name, _tolerant_output(stream))
+            stream.flush()
+            binary = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
+            text = io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+            setattr(sys, name, text)
 
 
 class _TolerantFile(io.FileIO):
@@ -98,9 +99,3 @@ class _TolerantFile(io.FileIO):
             if error.errno not in _LOST:
                 raise
             return len(memoryview(data))
-
-
-def _tolerant_output(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    stream.flush()
-    binary = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)

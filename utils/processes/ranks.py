@@ -59,15 +59,11 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
         timeout = timedelta(seconds=limit_seconds)
         return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
 
-    def describe() -> str:
-        return (
-            f"rank {rank} waits for rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT), at most {limit_seconds:g} s"
-        )
-
+    waits = f"rank {rank} waits for rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT), at most {limit_seconds:g} s"
     thread = DaemonPool(1)  # torch waits without a limit for an answer
     store = thread.submit(connect)
     own_limit = limit_seconds + 3 * _ATTEMPT_SECONDS  # `connect` reaches its limit first
-    if not wait_for(store.done, own_limit, describe if place["LOCAL_RANK"] == "0" else None):
+    if not wait_for(store.done, own_limit, (lambda: waits) if place["LOCAL_RANK"] == "0" else None):
         problem = f"another program listens at {address}:{port}: it does not answer rank {rank} as rank 0 does"
     elif isinstance(error := store.exception(), OSError | dist.DistError):
         reason = getattr(error, "strerror", None) or str(error).rpartition("message: ")[2]
@@ -162,10 +158,8 @@ class RunStore:
             absent = ", ".join(str(rank) for rank, key in enumerate(keys) if not self.store.check([key]))
             return f"WORLD_SIZE is {self.world_size}: rank {self.rank} waits for rank {absent}"
 
-        def tell() -> str:
-            return f"{describe()}, at most {limit_seconds:g} s"
-
-        if not wait_for(lambda: self.store.check(keys), limit_seconds, None if self.rank else tell):
+        tell = None if self.rank else lambda: f"{describe()}, at most {limit_seconds:g} s"
+        if not wait_for(lambda: self.store.check(keys), limit_seconds, tell):
             compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
             raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
         texts = [text.decode().split(maxsplit=2) for text in self.store.multi_get(keys)]
