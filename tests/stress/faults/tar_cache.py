@@ -9,7 +9,6 @@ from faults.runner import Fault, finished
 from faults.scene import Scene, Skipped, in_namespace, require_mounts
 from faults.tar import data_of, secret_is_kept, tar_flags
 from faults.tar_served import CACHE, LONG, Check, all_of, is_equal, resumed, served
-from range_server import SECRET, RangeHandler, body
 
 from tests.datasets.shards.range_server import SECRET, RangeHandler, body
 
