@@ -4,7 +4,7 @@ Legend: D embed_dim, H heads, K width of a head, P patch size, C channels.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,7 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
             renamed = name
             for pattern, replacement in renames:
                 renamed = re.sub(pattern, replacement, renamed)
-            parts = list(_split(renamed, family))
+            parts = _parts(renamed, family)
             if not all(part in own for part in parts):
                 mean = renamed.replace(".conv.bias", ".bn.running_mean")
                 if mean in own:
@@ -167,20 +167,16 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
             )
         for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
             result[mean] = result[mean].float() - biases[mean].float()
-        return {name: tensor for name, tensor in own.items() if _is_computed(name, tensor, family)} | result
+        computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
+        computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
+        return computed | result
 
     return convert
 
 
-def _is_computed(name: str, tensor: torch.Tensor, family: Family) -> bool:
-    """Returns whether a tensor of the model is not in .pdparams files, as the counters of batch norms."""
-    return not tensor.is_floating_point() or any(re.fullmatch(pattern, name) for pattern in family.computed)
-
-
-def _split(name: str, family: Family) -> Iterator[str]:
+def _parts(name: str, family: Family) -> list[str]:
+    """The names of the tensors of timm's that are parts of this one, by `Family.split`."""
     for pattern, modules in family.split.items():
         if match := re.fullmatch(pattern, name):
-            before, kind = match.groups()
-            yield from (f"{before}{module}{kind}" for module in modules)
-            return
-    yield name
+            return [f"{match[1]}{module}{match[2]}" for module in modules]
+    return [name]

@@ -58,10 +58,8 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
     if extension not in WEIGHTS_EXTENSIONS:
         raise UserError(f"{file}: unknown file extension; give one of {', '.join(WEIGHTS_EXTENSIONS)}")
     try:
-        if extension == PADDLE:
-            state, entry = _read_pdparams(file)
-            return Weights(from_paddle(file, state), entry)
-        return _READERS[extension](file)
+        weights = _READERS[extension](file)
+        return weights._replace(state=from_paddle(file, weights.state)) if extension == PADDLE else weights
     except UserError:
         raise
     except Exception as error:  # the libraries raise almost any type for a damaged file
@@ -164,18 +162,11 @@ def _read_npz(file: Path) -> Weights:
                 "give one of its ViT checkpoints"
             )
         names = [name for name in archive.files if name.startswith(prefix)]
-        return Weights(google_to_timm({name.removeprefix(prefix): as_tensor(archive[name]) for name in names}), "")
+        return Weights(google_to_timm({name.removeprefix(prefix): _as_tensor(archive[name]) for name in names}), "")
 
 
 def _read_pdparams(file: Path) -> Weights:
-    """The model's state; of a training checkpoint, `model_ema` if it has one, else `model`, as PaddleViT's scripts.
-
-    Linear weights are (in, out).
-
-    Raises:
-        UserError: the file refers to a function or class, or contains a value that is not an array of numbers.
-        Exception: of almost any type, from a damaged pickle.
-    """
+    """Linear weights are (in, out). Of a training checkpoint, as PaddleViT's scripts: `model_ema`, else `model`."""
     with open(file, "rb") as stream:
         try:
             content = read_plain_pickle(stream)
@@ -188,7 +179,7 @@ def _read_pdparams(file: Path) -> Weights:
     arrays = {name: _to_record(file, name, value) for name, value in state.items() if name != _PARAMETER_NAMES}
     if sum(len(array.content) for array in arrays.values()) > file.stat().st_size:
         raise UserError(f"{file}: uses one array for many tensors; give the .pdparams of a model")
-    return Weights({name: as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}, entry)
+    return Weights({name: _as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}, entry)
 
 
 def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
@@ -200,7 +191,7 @@ def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
     return value
 
 
-def as_tensor(array: np.ndarray) -> torch.Tensor:
+def _as_tensor(array: np.ndarray) -> torch.Tensor:
     """A tensor of the same shape. Elements of two bytes without a numpy type are bfloat16."""
     if array.dtype in (np.dtype("u2"), np.dtype("V2")):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -208,10 +199,9 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 
 _READERS = {
+    PADDLE: _read_pdparams,
     ".safetensors": _read_safetensors,
-    ".pth": _read_torch,
-    ".pt": _read_torch,
-    ".bin": _read_torch,
+    **dict.fromkeys((".pth", ".pt", ".bin"), _read_torch),
     ".npz": _read_npz,
     SHARDS: _read_shards,
 }

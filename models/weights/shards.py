@@ -26,13 +26,11 @@ from utils.file_formats.checkpoint_folder import (
     refused,
     verify_file,
 )
+from utils.torch_compat import tree_leaves, tree_map_only
 
 WEIGHTS = ("model", "ema")  # the entries whose values must be finite
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
-                  torch.int8, torch.uint8, torch.bool)
-}  # fmt: skip
+_DTYPE_NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES}
 
 
 def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
@@ -74,21 +72,13 @@ def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dic
     return content
 
 
+def _is_stored(part: Any) -> bool:
+    return isinstance(part, StoredTensor)
+
+
 def iter_stored(content: Any) -> list[StoredTensor]:
     """The stored tensors in nested dicts, lists and tuples."""
-    if isinstance(content, StoredTensor):
-        return [content]
-    parts = content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ()
-    return [tensor for part in parts for tensor in iter_stored(part)]
-
-
-def _replace_stored(content: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """The content with the tensors of these names in place of the stored ones."""
-    if isinstance(content, StoredTensor):
-        return tensors[content.name]
-    if isinstance(content, dict):
-        return {key: _replace_stored(value, tensors) for key, value in content.items()}
-    return type(content)(_replace_stored(p, tensors) for p in content) if isinstance(content, list | tuple) else content
+    return list(filter(_is_stored, tree_leaves(content, _is_stored)))
 
 
 def empty_on_host(stored: StoredTensor) -> torch.Tensor:
@@ -106,10 +96,19 @@ def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor
     stored = iter_stored(content)
     if not stored:
         return content
+    import torch.distributed.checkpoint as dcp  # a second
+
     tensors = {one.name: make_target(one) for one in stored}
     targets = {name: tensor if tensor.dim() else tensor.view(1) for name, tensor in tensors.items()}
-    _read_into(stored[0].folder, targets)
-    return _replace_stored(content, tensors)
+    folder = stored[0].folder
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads for itself
+        try:
+            dcp.load(targets, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+        except dcp.api.CheckpointException as failure:
+            error = next(iter(failure.failures.values()))[0]
+            raise refused(folder, error) from error
+    return tree_map_only(StoredTensor, lambda one: tensors[one.name], content, _is_stored)
 
 
 def read_model_state(entry: dict[str, Any], own: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -152,18 +151,6 @@ def read_optimizer_state(entry: dict[str, Any], groups: Sequence[dict[str, Any]]
         return torch.empty_like(like[one.name], dtype=target.dtype) if one.name in like else target
 
     return read_stored(entry, make_target)
-
-
-def _read_into(folder: Path, targets: dict[str, torch.Tensor]) -> None:
-    import torch.distributed.checkpoint as dcp  # a second
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # each rank reads for itself
-        try:
-            dcp.load(targets, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
-        except dcp.api.CheckpointException as failure:
-            error = next(iter(failure.failures.values()))[0]
-            raise refused(folder, error) from error
 
 
 def _check_finite(path: Path, weights: set[str]) -> None:
