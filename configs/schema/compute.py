@@ -2,9 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from configs.schema.section import Names, Section
+from configs.schema.section import Names, Section, option
 
 Preset = Literal["fp32", "torch", "naive", "apex_o1", "apex_o2", "fleet", "paddle", "bf16_stream"]
 
@@ -34,39 +34,36 @@ PRESETS: dict[str, dict[str, Any]] = {
 class Amp(Section):
     """Mixed precision. In YAML, `AMP: true` means `AMP: {ENABLED: true}`. The loss scaling keys are Paddle Fleet's."""
 
-    enabled: bool = Field(False, description="mixed precision in training and evaluation")
-    preset: Preset | None = Field(
+    enabled: bool = option(False, "mixed precision in training and evaluation")
+    preset: Preset | None = option(
         None,
-        description="ENABLED, LEVEL and loss scaling of another system, or the op lists of bf16_stream (docs/amp.md); "
-        "keys beside it win",
+        "ENABLED, LEVEL and loss scaling of another system, or the op lists of bf16_stream (docs/amp.md); keys beside "
+        "it win",
     )
-    dtype: Literal["float16", "bfloat16"] | None = Field(
-        None, description="half-precision dtype; null: float16 on a GPU, bfloat16 on a CPU"
+    dtype: Literal["float16", "bfloat16"] | None = option(
+        None, "half-precision dtype; null: float16 on a GPU, bfloat16 on a CPU"
     )
-    level: Literal["O1", "O2", "O3"] = Field(
-        "O1",
-        description="O1: autocast; O2: half weights, fp32 master weights; O3: half weights only",
+    level: Literal["O1", "O2", "O3"] = option(
+        "O1", "O1: autocast; O2: half weights, fp32 master weights; O3: half weights only"
     )
-    tf32: bool | None = Field(None, description="TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
-    init_loss_scaling: float = Field(65536.0, ge=1e-6, le=1e38, description="float16: initial loss scale")
-    use_dynamic_loss_scaling: bool = Field(True, description="float16: change the loss scale after overflows")
-    incr_ratio: float = Field(2.0, gt=1, description="growth factor of the loss scale")
-    incr_every_n_steps: int = Field(
-        2000, ge=1, lt=2**31, description="consecutive steps without overflow before the loss scale grows"
+    tf32: bool | None = option(None, "TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
+    init_loss_scaling: float = option(65536.0, "float16: initial loss scale", ge=1e-6, le=1e38)
+    use_dynamic_loss_scaling: bool = option(True, "float16: change the loss scale after overflows")
+    incr_ratio: float = option(2.0, "growth factor of the loss scale", gt=1)
+    incr_every_n_steps: int = option(
+        2000, "consecutive steps without overflow before the loss scale grows", ge=1, lt=2**31
     )
-    decr_ratio: float = Field(0.5, gt=0, lt=1, description="backoff factor of the loss scale")
-    decr_every_n_nan_or_inf: int = Field(1, ge=1, description="consecutive overflows before the loss scale shrinks")
-    min_loss_scaling: float = Field(1.0, ge=1e-6, le=1e38, description="minimum loss scale")
-    max_skipped_steps: int | None = Field(
+    decr_ratio: float = option(0.5, "backoff factor of the loss scale", gt=0, lt=1)
+    decr_every_n_nan_or_inf: int = option(1, "consecutive overflows before the loss scale shrinks", ge=1)
+    min_loss_scaling: float = option(1.0, "minimum loss scale", ge=1e-6, le=1e38)
+    max_skipped_steps: int | None = option(
         None,
+        "abort after this many consecutive steps with non-finite gradients, in any precision; 0: never; null: the "
+        "number of steps from the initial to the minimum loss scale, plus 2 (18 by default)",
         ge=0,
-        description="abort after this many consecutive steps with non-finite gradients, in any precision; 0: never; "
-        "null: the number of steps from the initial to the minimum loss scale, plus 2 (18 by default)",
     )
-    custom_white_list: Names = Field((), description="ops and modules (blocks.11.*) that compute in the half dtype")
-    custom_black_list: Names = Field(
-        (), description="ops and modules that compute in fp32; has priority over the white list"
-    )
+    custom_white_list: Names = option((), "ops and modules (blocks.11.*) that compute in the half dtype")
+    custom_black_list: Names = option((), "ops and modules that compute in fp32; has priority over the white list")
 
     @field_validator("level", mode="before")
     @classmethod
@@ -92,30 +89,29 @@ class Amp(Section):
 class Parallel(Section):
     """Options of sharing the model and exchanging gradients between ranks; not used by one process."""
 
-    strategy: Literal["ddp", "fsdp", "hsdp"] = Field(
+    strategy: Literal["ddp", "fsdp", "hsdp"] = option(
         "ddp",
-        description="ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments; "
-        "hsdp: groups of ranks share them, each group holds all",
+        "ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments; hsdp: groups "
+        "of ranks share them, each group holds all",
     )
-    shards_per_group: int | None = Field(
-        None, ge=2, description="hsdp: ranks that share one copy of the model; null: the ranks of a host"
+    shards_per_group: int | None = option(
+        None, "hsdp: ranks that share one copy of the model; null: the ranks of a host", ge=2
     )
-    reshard_after_forward: bool = Field(
-        True,
-        description="fsdp, hsdp: free a block's gathered parameters after its forward pass: less memory, more traffic",
+    reshard_after_forward: bool = option(
+        True, "fsdp, hsdp: free a block's gathered parameters after its forward pass: less memory, more traffic"
     )
-    comm_hook: Literal["none", "bf16", "fp16"] = Field(
-        "none", description="ddp: dtype in which gradients are exchanged; none: their own"
+    comm_hook: Literal["none", "bf16", "fp16"] = option(
+        "none", "ddp: dtype in which gradients are exchanged; none: their own"
     )
-    sync_bn: bool = Field(
-        False, description="ddp on GPUs: batch norms use the statistics of all ranks' batches; see docs/clusters.md"
+    sync_bn: bool = option(
+        False, "ddp on GPUs: batch norms use the statistics of all ranks' batches; see docs/clusters.md"
     )
-    bucket_mb: float | None = Field(
+    bucket_mb: float | None = option(
         None,
+        "ddp: size of the buckets in which gradients are exchanged, MiB; 0: one per parameter; null: torch's default, "
+        "a first one of 1 and others of 25",
         ge=0,
         le=10**4,
-        description="ddp: size of the buckets in which gradients are exchanged, MiB; 0: one per parameter; null: "
-        "torch's default, a first one of 1 and others of 25",
     )
 
     @model_validator(mode="after")

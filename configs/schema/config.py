@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.schema.compute import Amp, Parallel
@@ -13,7 +13,7 @@ from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
 from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
 from configs.schema.model import FIXED_KEYS
-from configs.schema.section import Name, Names, Path, Section, as_names
+from configs.schema.section import Name, Names, Path, Section, as_names, option
 from configs.schema.train import Train
 from utils.metric_table import Metric, MetricName, best_metric
 
@@ -21,55 +21,53 @@ from utils.metric_table import Metric, MetricName, best_metric
 class Evaluation(Section):
     """Evaluations and predictions. In YAML, `EVAL: true` means `EVAL: {ENABLED: true}`."""
 
-    enabled: bool = Field(False, description="evaluate only")
-    tta: Literal["none", "flip"] = Field(
+    enabled: bool = option(False, "evaluate only")
+    tta: Literal["none", "flip"] = option(
         "none",
-        description="test-time augmentation, of the validation in training too; flip: the mean of the logits of an "
-        "image and of its mirror image",
+        "test-time augmentation, of the validation in training too; flip: the mean of the logits of an image and of "
+        "its mirror image",
     )
-    save_logits: bool = Field(False, description="write the logits of each image, float16, to evaluation/logits.npz")
-    suspects: bool = Field(
-        False,
-        description="MODEL.TUNE probe: list the training images whose label may be wrong, in suspects/suspects.csv",
+    save_logits: bool = option(False, "write the logits of each image, float16, to evaluation/logits.npz")
+    suspects: bool = option(
+        False, "MODEL.TUNE probe: list the training images whose label may be wrong, in suspects/suspects.csv"
     )
-    best_metric: MetricName | None = Field(
+    best_metric: MetricName | None = option(
         None,
-        description="what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, "
-        "balanced_accuracy: means over the classes; min_recall: of the worst class; null: top1, with DATA.MULTI_LABEL "
-        "mean_ap",
+        "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy: "
+        "means over the classes; min_recall: of the worst class; null: top1, with DATA.MULTI_LABEL mean_ap",
     )
 
 
 class Config(Section):
     """All options of a run, checked and frozen."""
 
-    name: Name | None = Field(None, description="name of the run's folder; null: the name of the recipe")
-    save: Path = Field("./output", description="output folder; each run creates a folder in it")
-    save_freq: int = Field(10, ge=1, description="epochs between checkpoints")
-    save_freq_steps: int | None = Field(None, ge=1, description="steps between additional checkpoints; null: off")
-    save_freq_minutes: float | None = Field(15, gt=0, description="minutes between additional checkpoints; null: off")
-    keep_checkpoints: int = Field(3, ge=0, description="number of periodic checkpoints to keep besides last and best")
-    report_freq: int = Field(20, ge=1, description="steps between log lines")
-    loggers: Annotated[tuple[Literal["wandb", "mlflow"], ...], BeforeValidator(as_names)] = Field(
-        (), description="wandb, mlflow: where the figures of training go besides TensorBoard"
+    name: Name | None = option(None, "name of the run's folder; null: the name of the recipe")
+    save: Path = option("./output", "output folder; each run creates a folder in it")
+    save_freq: int = option(10, "epochs between checkpoints", ge=1)
+    save_freq_steps: int | None = option(None, "steps between additional checkpoints; null: off", ge=1)
+    save_freq_minutes: float | None = option(15, "minutes between additional checkpoints; null: off", gt=0)
+    keep_checkpoints: int = option(3, "number of periodic checkpoints to keep besides last and best", ge=0)
+    report_freq: int = option(20, "steps between log lines", ge=1)
+    loggers: Annotated[tuple[Literal["wandb", "mlflow"], ...], BeforeValidator(as_names)] = option(
+        (), "wandb, mlflow: where the figures of training go besides TensorBoard"
     )
-    validate_freq: int = Field(1, ge=1, description="epochs between evaluations; the last epoch is always evaluated")
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of all random numbers of the run")
-    deterministic: bool = Field(False, description="deterministic algorithms only, which are slower on a GPU")
-    timeout_seconds: float = Field(
+    validate_freq: int = option(1, "epochs between evaluations; the last epoch is always evaluated", ge=1)
+    seed: int = option(0, "seed of all random numbers of the run", ge=0, lt=2**63)
+    deterministic: bool = option(False, "deterministic algorithms only, which are slower on a GPU")
+    timeout_seconds: float = option(
         600,
+        "a rank aborts after waiting this long for another rank, also at the start, or 0.9 times as long for its "
+        "workers",
         ge=1,
         le=10**6,
-        description="a rank aborts after waiting this long for another rank, also at the start, or 0.9 times as long "
-        "for its workers",
     )
     eval: Evaluation = Evaluation()
-    eval_raw: bool = Field(
+    eval_raw: bool = option(
         False,
-        description="training with TRAIN.MODEL_EMA: evaluate the raw weights too, in each evaluation instead of the "
-        "last one; the average decides the best",
+        "training with TRAIN.MODEL_EMA: evaluate the raw weights too, in each evaluation instead of the last one; the "
+        "average decides the best",
     )
-    plugins: Names = Field((), description="Python files with own parts; their code runs only if -plugin names them")
+    plugins: Names = option((), "Python files with own parts; their code runs only if -plugin names them")
     amp: Amp = Amp()
     data: Data = Data()
     model: AnyModel = ViT()

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Wr
 from configs.data_sets import properties_of
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.reading.yaml_io import shorten
-from configs.schema.section import Floats, Pair, Path, Probability, Section
+from configs.schema.section import Floats, Pair, Path, Probability, Section, option
 
 MAX_CROP_PCT = 2  # the border is then half of the crop
 
@@ -43,109 +43,102 @@ def secret_in_url(path: str) -> str | None:
 
 
 class Data(Section):
-    batch_size: BatchSize = Field(
+    batch_size: BatchSize = option(
         256,
-        description="images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / "
-        "devices that fits into the memory, found before the run; a resumed run keeps it",
+        "images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / devices "
+        "that fits into the memory, found before the run; a resumed run keeps it",
     )
-    memory_gb: float | None = Field(
-        None, gt=0, description="BATCH_SIZE auto: limit of a process's peak memory, GB; null: the memory of the GPU"
+    memory_gb: float | None = option(
+        None, "BATCH_SIZE auto: limit of a process's peak memory, GB; null: the memory of the GPU", gt=0
     )
-    global_batch_size: int | None = Field(
+    global_batch_size: int | None = option(
         None,
+        "images per optimizer step over all devices; sets the accumulation steps, and drops the incomplete step at "
+        "the end of an epoch; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
         ge=1,
         le=10**9,
-        description="images per optimizer step over all devices; sets the accumulation steps, and drops the incomplete "
-        "step at the end of an epoch; null: from BATCH_SIZE, ACCUM_ITER and the number of devices",
     )
-    batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = Field(
-        None, ge=1, description="images per device in evaluation; null: BATCH_SIZE"
+    batch_size_eval: Annotated[int | None, BeforeValidator(lambda size: None if size == AUTO else size)] = option(
+        None, "images per device in evaluation; null: BATCH_SIZE", ge=1
     )
-    data_path: Path = Field("/dataset/imagenet/", description="folder or file of the data set")
-    image_root: Path | None = Field(
-        None, description="folder of the relative paths in lists and CSV files; null: the folder of the list"
+    data_path: Path = option("/dataset/imagenet/", "folder or file of the data set")
+    image_root: Path | None = option(
+        None, "folder of the relative paths in lists and CSV files; null: the folder of the list"
     )
-    dataset: str = Field("imagenet2012", description="name of the data set: a key of configs/data_sets.py")
-    columns: dict[Literal["path", "label"], str] | None = Field(
-        None, description="data set csv: its columns, as {path: id, label: breed}; null: image_path and target"
+    dataset: str = option("imagenet2012", "name of the data set: a key of configs/data_sets.py")
+    columns: dict[Literal["path", "label"], str] | None = option(
+        None, "data set csv: its columns, as {path: id, label: breed}; null: image_path and target"
     )
-    multi_label: bool = Field(
-        False, description="data set csv: each image has no, one or several labels; LOSS.NAME is then bce"
+    multi_label: bool = option(False, "data set csv: each image has no, one or several labels; LOSS.NAME is then bce")
+    on_bad_image: Literal["error", "skip"] = option(
+        "error", "unreadable images: abort the run, or skip them and list them"
     )
-    on_bad_image: Literal["error", "skip"] = Field(
-        "error", description="unreadable images: abort the run, or skip them and list them"
-    )
-    image_size: int = Field(224, ge=1, description="height and width of the model's input, pixels")
-    image_channels: Literal[1, 3] = Field(3, description="1: grayscale, 3: RGB")
-    grey_range: Pair | None = Field(
-        None, description="values of 16-bit grayscale that become 0 and 255; null: 0 and 65535"
-    )
-    resize: Literal["crop", "squash", "pad"] = Field(
+    image_size: int = option(224, "height and width of the model's input, pixels", ge=1)
+    image_channels: Literal[1, 3] = option(3, "1: grayscale, 3: RGB")
+    grey_range: Pair | None = option(None, "values of 16-bit grayscale that become 0 and 255; null: 0 and 65535")
+    resize: Literal["crop", "squash", "pad"] = option(
         "crop",
-        description="crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in "
-        "other proportions or with a border in the mean color",
+        "crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in other "
+        "proportions or with a border in the mean color",
     )
-    crop_pct: float = Field(
-        0.875, gt=0, le=MAX_CROP_PCT, description="evaluation: centre crop / shorter side; above 1: a border of zeros"
+    crop_pct: float = option(
+        0.875, "evaluation: centre crop / shorter side; above 1: a border of zeros", gt=0, le=MAX_CROP_PCT
     )
-    interpolation: Literal["bicubic", "bilinear"] = Field(
-        "bicubic", description="filter that resizes the crops of training and evaluation, antialiased"
+    interpolation: Literal["bicubic", "bilinear"] = option(
+        "bicubic", "filter that resizes the crops of training and evaluation, antialiased"
     )
-    shuffle_shards: int = Field(
-        16, ge=1, le=10**6, description="data set tar: samples are shuffled within windows of this many shards"
+    shuffle_shards: int = option(
+        16, "data set tar: samples are shuffled within windows of this many shards", ge=1, le=10**6
     )
-    cache_dir: Path | None = Field(
-        None, description="data set tar: folder on this host for indexes and shards; null: ~/.cache/ampvit"
+    cache_dir: Path | None = option(
+        None, "data set tar: folder on this host for indexes and shards; null: ~/.cache/ampvit"
     )
-    cache_gb: float = Field(
-        0.0, ge=0, le=10**6, description="data set tar: size of the cache of remote shards, GB; 0: no shard is cached"
+    cache_gb: float = option(
+        0.0, "data set tar: size of the cache of remote shards, GB; 0: no shard is cached", ge=0, le=10**6
     )
-    num_workers: int | None = Field(
-        None, ge=0, description="per rank; null: one per core, two fewer with a GPU, 0 for plain data in memory"
+    num_workers: int | None = option(
+        None, "per rank; null: one per core, two fewer with a GPU, 0 for plain data in memory", ge=0
     )
-    imagenet_mean: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
-    imagenet_std: Floats = Field((0.5, 0.5, 0.5), description="per channel, of pixels in 0..1")
-    val_fraction: float | None = Field(
+    imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
+    imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
+    val_fraction: float | None = option(
+        None, "validation fraction of a data set without a validation split; null: its default", gt=0, lt=1
+    )
+    folds: int | None = option(
+        None, "cross-validation: data without a validation split are cut into this many folds", ge=2, le=100
+    )
+    fold: int | None = option(None, "the fold that is held out, from 0; needs FOLDS", ge=0)
+    groups: str | None = option(
         None,
-        gt=0,
-        lt=1,
-        description="validation fraction of a data set without a validation split; null: its default",
-    )
-    folds: int | None = Field(
-        None, ge=2, le=100, description="cross-validation: data without a validation split are cut into this many folds"
-    )
-    fold: int | None = Field(None, ge=0, description="the fold that is held out, from 0; needs FOLDS")
-    groups: str | None = Field(
-        None,
+        "images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the field of the "
+        ".json; folders: a regular expression of the path with a (group), or a CSV file path,group",
         min_length=1,
-        description="images of a group, such as a patient, stay on one side of a split; csv: the column; tar: the "
-        "field of the .json; folders: a regular expression of the path with a (group), or a CSV file path,group",
     )
-    near_copies: bool = Field(
+    near_copies: bool = option(
         False,
-        description="before a training, look for near copies of validation and test images among the training images, "
-        "in copies/copies.csv",
+        "before a training, look for near copies of validation and test images among the training images, in "
+        "copies/copies.csv",
     )
-    split_seed: int = Field(0, ge=0, lt=2**32, description="seed of that split, independent of SEED")
-    random_crop_scale: Pair = Field((0.08, 1.0), description="training crop: area / area of the image")
-    random_crop_ratio: Pair = Field((3 / 4, 4 / 3), description="training crop: width / height")
-    hflip_prob: Probability = Field(0.5, description="training: probability of a horizontal flip")
-    vflip_prob: Probability = Field(0.0, description="training: probability of a vertical flip")
-    repeated_augmentation: int = Field(
-        1, ge=1, le=100, description="training: crops of an image per epoch, in place of other images (DeiT: 3)"
+    split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
+    random_crop_scale: Pair = option((0.08, 1.0), "training crop: area / area of the image")
+    random_crop_ratio: Pair = option((3 / 4, 4 / 3), "training crop: width / height")
+    hflip_prob: Probability = option(0.5, "training: probability of a horizontal flip")
+    vflip_prob: Probability = option(0.0, "training: probability of a vertical flip")
+    repeated_augmentation: int = option(
+        1, "training: crops of an image per epoch, in place of other images (DeiT: 3)", ge=1, le=100
     )
-    balanced_sampling: bool = Field(
-        False, description="training: equally many images of each class in an epoch, which keeps its number of batches"
+    balanced_sampling: bool = option(
+        False, "training: equally many images of each class in an epoch, which keeps its number of batches"
     )
-    affine_prob: Probability = Field(1.0, description="training: probability of the random affine map")
-    affine_degrees: float = Field(0.0, ge=0, le=180, description="training: maximum random rotation, degrees")
-    affine_translate: float = Field(0.0, ge=0, le=1, description="training: maximum random shift / image size")
-    affine_scale: Pair = Field((1.0, 1.0), description="training: range of the random scale factor")
-    host_augmentations: Annotated[dict[str, Any] | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = Field(
-        None, description="training: plugins' operations on an image, {name: options}; after flips and policy"
+    affine_prob: Probability = option(1.0, "training: probability of the random affine map")
+    affine_degrees: float = option(0.0, "training: maximum random rotation, degrees", ge=0, le=180)
+    affine_translate: float = option(0.0, "training: maximum random shift / image size", ge=0, le=1)
+    affine_scale: Pair = option((1.0, 1.0), "training: range of the random scale factor")
+    host_augmentations: Annotated[dict[str, Any] | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = option(
+        None, "training: plugins' operations on an image, {name: options}; after flips and policy"
     )
-    device_augmentations: Annotated[dict[str, Any] | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = Field(
-        None, description="training: plugins' operations on a normalized batch, {name: options}; before mixup"
+    device_augmentations: Annotated[dict[str, Any] | None, AfterValidator(DEVICE_AUGMENTATIONS.check_named)] = option(
+        None, "training: plugins' operations on a normalized batch, {name: options}; before mixup"
     )
 
     @property

@@ -3,33 +3,29 @@
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, field_validator, model_validator
 
 from configs.parts import LOSSES
-from configs.schema.section import Floats, OptionalPath, Probability, Section
+from configs.schema.section import Floats, OptionalPath, Probability, Section, option
 
 
 class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     """The training loss. `TRAIN.SMOOTHING` applies to all of them; the evaluation loss is always cross-entropy."""
 
-    name: Annotated[str, AfterValidator(LOSSES.check_name)] = Field(
-        "cross_entropy",
-        description="cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); or a plugin's",
+    name: Annotated[str, AfterValidator(LOSSES.check_name)] = option(
+        "cross_entropy", "cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); or a plugin's"
     )
-    kwargs: Annotated[dict[str, Any] | None, AfterValidator(LOSSES.check_kwargs)] = Field(
-        None, description="options of a plugin's loss"
+    kwargs: Annotated[dict[str, Any] | None, AfterValidator(LOSSES.check_kwargs)] = option(
+        None, "options of a plugin's loss"
     )
-    target_threshold: float | None = Field(
+    target_threshold: float | None = option(
+        None, "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
+    )
+    class_weights: Literal["balanced"] | Floats | None = option(
         None,
-        ge=0,
-        lt=1,
-        description="bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets",
-    )
-    class_weights: Literal["balanced"] | Floats | None = Field(
-        None,
-        description="factor of the loss of each class (bce: of its positive term); balanced: proportional to 1 / "
-        "training images, with a mean of 1 over these images (DATA.MULTI_LABEL: images without / with the label); or "
-        "a list of NUM_CLASSES values; null: 1",
+        "factor of the loss of each class (bce: of its positive term); balanced: proportional to 1 / training images, "
+        "with a mean of 1 over these images (DATA.MULTI_LABEL: images without / with the label); or a list of "
+        "NUM_CLASSES values; null: 1",
     )
 
     @field_validator("class_weights")
@@ -53,19 +49,19 @@ DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 class Distillation(Section):
     """The names are PaddleViT's, whose TEACHER_MODEL is a file of weights; TEACHER_WEIGHTS is ours."""
 
-    distillation_type: Literal["none", "soft", "hard"] = Field(
-        "none", description="targets from a teacher; soft: its softened probabilities; hard: its most probable class"
+    distillation_type: Literal["none", "soft", "hard"] = option(
+        "none", "targets from a teacher; soft: its softened probabilities; hard: its most probable class"
     )
-    distillation_alpha: Probability = Field(
-        0.5, description="weight of the distillation loss; the loss of the labels has the weight 1 - this"
+    distillation_alpha: Probability = option(
+        0.5, "weight of the distillation loss; the loss of the labels has the weight 1 - this"
     )
-    distillation_tau: float = Field(1.0, gt=0, description="soft: temperature, which divides the logits of both models")
-    teacher_model: OptionalPath = Field(
+    distillation_tau: float = option(1.0, "soft: temperature, which divides the logits of both models", gt=0)
+    teacher_model: OptionalPath = option(
         None,
-        description="a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
+        "a model of timm's, or a recipe in configs/; null: the model that the checkpoint TEACHER_WEIGHTS "
         f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it",
     )
-    teacher_weights: OptionalPath = Field(None, description="the teacher's weights: a file, or timm to download timm's")
+    teacher_weights: OptionalPath = option(None, "the teacher's weights: a file, or timm to download timm's")
 
     @field_validator("distillation_type", mode="before")
     @classmethod

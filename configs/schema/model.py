@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from configs.data_sets import IMAGENET_CLASSES
-from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple
+from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple, option
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
 # value, since the key has no effect. `Model` removes them before it checks the others: they are in no field.
@@ -63,55 +63,51 @@ UNTUNED: Mapping[str, Any] = {"tune": "full", "freeze_backbone": False}  # of a 
 class Lora(Section):
     """Low-rank adapters, for TUNE lora."""
 
-    rank: int = Field(8, ge=1, description="rank of an adapter: the rows of A, the columns of B")
-    alpha: float = Field(16.0, gt=0, description="an adapter adds ALPHA / RANK * B A to the weight of its layer")
-    targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = Field(
-        None,
-        description="linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks",
+    rank: int = option(8, "rank of an adapter: the rows of A, the columns of B", ge=1)
+    alpha: float = option(16.0, "an adapter adds ALPHA / RANK * B A to the weight of its layer", gt=0)
+    targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = option(
+        None, "linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks"
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="dropout rate of the inputs of A; one mask for all tokens of a forward pass"
+    dropout: float = option(
+        0.0, "dropout rate of the inputs of A; one mask for all tokens of a forward pass", ge=0, lt=1
     )
 
 
 class Model(Section):
     type: str = "vit"
-    name: Name = Field("vit", description="name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
-    resume: OptionalPath = Field(
-        None, description="checkpoint to resume (the whole state): a file, a run folder, or auto"
+    name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
+    resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")
+    pretrained: OptionalPath = option(
+        None, "initial weights: a file, an hf folder, hf-hub:ORG/NAME; for TYPE timm also 'timm'"
     )
-    pretrained: OptionalPath = Field(
-        None, description="initial weights: a file, an hf folder, hf-hub:ORG/NAME; for TYPE timm also 'timm'"
+    num_classes: int | None = option(
+        None, "number of classes; null: as many as the data has, for imagenet2012 always 1000", ge=1
     )
-    num_classes: int | None = Field(
-        None, ge=1, description="number of classes; null: as many as the data has, for imagenet2012 always 1000"
+    tune: Annotated[str, AfterValidator(_check_tune)] = option(
+        "full", "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
     )
-    tune: Annotated[str, AfterValidator(_check_tune)] = Field(
-        "full", description="what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
-    )
-    features: Literal["pre_logits", "token", "avg", "token_avg"] = Field(
+    features: Literal["pre_logits", "token", "avg", "token_avg"] = option(
         "pre_logits",
-        description="input of the head, and output of -embed; pre_logits: the model's own; of a ViT also token: the "
-        "class token; avg: the average of the patch tokens; token_avg: both",
+        "input of the head, and output of -embed; pre_logits: the model's own; of a ViT also token: the class token; "
+        "avg: the average of the patch tokens; token_avg: both",
     )
     lora: Lora = Lora()
-    freeze_backbone: bool = Field(False, description="PaddleViT's key of TUNE head")
-    dropout: Probability = Field(0.0, description="dropout rate after the position embedding and the projections")
-    attention_dropout: Probability = Field(0.0, description="dropout rate of the attention weights")
-    droppath: Probability = Field(
-        0.0, description="drop-path rate of the last block, linear from 0 (CaiT, XCiT, CoaT, LeViT, MLPs: of all)"
+    freeze_backbone: bool = option(False, "PaddleViT's key of TUNE head")
+    dropout: Probability = option(0.0, "dropout rate after the position embedding and the projections")
+    attention_dropout: Probability = option(0.0, "dropout rate of the attention weights")
+    droppath: Probability = option(
+        0.0, "drop-path rate of the last block, linear from 0 (CaiT, XCiT, CoaT, LeViT, MLPs: of all)"
     )
-    grad_checkpointing: bool = Field(
-        False, description="recompute activations in the backward pass: less memory, about a third more computation"
+    grad_checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, about a third more computation"
     )
-    attention: Literal["auto", "fused", "cudnn", "explicit"] = Field(
+    attention: Literal["auto", "fused", "cudnn", "explicit"] = option(
+        "auto", "fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU"
+    )
+    channels_last: Literal["auto"] | bool = option(
         "auto",
-        description="fused: torch chooses the kernel; cudnn; explicit: softmax(q k^T) v; auto: fused only on a GPU",
-    )
-    channels_last: Literal["auto"] | bool = Field(
-        "auto",
-        description="NHWC memory format of weights and images; auto: on a GPU, for models with convolutions beyond "
-        "the patch embedding, unless they are sharded or in O3",
+        "NHWC memory format of weights and images; auto: on a GPU, for models with convolutions beyond the patch "
+        "embedding, unless they are sharded or in O3",
     )
 
     @property

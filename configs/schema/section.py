@@ -46,6 +46,11 @@ OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: None if path 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
+def option(default: Any, meaning: str, **limits: Any) -> Any:
+    """An option of a section: its default, its meaning for -h, and its limits as arguments of pydantic's `Field`."""
+    return Field(default, description=meaning, **limits)
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=str.upper, allow_inf_nan=False, validate_default=True

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from configs.parts import OPTIMIZERS
 from configs.schema.loss import Distillation
-from configs.schema.section import Pair, Probability, Section, as_tuple
+from configs.schema.section import Pair, Probability, Section, as_tuple, option
 
 _MAX_MAGNITUDE = 10
 _M, _STD, _PROBABILITY = r"m(\d|[12]\d|30)", r"mstd\d{1,3}(\.\d{1,9})?", r"p(0(\.\d{1,9})?|1(\.0)?)"
@@ -42,37 +42,34 @@ def check_policy(text: str) -> str:
 
 
 class Augmentation(Section):
-    color_jitter: float = Field(
+    color_jitter: float = option(
         0.0,
+        "maximum change of brightness, contrast and saturation; applied if no policy is on, or with a 3a policy",
         ge=0,
-        description="maximum change of brightness, contrast and saturation; applied if no policy is on, or with a 3a "
-        "policy",
     )
-    auto_augment: bool = Field(False, description="AutoAugment's ImageNet policy, as PaddleViT has it")
-    rand_augment: bool = Field(False, description="RandAugment as PaddleViT has it; precedes AUTO_AUGMENT")
-    rand_augment_layers: int = Field(2, ge=1, le=100, description="RandAugment: operations per image")
-    rand_augment_magnitude: float = Field(9, ge=0, le=_MAX_MAGNITUDE, description="RandAugment: mean magnitude")
-    augment_policy: str | None = Field(
-        None,
-        description="timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original; precedes "
-        "RAND_AUGMENT",
+    auto_augment: bool = option(False, "AutoAugment's ImageNet policy, as PaddleViT has it")
+    rand_augment: bool = option(False, "RandAugment as PaddleViT has it; precedes AUTO_AUGMENT")
+    rand_augment_layers: int = option(2, "RandAugment: operations per image", ge=1, le=100)
+    rand_augment_magnitude: float = option(9, "RandAugment: mean magnitude", ge=0, le=_MAX_MAGNITUDE)
+    augment_policy: str | None = option(
+        None, "timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original; precedes RAND_AUGMENT"
     )
-    mixup_alpha: float = Field(0.0, ge=0, description="mixup: Beta parameter; 0: off")
-    mixup_prob: Probability = Field(1.0, description="probability of mixup or CutMix per batch, pair or image")
-    mixup_switch_prob: Probability = Field(0.5, description="probability of CutMix if both are on")
-    mixup_mode: Literal["batch", "pair", "elem"] = Field(
-        "batch", description="one draw per batch, per pair of images that are mixed with each other, or per image"
+    mixup_alpha: float = option(0.0, "mixup: Beta parameter; 0: off", ge=0)
+    mixup_prob: Probability = option(1.0, "probability of mixup or CutMix per batch, pair or image")
+    mixup_switch_prob: Probability = option(0.5, "probability of CutMix if both are on")
+    mixup_mode: Literal["batch", "pair", "elem"] = option(
+        "batch", "one draw per batch, per pair of images that are mixed with each other, or per image"
     )
-    mixup_off_epoch: int = Field(0, ge=0, description="no mixup and CutMix from this epoch, counted from 0; 0: never")
-    cutmix_alpha: float = Field(0.0, ge=0, description="CutMix: Beta parameter; 0: off")
-    cutmix_minmax: Pair | None = Field(
-        None, description="CutMix: range of the box sides / image size, instead of CUTMIX_ALPHA; null: off"
+    mixup_off_epoch: int = option(0, "no mixup and CutMix from this epoch, counted from 0; 0: never", ge=0)
+    cutmix_alpha: float = option(0.0, "CutMix: Beta parameter; 0: off", ge=0)
+    cutmix_minmax: Pair | None = option(
+        None, "CutMix: range of the box sides / image size, instead of CUTMIX_ALPHA; null: off"
     )
-    random_erase_prob: Probability = Field(0.0, description="probability of random erasing per training image")
-    random_erase_mode: Literal["const", "rand", "pixel"] = Field(
-        "pixel", description="erased pixels become the mean color, one random color per rectangle, or noise"
+    random_erase_prob: Probability = option(0.0, "probability of random erasing per training image")
+    random_erase_mode: Literal["const", "rand", "pixel"] = option(
+        "pixel", "erased pixels become the mean color, one random color per rectangle, or noise"
     )
-    random_erase_count: int = Field(1, ge=1, le=100, description="maximum number of rectangles per erased image")
+    random_erase_count: int = option(1, "maximum number of rectangles per erased image", ge=1, le=100)
 
     @field_validator("augment_policy")
     @classmethod
@@ -92,19 +89,14 @@ _PADDLEVIT_NAMES = {"warmupcosine": "cosine"}
 
 
 class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
-    name: str = Field(
-        "AdamW", description="AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or any of timm or a plugin"
+    name: str = option("AdamW", "AdamW, AdamWDL (AdamW with LAYER_DECAY), Adam, SGD, or any of timm or a plugin")
+    eps: float | None = option(None, "term added to the denominator; null: the optimizer's own (AdamW 1e-8)", gt=0)
+    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), BeforeValidator(as_tuple)] | None = option(
+        None, "decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
     )
-    eps: float | None = Field(
-        None, gt=0, description="term added to the denominator; null: the optimizer's own (AdamW 1e-8)"
-    )
-    betas: Annotated[tuple[_Beta, ...], Field(min_length=2, max_length=3), BeforeValidator(as_tuple)] | None = Field(
-        None, description="decay rates of the two or three moments; null: the optimizer's own (AdamW 0.9, 0.999)"
-    )
-    momentum: Probability = Field(0.9, description="momentum of SGD and similar optimizers")
-    kwargs: Annotated[dict[str, Any] | None, AfterValidator(OPTIMIZERS.check_kwargs)] = Field(
-        None,
-        description="other arguments of the optimizer's class, such as {caution: true} for lion",
+    momentum: Probability = option(0.9, "momentum of SGD and similar optimizers")
+    kwargs: Annotated[dict[str, Any] | None, AfterValidator(OPTIMIZERS.check_kwargs)] = option(
+        None, "other arguments of the optimizer's class, such as {caution: true} for lion"
     )
 
 
@@ -114,22 +106,22 @@ class LRScheduler(Section):
     name: Annotated[
         Literal["cosine", "step", "linear", "wsd"],
         BeforeValidator(lambda name: _PADDLEVIT_NAMES.get(name, name) if isinstance(name, str) else name),
-    ] = Field(
+    ] = option(
         "cosine",
-        description="cosine (or PaddleViT's warmupcosine) and linear: decay to END_LR; step: multiply by DECAY_RATE "
-        "every DECAY_EPOCHS, not below END_LR; wsd: constant, then a linear decay to END_LR in the last DECAY_EPOCHS",
+        "cosine (or PaddleViT's warmupcosine) and linear: decay to END_LR; step: multiply by DECAY_RATE every "
+        "DECAY_EPOCHS, not below END_LR; wsd: constant, then a linear decay to END_LR in the last DECAY_EPOCHS",
     )
-    decay_epochs: float | None = Field(
+    decay_epochs: float | None = option(
         None,
+        "step: epochs between two reductions, counted from the first epoch, warm-up included; wsd: epochs of the "
+        "final decay; null: 30, for wsd a fifth of NUM_EPOCHS",
         gt=0,
-        description="step: epochs between two reductions, counted from the first epoch, warm-up included; wsd: epochs "
-        "of the final decay; null: 30, for wsd a fifth of NUM_EPOCHS",
     )
-    decay_rate: float = Field(0.1, gt=0, le=1, description="step: factor of each reduction")
-    warmup_prefix: bool | None = Field(
+    decay_rate: float = option(0.1, "step: factor of each reduction", gt=0, le=1)
+    warmup_prefix: bool | None = option(
         None,
-        description="true: the decay starts after the warm-up; false: it starts at step 0, and the warm-up overrides "
-        "its first steps, as in timm; null: false for step, else true; wsd always starts after the warm-up",
+        "true: the decay starts after the warm-up; false: it starts at step 0, and the warm-up overrides its first "
+        "steps, as in timm; null: false for step, else true; wsd always starts after the warm-up",
     )
 
     @model_validator(mode="after")
@@ -144,59 +136,56 @@ class LRScheduler(Section):
 
 
 class Train(Augmentation, Distillation):
-    last_epoch: int = Field(0, ge=0, description="number of finished epochs; training starts at the next one")
-    num_epochs: int = Field(300, ge=1, description="number of epochs")
-    max_steps: int | None = Field(None, ge=1, description="save a checkpoint and stop after this many steps in all")
-    warmup_epochs: float = Field(
+    last_epoch: int = option(0, "number of finished epochs; training starts at the next one", ge=0)
+    num_epochs: int = option(300, "number of epochs", ge=1)
+    max_steps: int | None = option(None, "save a checkpoint and stop after this many steps in all", ge=1)
+    warmup_epochs: float = option(
         32,
+        "epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or -opts "
+        "lowers them to the warm-up or less",
         ge=0,
-        description="epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or "
-        "-opts lowers them to the warm-up or less",
     )
-    weight_decay: float = Field(0.3, ge=0, description="weight decay; not applied to biases, norms and tokens")
-    base_lr: float = Field(3e-3, ge=0, description="peak learning rate")
-    warmup_start_lr: float = Field(1e-6, ge=0, description="learning rate at the first step of the warm-up")
-    end_lr: float = Field(0.0, ge=0, description="minimum learning rate, at the end of the schedule")
+    weight_decay: float = option(0.3, "weight decay; not applied to biases, norms and tokens", ge=0)
+    base_lr: float = option(3e-3, "peak learning rate", ge=0)
+    warmup_start_lr: float = option(1e-6, "learning rate at the first step of the warm-up", ge=0)
+    end_lr: float = option(0.0, "minimum learning rate, at the end of the schedule", ge=0)
     lr_scheduler: LRScheduler = LRScheduler()
-    base_lr_batch_size: int | None = Field(
+    base_lr_batch_size: int | None = option(
         None,
+        "global batch size that BASE_LR was tuned for; a run with another one logs a warning; null: unknown, as for a "
+        "BASE_LR that -opts or a recipe over its BASE sets",
         ge=1,
-        description="global batch size that BASE_LR was tuned for; a run with another one logs a warning; "
-        "null: unknown, as for a BASE_LR that -opts or a recipe over its BASE sets",
     )
-    linear_scaled_lr: int | None = Field(
-        None, ge=1, description="multiplies the three learning rates by global batch size / this value; null: by 1"
+    linear_scaled_lr: int | None = option(
+        None, "multiplies the three learning rates by global batch size / this value; null: by 1", ge=1
     )
-    sqrt_scaled_lr: int | None = Field(
-        None, ge=1, description="multiplies them by the square root of global batch size / this value; null: by 1"
+    sqrt_scaled_lr: int | None = option(
+        None, "multiplies them by the square root of global batch size / this value; null: by 1", ge=1
     )
-    grad_clip: float | None = Field(None, ge=0, description="max gradient norm over all parameters; null or 0: off")
-    accum_iter: int = Field(
-        1,
-        ge=1,
-        description="gradient accumulation steps: forward passes per optimizer step; not used with "
-        "DATA.GLOBAL_BATCH_SIZE",
+    grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
+    accum_iter: int = option(
+        1, "gradient accumulation steps: forward passes per optimizer step; not used with DATA.GLOBAL_BATCH_SIZE", ge=1
     )
-    compile: Literal["none", "default", "model", "max"] = Field(
+    compile: Literal["none", "default", "model", "max"] = option(
         "none",
-        description="default: compile each block (the whole model if it uses drop-path); model: compile the whole "
-        "model, which takes longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
+        "default: compile each block (the whole model if it uses drop-path); model: compile the whole model, which "
+        "takes longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
     )
-    layer_decay: float | None = Field(None, gt=0, le=1, description="learning rate of a layer / rate of the next layer")
-    head_lr_scale: float = Field(1.0, gt=0, description="learning rate of the head / rate of the layer before it")
-    smoothing: Probability = Field(0.0, description="label smoothing")
-    model_ema: bool = Field(False, description="keep an exponential moving average of the weights and evaluate it")
-    model_ema_decay: float = Field(0.99996, ge=0, lt=1, description="decay of the average per step")
-    model_ema_warmup: bool = Field(
+    layer_decay: float | None = option(None, "learning rate of a layer / rate of the next layer", gt=0, le=1)
+    head_lr_scale: float = option(1.0, "learning rate of the head / rate of the layer before it", gt=0)
+    smoothing: Probability = option(0.0, "label smoothing")
+    model_ema: bool = option(False, "keep an exponential moving average of the weights and evaluate it")
+    model_ema_decay: float = option(0.99996, "decay of the average per step", ge=0, lt=1)
+    model_ema_warmup: bool = option(
         True,
-        description="a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; false: "
-        "always MODEL_EMA_DECAY, as in PaddleViT",
+        "a lower decay in the first steps: 1 - step ** (-2 / 3), up to MODEL_EMA_DECAY, as in timm; false: always "
+        "MODEL_EMA_DECAY, as in PaddleViT",
     )
-    patience: int | None = Field(
+    patience: int | None = option(
         None,
+        "end the run at the first evaluation that is this many epochs after the best one (by EVAL.BEST_METRIC, among "
+        "equal ones the lowest loss); null: off",
         ge=1,
-        description="end the run at the first evaluation that is this many epochs after the best one (by "
-        "EVAL.BEST_METRIC, among equal ones the lowest loss); null: off",
     )
     optimizer: Optimizer = Optimizer()
 

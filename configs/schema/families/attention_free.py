@@ -6,25 +6,25 @@ from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from configs.schema.families.family import HALF, Family, Rename, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
-from configs.schema.section import Counts, Section
+from configs.schema.section import Counts, Section, option
 
 
 class MixerKeys(Section):
-    embed_dim: int = Field(768, ge=1, description="channels of a token")
-    depth: int = Field(12, ge=1, description="number of blocks")
+    embed_dim: int = option(768, "channels of a token", ge=1)
+    depth: int = option(12, "number of blocks", ge=1)
 
 
 class ResMLPKeys(MixerKeys):
-    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
+    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
+    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
 
 
 class GatedMLPKeys(MixerKeys):
-    mlp_ratio: float = Field(6.0, gt=0, description="channels before the gate, which halves them / EMBED_DIM")
+    mlp_ratio: float = option(6.0, "channels before the gate, which halves them / EMBED_DIM", gt=0)
 
 
 class Mixer(Model):
@@ -84,11 +84,11 @@ GATED_MLP = replace(
 
 
 class Convolutions(Section):
-    dim: int = Field(1536, ge=1, description="channels")
-    depth: int = Field(20, ge=1, description="number of blocks")
-    kernel_size: int = Field(9, ge=1, description="height and width of the depthwise convolution, patches; odd")
-    patch_size: int = Field(7, ge=1, description="height and width of a patch, pixels")
-    activation: Literal["GELU", "ReLU"] = Field("GELU", description="activation function")
+    dim: int = option(1536, "channels", ge=1)
+    depth: int = option(20, "number of blocks", ge=1)
+    kernel_size: int = option(9, "height and width of the depthwise convolution, patches; odd", ge=1)
+    patch_size: int = option(7, "height and width of a patch, pixels", ge=1)
+    activation: Literal["GELU", "ReLU"] = option("GELU", "activation function")
 
 
 class ConvMixer(Model):
@@ -121,7 +121,7 @@ class ConvNeXt(Model):
     """ConvNeXt (Liu et al., 2022)."""
 
     type: Literal["convnext"] = "convnext"
-    patch_size: int = Field(4, ge=1, description="height and width of a patch, pixels")
+    patch_size: int = option(4, "height and width of a patch, pixels", ge=1)
     depths: Counts = per_stage((3, 3, 9, 3), "blocks of each of the 4 stages")
     dims: Counts = per_stage((96, 192, 384, 768), "channels of each stage")
 
@@ -143,7 +143,7 @@ class PoolFormer(Model):
     type: Literal["poolformer"] = "poolformer"
     layers: Counts = per_stage((2, 2, 6, 2), "blocks of each stage")
     embed_dims: Counts = per_stage((64, 128, 320, 512), "channels of each stage")
-    layer_scale_init_value: float = Field(1e-5, gt=0, description="initial value of the layer scale")
+    layer_scale_init_value: float = option(1e-5, "initial value of the layer scale", gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> "PoolFormer":

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.families.family import MOBILE_TRAINING, Family, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
-from configs.schema.section import Counts, Floats, Ints, as_tuple
+from configs.schema.section import Counts, Floats, Ints, as_tuple, option
 
 Blocks = Annotated[
     tuple[Literal["bottle", "attn"], ...],
@@ -22,7 +22,7 @@ class HaloNet(Model):
     """HaloNet (Vaswani et al., 2021): attention in blocks with a halo, in place of convolutions of a ResNet."""
 
     type: Literal["halo"] = "halo"
-    act: Literal["relu", "silu"] | None = Field(None, description="activation function; must be given")
+    act: Literal["relu", "silu"] | None = option(None, "activation function; must be given")
     stage1_block: Blocks = ("bottle",) * 3
     stage2_block: Blocks = ("bottle", "bottle", "bottle", "attn")
     stage3_block: Blocks = ("bottle", "attn") * 3
@@ -31,10 +31,10 @@ class HaloNet(Model):
     num_head: Ints = per_stage((0, 4, 8, 8), "attention heads of each stage; 0 in a stage without attention")
     stride: Counts = per_stage((1, 2, 2, 2), "stride of each stage: 1 or 2; 1 in the first")
     depth: Counts = per_stage((3, 4, 6, 3), "blocks of each stage: the lengths of STAGE1_BLOCK ... STAGE4_BLOCK")
-    block_size: int = Field(8, ge=1, description="height and width of a block of queries, pixels of the feature map")
-    halo_size: int = Field(3, ge=1, description="pixels around a block whose keys and values it uses")
-    hidden_channel: int | None = Field(
-        1024, ge=1, description="channels before a stage that begins with attention; null: no stage does"
+    block_size: int = option(8, "height and width of a block of queries, pixels of the feature map", ge=1)
+    halo_size: int = option(3, "pixels around a block whose keys and values it uses", ge=1)
+    hidden_channel: int | None = option(
+        1024, "channels before a stage that begins with attention; null: no stage does", ge=1
     )
 
     @property
@@ -110,7 +110,7 @@ class MobileOne(Model):
     strides: Counts = per_stage((2, 2, 2, 2, 2), "stride of each stage: 1 or 2; 2 in the first")
     expansions: Floats = per_stage((0.75, 0.75, 1.0, 1.0, 2.0), "factors of CHANNELS")
     num_branches: Counts = per_stage((4, 4, 4, 4, 4), "parallel branches of each stage; always 1 in the first")
-    use_se: bool = Field(False, description="squeeze and excitation in the last block and half of the fourth stage")
+    use_se: bool = option(False, "squeeze and excitation in the last block and half of the fourth stage")
 
     @model_validator(mode="after")
     def _check(self) -> "MobileOne":

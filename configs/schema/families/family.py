@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from pydantic import Field
-
 from configs.schema.data import Data
 from configs.schema.model import Model
+from configs.schema.section import option
 
 # A regular expression and its replacement, for the names of tensors.
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
@@ -50,9 +49,9 @@ def family_defaults(
     return {"DATA": _IMAGENET | (data or {}), "MODEL": model or {}, "TRAIN": _AUGMENTATION | _SCHEDULE | (train or {})}
 
 
-def per_stage(default: tuple[Any, ...], description: str) -> Any:
+def per_stage(default: tuple[Any, ...], meaning: str) -> Any:
     """A key with a list of as many values as `default`."""
-    return Field(default, min_length=len(default), max_length=len(default), description=description)
+    return option(default, meaning, min_length=len(default), max_length=len(default))
 
 
 def arguments(*keys: str, dropout: Sequence[str] = (), **renamed: str) -> Callable[[Model, Data], dict[str, Any]]:

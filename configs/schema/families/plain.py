@@ -9,7 +9,7 @@ from configs.schema.data import Data
 from configs.schema.families.family import CROP_AND_FLIP, DROPOUTS, HALF, Family, arguments, family_defaults, per_stage
 from configs.schema.families.vit import PlainTransformer
 from configs.schema.model import Model
-from configs.schema.section import Counts, Floats, Section, as_tuple
+from configs.schema.section import Counts, Floats, Section, as_tuple, option
 
 # timm's arguments have the names of the keys.
 _KEYS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
@@ -20,7 +20,7 @@ class DeiT(PlainTransformer):
     """DeiT (Touvron et al., 2020): ViT with ImageNet's normalization, and a second head if it is distilled."""
 
     type: Literal["deit"] = "deit"
-    distilled: bool = Field(True, description="a distillation token and head; default: DISTILLATION_TYPE is not none")
+    distilled: bool = option(True, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
 
 # The names of PaddleViT's ViT, DeiT and MAE in timm.
@@ -49,9 +49,9 @@ class BEiT(PlainTransformer):
     """BEiT (Bao et al., 2021), for fine-tuning: relative position bias, layer scale, averaged patches."""
 
     type: Literal["beit"] = "beit"
-    use_abs_pos_emb: bool = Field(False, description="a learned position embedding")
-    use_rel_pos_bias: bool = Field(True, description="a relative position bias in each block")
-    init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
+    use_abs_pos_emb: bool = option(False, "a learned position embedding")
+    use_rel_pos_bias: bool = option(True, "a relative position bias in each block")
+    init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
 
 
 BEIT = Family(
@@ -82,8 +82,8 @@ class CaiT(PlainTransformer):
     """CaiT (Touvron et al., 2021): talking heads, layer scale, and blocks that update the class token only."""
 
     type: Literal["cait"] = "cait"
-    init_values: float = Field(1e-4, gt=0, description="initial value of the layer scale")
-    depth_token_only: int = Field(2, ge=1, description="number of blocks that update the class token only")
+    init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
+    depth_token_only: int = option(2, "number of blocks that update the class token only", ge=1)
 
 
 CAIT = Family(
@@ -100,13 +100,13 @@ class XCiT(PlainTransformer):
     """XCiT (El-Nouby et al., 2021): attention between channels, local convolutions, class attention at the end."""
 
     type: Literal["xcit"] = "xcit"
-    patch_size: Literal[8, 16] = Field(16, description="height and width of a patch, pixels")
-    embed_dim: int = Field(128, ge=1, description="channels of a token")
-    num_heads: int = Field(4, ge=1, description="attention heads per block")
-    eta: float = Field(1.0, gt=0, description="initial value of the layer scale")
-    tokens_norm: bool = Field(False, description="norm of all tokens, not of the class token only, in the last blocks")
-    cls_attn_layers: int = Field(2, ge=1, description="number of blocks with class attention")
-    use_pos: bool = Field(True, description="a position embedding of sines and cosines")
+    patch_size: Literal[8, 16] = option(16, "height and width of a patch, pixels")
+    embed_dim: int = option(128, "channels of a token", ge=1)
+    num_heads: int = option(4, "attention heads per block", ge=1)
+    eta: float = option(1.0, "initial value of the layer scale", gt=0)
+    tokens_norm: bool = option(False, "norm of all tokens, not of the class token only, in the last blocks")
+    cls_attn_layers: int = option(2, "number of blocks with class attention", ge=1)
+    use_pos: bool = option(True, "a position embedding of sines and cosines")
 
 
 XCIT = Family(
@@ -132,13 +132,13 @@ class CrossViT(Model):
     patch_size: Counts = per_stage((12, 16), "height and width of a patch of each branch, pixels")
     embed_dim: Counts = per_stage((384, 768), "channels of a token of each branch")
     num_heads: Counts = per_stage((12, 12), "attention heads of each branch")
-    depth: _Stages = Field(
+    depth: _Stages = option(
         ((1, 4, 0), (1, 4, 0), (1, 4, 0)),
-        description="for each stage: blocks of each branch, and of the exchange (0: one attention without MLP)",
+        "for each stage: blocks of each branch, and of the exchange (0: one attention without MLP)",
     )
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    qkv_bias: bool = option(True, "bias in the query, key and value projections")
     mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
-    multi_conv: bool = Field(False, description="three convolutions as patch embedding")
+    multi_conv: bool = option(False, "three convolutions as patch embedding")
 
     @model_validator(mode="after")
     def _check(self) -> "CrossViT":
@@ -172,15 +172,15 @@ CROSSVIT = Family(
 
 
 class MAEEncoder(Section):
-    embed_dim: int = Field(768, ge=1, description="channels of a token")
-    depth: int = Field(12, ge=1, description="number of blocks")
-    num_heads: int = Field(12, ge=1, description="attention heads per block")
+    embed_dim: int = option(768, "channels of a token", ge=1)
+    depth: int = option(12, "number of blocks", ge=1)
+    num_heads: int = option(12, "attention heads per block", ge=1)
 
 
 class MAETrans(Section):
-    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
+    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
+    qkv_bias: bool = option(True, "bias in the query, key and value projections")
     encoder: MAEEncoder = MAEEncoder()
 
 

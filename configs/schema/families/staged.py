@@ -5,24 +5,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from configs.schema.families.family import DROPOUTS, Family, Rename, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
-from configs.schema.section import Bools, Counts, Floats, Section
+from configs.schema.section import Bools, Counts, Floats, Section, option
 
 
 class Swin(Model):
     """Swin Transformer (Liu et al., 2021)."""
 
     type: Literal["swin"] = "swin"
-    patch_size: int = Field(4, ge=1, description="height and width of a patch, pixels")
-    window_size: int = Field(7, ge=1, description="height and width of an attention window, patches")
-    embed_dim: int = Field(96, ge=1, description="channels of a token in the first stage; they double in each stage")
-    num_heads: Counts = Field((3, 6, 12, 24), description="attention heads of each stage; as many as STAGE_DEPTHS")
-    stage_depths: Counts = Field((2, 2, 6, 2), min_length=1, description="blocks of each stage")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / channels")
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    patch_size: int = option(4, "height and width of a patch, pixels", ge=1)
+    window_size: int = option(7, "height and width of an attention window, patches", ge=1)
+    embed_dim: int = option(96, "channels of a token in the first stage; they double in each stage", ge=1)
+    num_heads: Counts = option((3, 6, 12, 24), "attention heads of each stage; as many as STAGE_DEPTHS")
+    stage_depths: Counts = option((2, 2, 6, 2), "blocks of each stage", min_length=1)
+    mlp_ratio: float = option(4.0, "hidden channels of the MLP / channels", gt=0)
+    qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
     @model_validator(mode="after")
     def _check(self) -> "Swin":
@@ -74,10 +74,10 @@ class PVTv2(Model):
     embed_dim: Counts = per_stage((32, 64, 160, 256), "channels of each stage")
     num_heads: Counts = per_stage((1, 2, 5, 8), "attention heads of each stage")
     stage_depth: Counts = per_stage((2, 2, 2, 2), "blocks of each stage")
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    qkv_bias: bool = option(True, "bias in the query, key and value projections")
     mlp_ratio: Floats = per_stage((8.0, 8.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each stage")
     sr_ratio: Counts = per_stage((8, 4, 2, 1), "keys and values: side of the map / side after the reduction")
-    linear: bool | None = Field(None, description="keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
+    linear: bool | None = option(None, "keys and values: always pooled to 7x7 (PVT v2 Linear); null: false")
 
 
 PVTV2 = Family(
@@ -110,13 +110,13 @@ class PiT(Model):
     """PiT (Heo et al., 2021): a transformer with pooling between its stages; a second head if it is distilled."""
 
     type: Literal["pit"] = "pit"
-    patch_size: int = Field(14, ge=1, description="height and width of a patch, pixels")
-    stride: int = Field(7, ge=1, description="distance between patches, pixels; less than PATCH_SIZE: they overlap")
+    patch_size: int = option(14, "height and width of a patch, pixels", ge=1)
+    stride: int = option(7, "distance between patches, pixels; less than PATCH_SIZE: they overlap", ge=1)
     base_dims: Counts = per_stage((64, 64, 64), "channels of a head in each stage")
     num_heads: Counts = per_stage((4, 8, 16), "attention heads of each stage")
     depth: Counts = per_stage((3, 6, 4), "blocks of each stage")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / channels")
-    distilled: bool = Field(False, description="a distillation token and head; default: DISTILLATION_TYPE is not none")
+    mlp_ratio: float = option(4.0, "hidden channels of the MLP / channels", gt=0)
+    distilled: bool = option(False, "a distillation token and head; default: DISTILLATION_TYPE is not none")
 
 
 PIT = Family(
@@ -136,12 +136,12 @@ class LeViT(Model):
 
     image_size_multiple: ClassVar[int] = 16
     type: Literal["levit"] = "levit"
-    distilled: bool = Field(True, description="a distillation head; default: DISTILLATION_TYPE is not none")
+    distilled: bool = option(True, "a distillation head; default: DISTILLATION_TYPE is not none")
     embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
-    key_dim: int = Field(16, ge=1, description="channels of a query and key in a head")
+    key_dim: int = option(16, "channels of a query and key in a head", ge=1)
     num_heads: Counts = per_stage((4, 6, 8), "attention heads of each stage")
     depth: Counts = per_stage((2, 3, 4), "blocks of each stage")
-    attn_ratio: float = Field(2, gt=0, description="channels of a value / KEY_DIM")
+    attn_ratio: float = option(2, "channels of a value / KEY_DIM", gt=0)
 
 
 def _levit_renames(model: LeViT) -> Sequence[Rename]:
@@ -199,9 +199,9 @@ class CoaTKeys(Model):
     image_size_multiple: ClassVar[int] = 32
     embed_dims: Counts = per_stage((152, 152, 152, 152), "channels of each scale; multiples of 8")
     serial_depths: Counts = per_stage((2, 2, 2, 2), "serial blocks of each scale")
-    parallel_depth: int = Field(6, ge=0, description="blocks that combine the last three scales; 0: CoaT-Lite")
+    parallel_depth: int = option(6, "blocks that combine the last three scales; 0: CoaT-Lite", ge=0)
     mlp_ratios: Floats = per_stage((4.0, 4.0, 4.0, 4.0), "hidden channels of the MLP / channels, of each scale")
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
 
 class CoaT(CoaTKeys):
@@ -241,7 +241,7 @@ class VOLOTrans(Section):
     mlp_ratios: Floats = per_stage((4, 4, 4, 4), "hidden channels of the MLP / channels, of each stage")
     downsamples: Bools = per_stage((True, False, False, False), "halve height and width after the stage")
     outlook_attention: Bools = per_stage((True, False, False, False), "outlook attention in the stage")
-    qkv_bias: bool = Field(False, description="bias in the query, key and value projections")
+    qkv_bias: bool = option(False, "bias in the query, key and value projections")
 
 
 class VOLO(Model):
@@ -249,7 +249,7 @@ class VOLO(Model):
 
     image_size_multiple: ClassVar[int] = 16  # patches of 8 pixels, downsampled once
     type: Literal["volo"] = "volo"
-    stem_hidden_dim: int = Field(128, ge=1, description="channels of the convolutions of the patch embedding")
+    stem_hidden_dim: int = option(128, "channels of the convolutions of the patch embedding", ge=1)
     trans: VOLOTrans = VOLOTrans()
 
 

@@ -2,20 +2,21 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from configs.schema.model import Model
+from configs.schema.section import option
 
 
 class PlainTransformer(Model):
     """Keys of a transformer whose blocks all have the same size."""
 
-    patch_size: int = Field(16, ge=1, description="height and width of a patch, pixels")
-    embed_dim: int = Field(768, ge=1, description="channels of a token")
-    num_heads: int = Field(12, ge=1, description="attention heads per block")
-    depth: int = Field(12, ge=1, description="number of blocks")
-    mlp_ratio: float = Field(4.0, gt=0, description="hidden channels of the MLP / EMBED_DIM")
-    qkv_bias: bool = Field(True, description="bias in the query, key and value projections")
+    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
+    embed_dim: int = option(768, "channels of a token", ge=1)
+    num_heads: int = option(12, "attention heads per block", ge=1)
+    depth: int = option(12, "number of blocks", ge=1)
+    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
+    qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
     @property
     def image_size_multiple(self) -> int:
@@ -31,18 +32,16 @@ class PlainTransformer(Model):
 
 
 class ViT(PlainTransformer):
-    type: Literal["vit"] = Field("vit", description="the family of the model: see registry.py")
-    attn_head_size: int | None = Field(None, ge=1, description="channels per head; null: EMBED_DIM / NUM_HEADS")
-    global_pool: Literal["token", "avg"] = Field(
-        "token", description="input of the head: the class token, or the mean of the patches (without a class token)"
+    type: Literal["vit"] = option("vit", "the family of the model: see registry.py")
+    attn_head_size: int | None = option(None, "channels per head; null: EMBED_DIM / NUM_HEADS", ge=1)
+    global_pool: Literal["token", "avg"] = option(
+        "token", "input of the head: the class token, or the mean of the patches (without a class token)"
     )
-    pos_embed: Literal["learned", "sincos2d"] = Field(
-        "learned", description="position embedding: learned, or fixed sines and cosines"
+    pos_embed: Literal["learned", "sincos2d"] = option(
+        "learned", "position embedding: learned, or fixed sines and cosines"
     )
-    stem: str | None = Field(
-        None, description="timm network, such as resnet10t: features of stride PATCH_SIZE are the patches"
-    )
-    init_values: float | None = Field(None, gt=0, description="initial value of the layer scale; null: no layer scale")
+    stem: str | None = option(None, "timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
+    init_values: float | None = option(None, "initial value of the layer scale; null: no layer scale", gt=0)
 
     @model_validator(mode="after")
     def _check_embeddings(self) -> "ViT":
@@ -61,7 +60,7 @@ OWN_KEYS = {
 
 
 class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
-    type: Literal["timm"] = Field("timm", description="the timm model NAME")
-    kwargs: dict[str, Any] | None = Field(
-        None, description="other arguments of the model's class, such as {reg_tokens: 4, qk_norm: true}"
+    type: Literal["timm"] = option("timm", "the timm model NAME")
+    kwargs: dict[str, Any] | None = option(
+        None, "other arguments of the model's class, such as {reg_tokens: 4, qk_norm: true}"
     )
