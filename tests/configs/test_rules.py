@@ -1,4 +1,4 @@
-"""Options, facts of the data and number of ranks -> the one `Config` of a run."""
+"""Options that follow from others, from facts of the data and from the number of ranks -> the one `Config` of a run."""
 
 from dataclasses import replace
 
@@ -130,3 +130,39 @@ def test_the_users_warm_up_for_these_epochs_stays():
         keys = ["TRAIN.WARMUP_EPOCHS=7", "TRAIN.NUM_EPOCHS=5"] if argv == ["-opts"] else ["TRAIN.WARMUP_EPOCHS=7"]
         with pytest.raises(UserError, match=r"-opts: TRAIN.WARMUP_EPOCHS 7 exceeds NUM_EPOCHS 5"):
             parse_command_line([*argv, *keys])
+
+
+ROUND_TRIPS = [
+    ["LOSS={NAME: bce, TARGET_THRESHOLD: 0.2}", "TRAIN.LR_SCHEDULER.NAME=linear"],
+    ["LOSS.CLASS_WEIGHTS=balanced", "TRAIN.LR_SCHEDULER={NAME: step, DECAY_EPOCHS: 2.5, DECAY_RATE: 0.97}"],
+    ["LOSS.CLASS_WEIGHTS=[1, 2.5]", "TRAIN.MODEL_EMA=true", "EVAL_RAW=true"],
+    ["TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 30}", "TRAIN.SQRT_SCALED_LR=512", "TRAIN.PATIENCE=7"],
+]
+
+
+def parsed(*options: str):
+    return parse_command_line(["-opts", *options]).config
+
+
+@pytest.mark.parametrize("options", ROUND_TRIPS)
+def test_the_resolved_options_make_the_same_config(tmp_path, options):
+    config = parsed(*options)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    again = parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config
+    assert again == config and to_yaml(again) == to_yaml(config)
+
+
+def test_paddlevits_schedule_is_the_cosine():
+    assert parsed("TRAIN.LR_SCHEDULER.NAME=warmupcosine") == parse_command_line([]).config
+
+
+def test_adamwdl_is_a_name_of_adamw_with_layer_decay():
+    with pytest.raises(UserError, match=r"AdamWDL needs LAYER_DECAY"):
+        parsed("TRAIN.OPTIMIZER.NAME=adamwdl")
+    assert parsed("TRAIN.OPTIMIZER.NAME=AdamWDL", "TRAIN.LAYER_DECAY=0.65").train.layer_decay == 0.65
+
+
+def test_the_check_of_the_final_decay_knows_the_shortened_warm_up():
+    assert parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9}").train.warmup_epochs == 1
+    with pytest.raises(UserError, match=r"DECAY_EPOCHS 9.5 and WARMUP_EPOCHS 1 exceed NUM_EPOCHS 10; lower one"):
+        parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9.5}")

@@ -1,16 +1,22 @@
-"""PaddleViT's families: its YAML files and weights give the logits that PaddlePaddle 3.3.1 computed."""
+"""PaddleViT's families: its YAML files and weights give the logits that PaddlePaddle 3.3.1 computed, or one line."""
 
+import json
+import re
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
+from torch.overrides import TorchFunctionMode
 
 from configs.reading.command_line import parse_command_line
-from configs.schema.families.registry import FAMILIES
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from models import families
 from models.build import build_model
+from utils.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
 FOLDERS = sorted(FIXTURES.iterdir())
 
@@ -42,3 +48,114 @@ def test_the_position_embedding_of_mae_is_fixed():
     position, channel = 5, 6
     expected = np.sin(position / 10000 ** (channel / 24)), np.cos(position / 10000 ** (channel / 24))
     assert model.pos_embed[0, position, channel : channel + 2].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def build(family: str, *flags: str) -> None:
+    config = parse_command_line([f"-cfg={FIXTURES / family / 'model.yaml'}", *flags]).config
+    build_model(config.model, config.data, torch.device("cpu"), needs_head=config.eval)
+
+
+OPTIONS = {  # what does not fit: family, option, the key and the values that the error names
+    "key without its section": ("ConvMixer", "MODEL.DIM=8", r"MODEL.DIM; did you mean MODEL.CNN.DIM\?"),
+    "short list": ("PVTv2", "MODEL.NUM_HEADS=[1, 2, 3]", r"MODEL.NUM_HEADS is \(1, 2, 3\): list .* 4 items"),
+    "heads": ("PVTv2", "MODEL.NUM_HEADS=[1, 2, 3, 5]", r"MODEL.TYPE: pvtv2 cannot be built .*num_heads 5"),
+    "heads of a stage": ("SwinTransformer", "MODEL.NUM_HEADS=[1, 2, 3, 4]", r"NUM_HEADS of stage 3 is 3, no divisor"),
+    "another number of stages": ("SwinTransformer", "MODEL.NUM_HEADS=[1, 2, 4]", r"has 3 values, STAGE_DEPTHS 4; give"),
+    "width of timm's convolutions": ("MobileOne", "MODEL.CHANNELS=[8, 9, 16, 24, 32]", r"gives 9 channels"),
+    "rate that timm lacks": ("ConvMixer", "MODEL.DROPPATH=0.1", r"convmixer does not accept .*MODEL.DROPPATH; set"),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_an_option_that_does_not_fit(case):
+    family, option, expected = OPTIONS[case]
+    with pytest.raises(UserError, match=expected) as error:
+        build(family, "-opts", option)
+    assert "\n" not in str(error.value)
+
+
+SIZES = {
+    "SwinTransformer": (14, "4, .* the nearest is 16", 16),
+    "LeViT": (44, "16, .* the nearest is 48", 48),
+}
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_the_nearest_image_size_that_works_is_named_and_works(family):
+    size, problem, nearest = SIZES[family]
+    with pytest.raises(UserError, match=rf"^-image_size: DATA.IMAGE_SIZE {size} is not a multiple of {problem}$"):
+        build(family, f"-image_size={size}")
+    build(family, f"-image_size={nearest}")
+
+
+WEIGHTS = {  # family, family of the file, an option, the tensor and the values that the error names
+    "another family, ViT": ("SwinTransformer", "DeiT_plain", "SEED=0", r"position_embedding.* Swin Trans"),
+    "another width": ("ConvNeXt", "ConvNeXt", "MODEL.DIMS=[8, 16, 24, 48]", r"stages.3.*32.*, not 48"),
+    "fewer blocks": ("LeViT", "LeViT", "MODEL.DEPTH=[1, 1, 1]", r"blocks.3.attn.* LeViT"),
+    "other images": ("LeViT", "LeViT", "DATA.IMAGE_SIZE=96", r"attention_biases 2x25, not 2x36"),
+    "other classes": ("ConvNeXt", "ConvNeXt", "MODEL.NUM_CLASSES=9", r"head.fc: 7 .* 9 .* MODEL.NUM_CLASSES"),
+    "one head for two": ("DeiT", "DeiT_plain", "DATA.IMAGE_SIZE=24", r"head_dist: not in the file.*MODEL.DISTILLED"),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weights_that_do_not_fit(case):
+    family, weights, option, expected = WEIGHTS[case]
+    file = FIXTURES / weights / "weights.pdparams"
+    with pytest.raises(UserError, match=expected) as error:
+        build(family, "-eval", f"-pretrained={file}", "-opts", option)
+    assert str(error.value).startswith(f"{file}: ") and "\n" not in str(error.value)
+
+
+def test_paddlevits_regnet_names_timms():
+    with pytest.raises(UserError, match=r"RegNet: .*MODEL.TYPE=timm MODEL.NAME=regnety_160, "):
+        parse_command_line(["-opts", "MODEL.TYPE=RegNet"])
+
+
+FACTS = [json.loads(line) for line in (Path(__file__).parents[1] / "fixtures" / "paddlevit_files.jsonl").open()]
+FILES = {name: list(facts) for name, facts in groupby(FACTS, lambda fact: fact["file"].partition("/")[0])}
+
+
+def load(fact, tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text(json.dumps(fact["options"]))
+    return parse_command_line([f"-cfg={file}"]).config
+
+
+def is_known(fact):
+    return fact["options"]["MODEL"]["TYPE"].lower() in MODEL_SECTIONS
+
+
+class NoInitialization(TorchFunctionMode):
+    """Skips functions that change a tensor in place: on the meta device they cost the most time and have no effect."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = function.__name__
+        if name.endswith("_") and not name.endswith("__") and name != "requires_grad_" and args:
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", [name for name, facts in FILES.items() if any(f["status"] == "same" for f in facts)])
+def test_files_build_paddles_model(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "check_image_size", lambda *_: None)  # a forward pass: in test_families.py
+    facts = [fact for fact in FILES[family] if fact["status"] == "same"]
+    counts = {}
+    for fact in facts:
+        config = load(fact, tmp_path)
+        with torch.device("meta"), NoInitialization():
+            model, _ = build_model(config.model, config.data, torch.device("meta"))
+        counts[fact["file"]] = sum(parameter.numel() for parameter in model.parameters())
+    assert counts == {fact["file"]: fact["parameters"] for fact in facts}
+
+
+@pytest.mark.parametrize("family", FILES)
+def test_files_load_or_are_refused_in_one_line(family, tmp_path):
+    for fact in FILES[family]:
+        if fact["status"] == "none" or not is_known(fact):
+            with pytest.raises(UserError) as refusal:
+                load(fact, tmp_path)
+            assert "\n" not in str(refusal.value)
+            assert re.search("MODEL.TYPE|MODEL.MAE_PRETRAIN is True", str(refusal.value))
+        else:
+            load(fact, tmp_path)

@@ -1,0 +1,190 @@
+"""Flags: of -predict, of timm's train.py, in the words of other programs, with URLs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from configs.reading.checks import key_of_flag
+from configs.reading.command_line import parse_command_line
+from configs.reading.compare import non_default_options
+from configs.reading.flags import entry_parser
+from configs.reading.key_help import all_keys
+from configs.reading.option_layers import flatten
+from configs.reading.prediction import Prediction
+from configs.reading.yaml_io import read_yaml
+from utils.errors import UserError
+
+WEIGHTS = "-pretrained=vit.pth"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-predict", "photos"], Prediction("photos", 5, None, False)),
+        (["-predict=photos", "-top_k=1", "-json"], Prediction("photos", 1, None, True)),
+        (["-predict=-x.jpg", "-output=o"], Prediction("-x.jpg", 5, Path("o"), False)),  # a dash needs '='
+        (["-predict", "-split=val", "-dataset=digits"], Prediction(None, 5, None, False)),
+        (["-predict=photos", "-format=excel"], Prediction("photos", 5, None, False, excel=True)),
+        (["-predict=photos", "-format=wide"], Prediction("photos", None, None, False)),
+        (["-predict=photos", "-threshold=0.7"], Prediction("photos", 5, None, False, threshold=0.7)),
+        (["-predict=photos", "-explain"], Prediction("photos", 5, None, False, explain=True)),
+        ([], None),
+    ],
+)
+def test_a_prediction(argv, expected):
+    command = parse_command_line([WEIGHTS, *argv])
+    assert command.prediction == expected
+    assert command.name == ("predict" if expected else "train")
+    assert command.config.eval.enabled == bool(expected)
+    command.require_selection()
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["-predict", "photos"], "-predict: EVAL.ENABLED needs weights; give -pretrained or -resume"),
+        (["-predict=", WEIGHTS], "-predict: the path is empty"),
+        (["-predict", "photos", WEIGHTS, "-top_k=0"], "-top_k 0: must be at least 1"),
+        *(
+            (["-predict", "photos", WEIGHTS, f"-threshold={text}"], f"-threshold {text}: is a probability")
+            for text in ("70", "nan")
+        ),
+        (["-predict", "photos", WEIGHTS, "-top_k=3", "-format=wide"], "remove -top_k"),
+        (["-eval", WEIGHTS, "-threshold=0.7"], "-threshold is a flag of -predict"),
+        (["-predict", "photos", WEIGHTS, "-eval"], "-predict and -eval are two commands; remove one of them"),
+        (["-predict", "photos", WEIGHTS, "-split=val"], "remove the path, or -split"),
+        (["--predict", "-x.jpg", WEIGHTS], "unknown flag -x"),
+        (["-eval", WEIGHTS, "-explain"], "-explain is a flag of -predict"),
+        (["-save_logits"], "EVAL.SAVE_LOGITS=true"),
+        (["-predict", "photos", WEIGHTS, "-save_logits"], "-save_logits is a flag of -eval"),
+        (["-split=val"], "-split is a flag of -eval and -predict"),
+    ],
+)
+def test_contradictions_are_one_line(argv, line):
+    with pytest.raises(UserError) as error:
+        parse_command_line(argv)
+    assert line in str(error.value)
+
+
+SAME = [
+    ("-amp=yes", "-amp"),
+    ("--amp true", "-amp"),
+    ("-b 32", "-batch_size=32"),
+    ("--data-path=images --image-size 64", "-data_path=images -image_size=64"),
+    ("-j 3", "-num_workers=3"),
+    ("-a vit_digits", "-model=vit_digits"),
+    ("--config configs/vit_digits.yaml", "-cfg=configs/vit_digits.yaml"),
+    ("--local-rank=0 --local_rank 0", ""),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), SAME)
+def test_a_flag_of_another_program_is_this_programs(theirs, ours):
+    assert parse_command_line(theirs.split()).config == parse_command_line(ours.split()).config
+
+
+OTHERS = [
+    ("-amp=maybe", "yes or no"),
+    ("--config config/config_AMP_torch.py", "AMP.PRESET"),
+    ("-opts AMP.LEVEL=O0", "AMP.PRESET=fp32"),
+    ("-opts AMP.use_pure_fp16=true", "AMP.LEVEL=O2"),
+    ("-opts AMP_CONFIGS.init_loss_scaling=32768", "AMP,"),
+    ("-opts fp16.mode=naive", "AMP.PRESET"),
+]
+
+
+@pytest.mark.parametrize(("words", "ours"), OTHERS)
+def test_other_words_are_answered_with_this_programs(words, ours):
+    with pytest.raises(UserError) as error:
+        parse_command_line(words.split())
+    assert ours in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_local_rank_that_differs_from_the_launchers_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert parse_command_line(["--local-rank=1"])
+    with pytest.raises(UserError, match="LOCAL_RANK"):
+        parse_command_line(["--local-rank=2"])
+
+
+PAGE = (ROOT / "docs/recipes.md").read_text().partition("## The flags of timm's train.py")[2]
+ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `")]
+NAMES = (ROOT / "tests/configs/timm_flags.txt").read_text().split()  # of timm 1.0.29
+DEFAULTS = """
+DATA: {BATCH_SIZE: 128, RANDOM_CROP_SCALE: [0.08, 1.0], RANDOM_CROP_RATIO: [0.75, 1.3333333333333333],
+  HFLIP_PROB: 0.5, VFLIP_PROB: 0.0}
+MODEL: {DROPOUT: 0.0, DROPPATH: 0.0, GRAD_CHECKPOINTING: false}
+LOSS: {NAME: cross_entropy, TARGET_THRESHOLD: null, CLASS_WEIGHTS: null}
+TRAIN: {NUM_EPOCHS: 300, ACCUM_ITER: 1, BASE_LR: 0.05, END_LR: 0.0, WARMUP_EPOCHS: 5, WARMUP_START_LR: 1e-5,
+  LR_SCHEDULER: {NAME: cosine, DECAY_RATE: 0.1, WARMUP_PREFIX: false},
+  OPTIMIZER: {NAME: sgd, EPS: null, BETAS: null, MOMENTUM: 0.9}, WEIGHT_DECAY: 2e-5, GRAD_CLIP: null,
+  LAYER_DECAY: null, SMOOTHING: 0.1, COLOR_JITTER: 0.4, AUGMENT_POLICY: null,
+  RANDOM_ERASE_PROB: 0.0, RANDOM_ERASE_MODE: pixel, RANDOM_ERASE_COUNT: 1, MIXUP_ALPHA: 0.0, CUTMIX_ALPHA: 0.0,
+  CUTMIX_MINMAX: null, MIXUP_PROB: 1.0, MIXUP_SWITCH_PROB: 0.5, MIXUP_MODE: batch, MIXUP_OFF_EPOCH: 0,
+  MODEL_EMA: false, MODEL_EMA_DECAY: 0.9998, MODEL_EMA_WARMUP: false, DISTILLATION_TAU: 4.0}
+VALIDATE_FREQ: 1
+KEEP_CHECKPOINTS: 10
+SEED: 42
+"""  # of timm's train.py under the names of the keys; BASE_LR: lr_base * batch / lr_base_size
+
+
+def test_each_flag_of_timm_is_in_one_row():
+    listed = [name for theirs, _, _ in ROWS for name in re.findall(r"`([^`]+)`", theirs)]
+    assert sorted(listed) == sorted(NAMES) and len(NAMES) > 170
+
+
+def test_each_option_of_the_table_exists():
+    known = {key.name for key in all_keys()} | entry_parser("").parse_args([]).__dict__.keys()
+    for _, ours, note in ROWS:
+        options = [name.removeprefix("-") for name in re.findall(r"`([^`]+)`", ours)]
+        assert set(options) <= known, ours
+        assert options or (ours in ("default", "no", "the same") and note), ours
+        mentioned = re.findall(r"`((?:TRAIN|MODEL|DATA|AMP|LOSS|PARALLEL)\.[A-Z_.]+)", note)
+        assert set(mentioned) <= known, note
+
+
+def test_the_answer_to_a_flag_of_timm_is_a_key_of_its_row():
+    ours = {name: row[1] for row in ROWS for name in re.findall(r"`([^`]+)`", row[0])}
+    own = entry_parser("")._option_string_actions
+    answers = {name: key for name in NAMES if name not in own and (key := key_of_flag(name))}
+    assert len(answers) > 50
+    assert {name: key for name, key in answers.items() if f"`{key}`" not in ours[name]} == {}
+
+
+@pytest.mark.parametrize(("flag", "answer"), [
+    ("--seed", " SEED=VALUE"), ("--weight_decay", "TRAIN.WEIGHT_DECAY=VALUE"), ("--loss", "LOSS.NAME=VALUE"),
+("--aug-splits", None), ("--outptu", "-output"),
+])  # fmt: skip
+def test_an_unknown_flag_gets_a_fitting_hint_or_none(flag, answer):
+    with pytest.raises(UserError) as error:
+        parse_command_line([f"{flag}=1"])
+    text = str(error.value)
+    assert answer in text if answer else "did you mean" not in text and "-opts" not in text
+
+
+def test_the_block_has_each_default_of_timm_that_differs_and_is_a_recipe(tmp_path):
+    """The keys of the block are the ones of `DEFAULTS` that differ from the defaults here, with timm's values."""
+    configs = []
+    for name, text in (("timm", DEFAULTS), ("block", re.search(r"```yaml\n(.*?)```", PAGE, re.S)[1])):
+        (tmp_path / f"{name}.yaml").write_text(text)
+        (tmp_path / "mine.yaml").write_text(f"BASE: [{name}.yaml]\nMODEL: {{TYPE: timm, NAME: resnet50}}\n")
+        configs.append(parse_command_line([f"-cfg={tmp_path / 'mine.yaml'}"]).config)
+    assert configs[0] == configs[1]
+    block = {key for key, _ in flatten(read_yaml(tmp_path / "block.yaml")[0])}
+    assert block == {key for key in non_default_options(configs[0]) if not key.startswith("MODEL.")}
+
+
+@pytest.mark.parametrize("url", ["https://me:hunter2@host/d", "s3://b/d?X-Sig=hunter2", "ftp://me:hun/ter2@host/d"])
+def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"DATA:\n  DATA_PATH: {url}\n")
+    for argv in ([f"-data_path={url}"], [f"-cfg={tmp_path / 'recipe.yaml'}"], ["-opts", f"DATA.DATA_PATH={url}"]):
+        with pytest.raises(UserError, match=r"DATA\.DATA_PATH: the \w+ URL contains .*; ") as error:
+            parse_command_line(argv)
+        assert "ter2" not in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["file:///d/what?.tar", "/d/a@b?c#d", "https://host:80/d{0..3}.tar"])
+def test_other_paths_are_valid(path):
+    assert parse_command_line([f"-data_path={path}"]).config.data.data_path == path

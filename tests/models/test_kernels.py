@@ -1,0 +1,236 @@
+"""The kernels: attention, channels last and fast dropout, with equal results."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from conftest import GREY, TINY_RESNET, states, train
+from timm.layers import Attention
+from torch import nn
+
+from configs.reading.command_line import parse_command_line
+from models.build import build_model
+from models.kernels import (
+    AUTO,
+    CUDNN,
+    EXPLICIT,
+    FUSED,
+    FastDropout,
+    UnbindAttention,
+    allow_kernels,
+    fused_kernels,
+    prepare_convolutions,
+    select_attention,
+    use_attention,
+    use_fast_dropout,
+)
+from utils.errors import UserError
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture(autouse=True)
+def all_kernels_after_test():
+    yield
+    allow_kernels(FUSED, CPU)
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "fused"),
+    [("auto", "cpu", False), ("auto", "meta", True), ("fused", "cpu", True), ("explicit", "meta", False)],
+)
+@pytest.mark.parametrize("model", [["MODEL.DEPTH=2"], ["MODEL.TYPE=timm", "MODEL.NAME=test_vit"]])
+def test_attention_is_explicit_on_a_cpu_unless_an_option_is_set(model, option, device, fused):
+    config = parse_command_line(["-image_size=160", "-opts", *model, f"MODEL.ATTENTION={option}"]).config
+    with torch.device(device):
+        built, _ = build_model(config.model, config.data, torch.device(device))
+    assert {block.attn.fused_attn for block in built.blocks} == {fused}
+
+
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": True, "qk_norm": True, "scale_norm": True, "attn_head_dim": 8}])
+@pytest.mark.parametrize("call", [{}, {"is_causal": True}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool).tril()}])
+def test_splitting_before_the_transposition_has_the_bits_of_timm(options, call):
+    torch.manual_seed(0)
+    attention = Attention(16, num_heads=4, attn_drop=0.3, norm_layer=nn.LayerNorm, **options)
+    attention.fused_attn = True
+    results = []
+    for changed in (False, True):
+        if changed:
+            select_attention(attention, FUSED, CPU)
+        torch.manual_seed(1)
+        x = torch.randn(2, 5, 16, requires_grad=True)
+        y = attention(x, **call)
+        results.append((y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])))
+    assert type(attention) is UnbindAttention
+    assert all(map(torch.equal, *results))
+
+
+def test_fused_kernels_are_named():
+    model, images = timm.create_model("test_vit"), torch.zeros(2, 3, 160, 160)
+    use_attention(model, FUSED)
+    assert fused_kernels(model, images) == ["flash_attention"] and model.training
+    torch.backends.cuda.enable_flash_sdp(False)
+    assert fused_kernels(model, images) == ["math"]
+    use_attention(model, EXPLICIT)
+    assert fused_kernels(model, images) == []
+
+
+def test_the_kernel_is_the_one_for_the_dtype_of_autocast():
+    """The norms of queries and keys return float32, which autocast casts to the dtype of the values."""
+    model = timm.create_model("vit_medium_patch16_rope_reg1_gap_256", depth=1, qk_norm=True, img_size=64)
+    use_attention(model, FUSED)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused_kernels(model, torch.zeros(2, 3, 64, 64)) == ["flash_attention"]
+
+
+def test_the_kernel_depends_on_the_dropout_of_training():
+    """On a CPU the flash kernel has no dropout."""
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, attn_drop_rate=0.1)
+    use_attention(model, FUSED)
+    for is_training, kernel in ((False, "flash_attention"), (True, "math")):
+        assert fused_kernels(model.train(is_training), torch.zeros(2, 3, 32, 32)) == [kernel]
+        assert model.training == is_training
+
+
+def test_cudnn_needs_a_gpu(digits_argv, cpu):
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
+        train([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
+
+
+def test_cudnn_allows_no_other_kernel():
+    """A CPU stands for a GPU on which cuDNN has no kernel for the model."""
+    model = timm.create_model("test_vit")
+    use_attention(model, CUDNN)
+    allow_kernels(CUDNN, GPU)
+    with pytest.raises(UserError, match=r"^MODEL\.ATTENTION: .* in float32"):
+        fused_kernels(model, torch.zeros(2, 3, 160, 160))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.bfloat16, "cudnn"), (torch.float32, "efficient")])
+def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
+    if torch.cuda.get_device_capability() != (9, 0) or torch.__version__ < "2.11":
+        pytest.skip("needs compute capability 9.0 and torch 2.11")
+    model = timm.create_model("vit_tiny_patch16_224", depth=1).to(GPU)
+    allow_kernels(AUTO, GPU)
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), torch.no_grad():
+        assert fused_kernels(model, torch.zeros(2, 3, 224, 224, device=GPU)) == [f"{kernel}_attention"]
+
+
+def test_the_log_names_the_kernel(digits_argv, cpu):
+    folder = train([*digits_argv, "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=1"], cpu)
+    assert "----- Attention: flash_attention\n" in (folder / "log.txt").read_text()
+
+
+CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
+
+
+def convolutional(count: int) -> nn.Module:
+    return nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(count)))
+
+
+def is_channels_last(model: nn.Module) -> bool:
+    return all(p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters() if p.ndim == 4)
+
+
+@pytest.mark.parametrize(
+    ("option", "device", "convolutions", "sharded", "expected"),
+    [
+        ("auto", CPU, 2, False, False),
+        ("auto", GPU, 2, False, True),
+        ("auto", GPU, 1, False, False),
+        ("auto", GPU, 2, True, False),
+        (True, CPU, 1, False, True),
+        (False, GPU, 2, False, False),
+    ],
+)
+def test_auto_is_for_convolutional_models_on_a_gpu(option, device, convolutions, sharded, expected):
+    model = convolutional(convolutions)
+    notes = prepare_convolutions(model, option, device, sharded)
+    assert is_channels_last(model) == expected == bool(notes)
+
+
+def test_sharded_weights_are_not_converted():
+    with pytest.raises(UserError, match=r"^MODEL\.CHANNELS_LAST true: "):
+        prepare_convolutions(convolutional(2), True, GPU, is_fixed=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["AMP=false", "AMP={ENABLED: true, LEVEL: O2}"])
+def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision):
+    """Fused optimizers read gradients, moments and weights in memory order: other strides would mix them up.
+
+    Mixed-up values change an update by about its own size, and the rounding of bf16 by less than a hundredth: the
+    EPS of the optimizer keeps it from amplifying the rounding of small gradients.
+    """
+    argv = ["-dataset=digits", "-batch_size=64", "-opts", *TINY_RESNET, *GREY, precision]
+    argv += ["TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.OPTIMIZER.EPS=1e-2"]
+    argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
+
+    def run(steps: int, folder: str, *more: str) -> Path:
+        return train([*argv, f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", *more], cpu)
+
+    initial, expected, converted = run(1, "initial"), run(4, "expected"), run(4, "converted", CHANNELS_LAST)
+    resumed = run(2, "resumed")
+    for steps, format in ((3, CHANNELS_LAST), (4, "MODEL.CHANNELS_LAST=false")):
+        run(steps, "resumed", f"MODEL.RESUME={resumed}", format)
+    for part in ("model", "ema"):
+        start, reference = (flatten(states(folder)[part]) for folder in (initial, expected))
+        for folder in (converted, resumed):
+            assert (flatten(states(folder)[part]) - reference).norm() < 2**-4 * (reference - start).norm()
+
+
+def flatten(state: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([value.flatten().double() for name, value in state.items() if "num_batches" not in name])
+
+
+SHAPE = (1001, 333)  # not a multiple of the four elements per draw
+
+
+@pytest.mark.parametrize("p", [0.1, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probability_and_scale(p, dtype):
+    torch.manual_seed(0)
+    output = FastDropout(p)(torch.ones(SHAPE, dtype=dtype))
+    assert output.dtype == dtype and output.unique().tolist() == pytest.approx([0, 1 / (1 - p)], rel=1e-2)
+    deviation = (p * (1 - p) / output.numel()) ** 0.5
+    for part in (output, output.flatten()[::4], output.flatten()[3::4]):  # different bits of a draw
+        assert (part == 0).float().mean().item() == pytest.approx(p, abs=8 * deviation)
+
+
+def test_neighboring_elements_are_independent():
+    torch.manual_seed(0)
+    dropped = (FastDropout(0.5)(torch.ones(SHAPE)).flatten() == 0).float()
+    for distance in (1, 2, 3, 4, 5):
+        together = (dropped[distance:] * dropped[:-distance]).mean().item()
+        assert together == pytest.approx(0.25, abs=0.005)
+
+
+def test_gradient_uses_the_same_mask_and_the_seed_is_torchs():
+    x = torch.randn(SHAPE, requires_grad=True)
+    outputs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outputs.append(FastDropout(0.3)(x))
+    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
+    outputs[0].backward(torch.ones(SHAPE))
+    assert torch.allclose(x.grad * x, outputs[0])
+
+
+def test_evaluation_and_rates_0_and_1():
+    x = torch.randn(4, 4)
+    assert torch.equal(FastDropout(0.5).eval()(x), x)
+    assert torch.equal(FastDropout(0.0)(x), x)
+    assert not FastDropout(1.0)(x).any()
+    assert FastDropout(0.5)(torch.empty(3, 5, device="meta")).shape == (3, 5)
+
+
+def test_every_nn_dropout_is_replaced():
+    model = nn.Sequential(nn.Dropout(0.1), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), nn.Dropout1d(0.3))
+    names = list(model.state_dict())
+    use_fast_dropout(model)
+    kinds = [type(module) for module in model.modules() if isinstance(module, nn.Dropout | nn.Dropout1d)]
+    assert kinds == [FastDropout, FastDropout, nn.Dropout1d]
+    assert (model[0].p, model[1][1].p, list(model.state_dict())) == (0.1, 0.2, names)

@@ -1,0 +1,185 @@
+"""The ViT: its patch embedding and stem, drop-path without computation of dropped samples, its initial weights."""
+
+import pytest
+import timm
+import torch
+from fake_gpu import CONTEXT, fake_gpu
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import Block
+from timm.optim import param_groups_layer_decay
+from torch import nn
+
+from configs.reading.command_line import parse_command_line
+from engine.training.batch_size import build_state
+from models.build import build_model
+from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
+from utils.errors import UserError
+
+B, N, C = 16, 5, 8
+
+
+@pytest.fixture
+def block() -> SampleDropBlock:
+    torch.manual_seed(0)
+    return SampleDropBlock(C, num_heads=2, drop_path=0.5)
+
+
+def test_number_of_kept_samples():
+    assert [num_kept_samples(32, rate) for rate in (0.0, 0.05, 0.099, 0.1, 0.5)] == [None, None, None, 29, 16]
+    assert [num_kept_samples(32, rate, on_gpu=True) for rate in (0.1, 0.199, 0.2, 0.5)] == [None, None, 26, 16]
+    for batch_size in (1, 2, 3):
+        assert all(num_kept_samples(batch_size, rate) in (None, 1) for rate in (0.1, 0.5, 0.7, 0.9, 1.0))
+
+
+def test_evaluation_equals_timms_and_training_keeps_half(block):
+    plain = Block(C, num_heads=2)
+    plain.load_state_dict(block.state_dict())
+    x = torch.randn(B, N, C)
+    assert torch.equal(block.eval()(x), plain(x))
+    changed = (block.train()(x) != x).flatten(1).any(1)
+    assert B / 2 <= changed.sum() < B  # by one branch or both
+
+
+def test_kept_samples_are_scaled():
+    x = torch.zeros(B, N, C)
+    for kept in (1, 4, 15):
+        added = add_residual(x, lambda part: part + 1, kept)
+        values = added.flatten(1).unique(dim=1)
+        assert values.shape == (B, 1) and values.count_nonzero() == kept
+        assert values.sum().item() == pytest.approx(B)
+
+
+def test_only_kept_samples_have_gradients():
+    torch.manual_seed(0)
+    branch, x = nn.Linear(C, C), torch.randn(B, N, C, requires_grad=True)
+    seen = []
+    output = add_residual(x, lambda part: (seen.append(part), branch(part))[1], 6)
+    chosen = [next(i for i in range(B) if torch.equal(x[i], part)) for part in seen[0]]
+    output.sum().backward()
+    with_branch = (x.grad != 1).flatten(1).any(1)
+    assert sorted(chosen) == with_branch.nonzero().flatten().tolist() and len(chosen) == 6
+    assert torch.allclose(branch.weight.grad[0], x[chosen].sum((0, 1)) * B / 6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rate", "same"), [(0.0999, True), (0.1, False)])
+def test_rates_below_0_1_use_timms_drop_path(rate, same):
+    ours, timms = SampleDropBlock(C, num_heads=2, drop_path=rate), Block(C, num_heads=2, drop_path=rate)
+    timms.load_state_dict(ours.state_dict())
+    x, outputs = torch.randn(64, N, C), []
+    for block in (ours, timms, ours):
+        torch.manual_seed(0)
+        outputs.append(block.train()(x))
+    assert torch.equal(outputs[0], outputs[1]) == same and torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_dtype_of_the_sum(half):
+    x = torch.randn(B, N, C)
+    assert add_residual(x, lambda part: part.to(half), 8).dtype == torch.float32
+    assert add_residual(x.to(half), lambda part: part.float(), 8).dtype == torch.float32
+    assert add_residual(x.to(half), lambda part: part, 8).dtype == half
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"patch_size": (4, 8)}])
+def test_the_values_and_gradients_are_those_of_the_convolution(options, any_device):
+    torch.manual_seed(0)
+    device, tolerance = any_device.device, 1e-4 if any_device.device.type == "cpu" else 1e-2  # TF32
+    arguments = {"img_size": 16, "patch_size": 4, "embed_dim": 24} | options
+    convolution, linear = (PatchEmbed(**arguments).to(device) for _ in range(2))
+    linear.load_state_dict(convolution.state_dict())
+    use_linear_patches(linear)
+    assert type(linear.proj) is PatchLinear and list(linear.state_dict()) == list(convolution.state_dict())
+    images, results = torch.randn(2, 3, 16, 16, device=device), []
+    for module in (convolution, linear):
+        features = module(images)
+        results.append((features, *torch.autograd.grad(features.square().sum(), list(module.parameters()))))
+    for expected, found in zip(*results, strict=True):
+        assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], True), (["AMP.CUSTOM_BLACK_LIST=[conv2d]"], False)])
+def test_a_gpu_without_op_lists_uses_it(options, expected):
+    argv = ["-dataset=fake", "-amp", "-opts", "MODEL.DEPTH=1", *options]
+    with fake_gpu():
+        state = build_state(parse_command_line(argv).config, CONTEXT)
+    assert isinstance(state.wrapped.patch_embed.proj, PatchLinear) == expected
+
+
+def test_incomplete_patches_are_ignored_as_before():
+    convolution = torch.nn.Conv2d(3, 8, 4, 4)
+    images = torch.randn(2, 3, 10, 9)
+    expected = convolution(images)
+    convolution.__class__ = PatchLinear
+    assert torch.equal(convolution(images), expected)
+
+
+STEM = [
+    "MODEL.STEM=resnet10t", "MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5",
+    "MODEL.GLOBAL_POOL=avg", "MODEL.INIT_VALUES=0.1",
+]  # fmt: skip
+
+
+def stem_model(*options: str) -> timm.models.VisionTransformer:
+    config = parse_command_line(["-image_size=64", "-opts", *STEM, *options]).config
+    return build_model(config.model, config.data, torch.device("cpu"))[0]
+
+
+@pytest.mark.parametrize("stride", [8, 32])
+def test_tokens_are_the_features_of_the_network_projected(stride):
+    embed = stem_model(f"MODEL.PATCH_SIZE={stride}").patch_embed.eval()
+    network = timm.create_model("resnet10t", num_classes=0, output_stride=stride).eval()
+    network.load_state_dict(embed.network.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    features = network.forward_features(images)
+    tokens = features.flatten(2).mT @ embed.proj.weight.flatten(1).T + embed.proj.bias
+    assert embed.num_patches == tokens.shape[1] == (64 // stride) ** 2
+    torch.testing.assert_close(embed(images), tokens)
+
+
+def test_last_blocks_train_without_the_stem():
+    model = stem_model("MODEL.TUNE=last:1")
+    trained = {name.split(".")[0] + name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {"blocks1", "fc_normweight", "fc_normbias", "headweight", "headbias"}
+
+
+def test_layer_decay_puts_the_stem_into_the_first_layer():
+    model = stem_model()
+    groups = param_groups_layer_decay(model, layer_decay=0.5)
+    scale_of = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert {scale_of[id(p)] for p in model.patch_embed.parameters()} == {min(scale_of.values())} == {0.5**3}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["MODEL.STEM=resnet10"], "resnet10t"),
+        (["MODEL.STEM=resnet10t", "MODEL.PATCH_SIZE=4"], "PATCH_SIZE of 8, 16 or 32"),
+        (["MODEL.STEM=levit_128s"], "levit_128s has no features of stride 16"),
+    ],
+)
+def test_a_network_that_does_not_fit(options, named):
+    with pytest.raises(UserError, match=named):
+        stem_model(*options)
+
+
+WIDTH = 256
+WIDE = [f"MODEL.EMBED_DIM={WIDTH}", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=4", "DATA.IMAGE_SIZE=64", "MODEL.PATCH_SIZE=8"]
+
+
+def test_bounds_and_deviations():
+    """Xavier uniform: within sqrt(6 / (inputs + outputs)); queries, keys and values are three matrices."""
+    config = parse_command_line(["-opts", *WIDE, "MODEL.NUM_CLASSES=100"]).config
+    torch.manual_seed(0)
+    vit, _ = build_model(config.model, config.data, torch.device("cpu"))
+    shapes = {
+        vit.patch_embed.proj.weight: (3 * 8 * 8, WIDTH),
+        vit.blocks[0].attn.qkv.weight: (WIDTH, WIDTH),
+        vit.blocks[0].attn.proj.weight: (WIDTH, WIDTH),
+        vit.head.weight: (WIDTH, 100),
+    }
+    for weight, sides in shapes.items():
+        bound = (6 / sum(sides)) ** 0.5
+        assert 0.99 * bound < weight.abs().max().item() <= bound * (1 + 1e-6)
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+    assert vit.pos_embed.std().item() == pytest.approx(WIDTH**-0.5, rel=0.03)
+    assert vit.blocks[0].mlp.fc1.weight.std().item() == pytest.approx((2 / (5 * WIDTH)) ** 0.5, rel=0.03)
