@@ -7,13 +7,12 @@ from pathlib import Path
 
 from configs.reading.prediction import Prediction
 from datasets.sources.samples import names_of_labels
-from engine.commands.ensemble import build_ensemble, build_loader
-from engine.commands.evaluation_session import EvaluationSession
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.pictures import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions, digest_inputs, open_part_file
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
+from engine.training.eval_model import EvaluationSession, build_ensemble, build_loader
 from utils.distributed import broadcast_object
 from utils.errors import UserError
 

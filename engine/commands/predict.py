@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from configs.reading.command_line import Command
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
-from engine.commands.embed import embed
-from engine.commands.ensemble import build_sessions
 from engine.commands.label import label
+from engine.features.store import embed
 from engine.run.folder import check_shared, open_new_folder, start_log
+from engine.training.eval_model import build_sessions
 from utils.distributed import ProcessContext
 
 

@@ -7,8 +7,7 @@ from engine.plan.training import plan_training
 from engine.profiling.profiler import profile_run
 from engine.run.folder import start_log
 from engine.training.batch_size import find_batch_size
-from engine.training.record import open_profile
-from engine.training.session import build_session
+from engine.training.session import build_session, open_profile
 from utils.distributed import ProcessContext
 
 

@@ -22,7 +22,7 @@ from utils.errors import Unavailable, UserError, error_from
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function of the same name.
-_MODULES = {name: name for name in ("train", "probe", "predict", "profile", "dry_run")} | {"eval": "evaluate"}
+_MODULES = {name: name for name in ("train", "predict", "profile", "dry_run")} | {"probe": "train", "eval": "evaluate"}
 
 
 def run(command: Command, context: ProcessContext) -> int:

@@ -1,29 +1,22 @@
-"""The training command."""
+"""The commands train and probe."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from configs.reading.command_line import Command
 from engine.checkpoint.run_folder import lock_run_folder
+from engine.features.probe import run_probe
 from engine.plan.training import plan_training
 from engine.run.folder import start_log
-from engine.run.result import Result
 from engine.training.batch_size import find_batch_size
 from engine.training.finish import finish_run
 from engine.training.near_copies import note_copies
-from engine.training.record import open_record
-from engine.training.session import build_session
+from engine.training.session import build_session, open_record
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext, call_on_main
 
 
 def train(command: Command, context: ProcessContext) -> int:
-    """Trains, from the start or from a checkpoint. Returns the exit status: 0, or the status of a signal."""
-    return run_training(command, context, Trainer.train)
-
-
-def run_training(command: Command, context: ProcessContext, train: Callable[[Trainer], Result]) -> int:
-    """Plans a run, builds its session, opens its record, calls `train`, and finishes the run.
+    """Trains, from the start or from a checkpoint, or fits the head of a probe. Returns 0, or the status of a signal.
 
     Options, data and checkpoint are checked before the folder of the run is created, or changed. The main process locks
     it; the folder of a resumed run before its checkpoint is read.
@@ -40,4 +33,8 @@ def run_training(command: Command, context: ProcessContext, train: Callable[[Tra
             if note := call_on_main(lambda: note_copies(plan.config, splits, record.folder), context):
                 logger.note(note)
         trainer = Trainer(session, record)
-        return finish_run(command, trainer, train(trainer))
+        if command.name == "probe":
+            run_probe(trainer)
+        else:
+            trainer.train()
+        return finish_run(command, trainer)

@@ -19,7 +19,6 @@ from datasets.sources.split import hash_paths
 from engine.features.classifiers import ROWS, fit_probe, knn_top1, stratified_folds
 from engine.features.store import extract
 from engine.features.suspects import out_of_fold_margins, write_suspects
-from engine.run.result import Result
 from engine.training.losses.loss import build_loss, read_class_weights
 from engine.training.trainer import Trainer
 from models.features import FeatureModel
@@ -37,8 +36,8 @@ class Features(NamedTuple):
     indices: np.ndarray
 
 
-def run_probe(trainer: Trainer) -> Result:
-    """Runs an epoch of one step, which fits the head; with the evaluation, files and result of a training.
+def run_probe(trainer: Trainer) -> None:
+    """Runs an epoch of one step, which fits the head; with the evaluation and the files of a training.
 
     The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
     and for other probes with this backbone, these images and this preprocessing.
@@ -52,7 +51,6 @@ def run_probe(trainer: Trainer) -> Result:
             if not trainer.progress.done_steps:
                 _fit_head(trainer)
             trainer.end_epoch()
-    return trainer.finish()
 
 
 def _fit_head(trainer: Trainer) -> None:

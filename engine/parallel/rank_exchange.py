@@ -4,7 +4,7 @@ Each rank may be started by a command of its own, so that the options of all ran
 requests and step times is in parallel with the training.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -38,14 +38,11 @@ class RankExchange:
     """The greatest request and the times of all ranks, one call late, so that ranks do not wait for each other.
 
     A rank waits only for one that is more than a call behind, at most `timeout_seconds`. The exchange uses gloo between
-    hosts, in parallel with the collectives of the devices. on_seconds: called with the times of a step of all ranks,
-    (ranks, 2): waiting for data, in the forward pass.
+    hosts, in parallel with the collectives of the devices.
     """
 
-    def __init__(
-        self, context: ProcessContext, timeout_seconds: float, on_seconds: Callable[[torch.Tensor], None] | None = None
-    ) -> None:
-        self._rank, self._ranks, self._on_seconds = context.rank, context.world_size, on_seconds
+    def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
+        self._rank, self._ranks = context.rank, context.world_size
         self._gave_seconds = False
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
@@ -60,11 +57,14 @@ class RankExchange:
                     "their common network interface"
                 ) from error
 
-    def greatest(self, request: int, seconds: Sequence[float] | None = None) -> int:
-        """Sends the request; returns the greatest request of the previous call, 0 at first.
+    def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
+        """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
 
-        All ranks must call it equally often. seconds: of this rank in a step; all ranks give them, or none. In a run of
-        one process the result is of this call.
+        All ranks must call it equally often. In a run of one process the request is of this call.
+
+        Args:
+            seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The
+                times (ranks, 2) are None if the previous call gave none.
         """
         values = torch.zeros(1 + 2 * self._ranks, dtype=torch.float64)  # every rank fills its own two places
         values[0] = request
@@ -73,10 +73,8 @@ class RankExchange:
         gave_seconds, self._gave_seconds = self._gave_seconds, seconds is not None
         maxima = self._maxima(values)
         if maxima is None:
-            return 0
-        if gave_seconds and self._on_seconds:
-            self._on_seconds(maxima[1:].view(-1, 2))
-        return int(maxima[0])
+            return 0, None
+        return int(maxima[0]), maxima[1:].view(-1, 2) if gave_seconds else None
 
     def _maxima(self, values: torch.Tensor) -> torch.Tensor | None:
         """The maxima over all ranks of the previous call's values; None at first."""

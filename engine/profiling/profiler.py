@@ -18,8 +18,7 @@ from engine.profiling.page import Op, Profile, StepTimes, has_fast_half_precisio
 from engine.run.facts import Devices
 from engine.run.reporter import Reporter
 from engine.run.step_timer import LABELLED, Phase
-from engine.training.record import Record
-from engine.training.session import Session
+from engine.training.session import Record, Session
 from engine.training.step import TrainState, train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.system import describe_waiting

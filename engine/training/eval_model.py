@@ -1,25 +1,40 @@
-"""The model of an evaluation, and the parts that training shares with it."""
+"""The session of an evaluation, or of an ensemble of runs; and the parts that training shares with it.
 
-from dataclasses import dataclass
+The runs of an ensemble keep their own preprocessing and precision.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+from configs.reading.command_line import Command
 from configs.schema import Config, Data
 from configs.schema.model import UNTUNED
+from datasets.loading.loader import Loader, Loaders, build_eval_loader
+from datasets.sources.checks import digest_of
 from datasets.sources.samples import Samples, names_of_labels
 from datasets.transforms.device import build_eval_transform
+from engine.checkpoint.weights_record import describe_data
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
+from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.precision.policy import Precision, set_process_switches
-from engine.run.facts import Attention, Fact
+from engine.run.facts import Attention, Devices, Fact
+from engine.run.flops import copy_to_meta
+from engine.run.folder import record_environment
+from engine.run.log import RunLogger
 from engine.run.result import EVALUATION
 from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,89 @@ def build_eval_model(config: Config, context: ProcessContext, needs_head: bool =
         all_notes += attention_notes(compute_model, dummy_images(config.data, context))
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
     return EvalModel(compute=compute_model, fp32=model, evaluator=evaluator, notes=all_notes)
+
+
+@dataclass(frozen=True)
+class EvaluationSession:
+    """An evaluation or a prediction: the model of the plan, ready for `evaluator`. It decides no option.
+
+    meta_model: a copy in fp32 without memory, for its number of parameters and FLOPs.
+    """
+
+    plan: EvaluationPlan
+    model: nn.Module
+    evaluator: Evaluator
+    meta_model: nn.Module
+
+
+def build_evaluation_session(plan: EvaluationPlan, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
+    """Builds and loads the model of the plan.
+
+    Raises:
+        UserError: the weights do not fit the model.
+    """
+    built = build_eval_model(plan.config, context, plan.needs_head)
+    for note in (*built.notes, *plan.notes):
+        logger.note(note)
+    logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
+    record_environment(context, logger)
+    evaluator = built.evaluator
+    if plan.class_mask is not None:
+        evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
+    # At O2 and O3 the fp32 weights of `built` are not needed.
+    return EvaluationSession(plan=plan, model=built.compute, evaluator=evaluator, meta_model=copy_to_meta(built.fp32))
+
+
+@dataclass(frozen=True)
+class _Ensemble(Evaluator):
+    """Several runs as one model, a ModuleList: the mean of their probabilities. members: the evaluator of each run."""
+
+    members: tuple[Evaluator, ...] = ()
+
+    def compute_outputs(self, model: Any, images: Any) -> torch.Tensor:
+        """The logits of the mean of the probabilities (B, C). images: of each model."""
+        members = zip(self.members, model, images, strict=True)
+        logits = torch.stack([evaluator.compute_outputs(one, own) for evaluator, one, own in members])
+        if self.multi_label:
+            return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
+        return logits.log_softmax(-1).logsumexp(0)
+
+
+def build_sessions(command: Command, context: ProcessContext, logger: RunLogger) -> list[EvaluationSession]:
+    """The sessions of the runs that -resume names; raises UserError if their classes or images differ."""
+    plans = (plan_evaluation(one, context, logger) for one in (command, *command.others))
+    sessions = [build_evaluation_session(plan, context, logger) for plan in plans]
+    first, *rest = map(_comparable, sessions) if command.others else [{}]
+    for other, found in zip(command.others, rest, strict=True):
+        for subject in (subject for subject in first if found[subject] != first[subject]):
+            names = f"{other.config.model.resume}: has other {subject} than {command.config.model.resume}"
+            raise UserError(f"-resume {names}; give runs of the same classes, and name the images: -predict PATH")
+    return sessions
+
+
+def _comparable(session: EvaluationSession) -> dict[str, Any]:
+    config, samples = session.plan.config, session.plan.samples
+    classes = [*names_of_labels(samples, config.model.num_logits)], config.data.multi_label
+    return {"classes": classes, "images": (digest_of(samples), [*map(samples.name, range(len(samples)))])}
+
+
+def build_ensemble(sessions: Sequence[EvaluationSession]) -> EvaluationSession:
+    """The ensemble, with the plan of the first session; a single session as it is."""
+    if len(sessions) == 1:
+        return sessions[0]
+    evaluator = _Ensemble(**vars(sessions[0].evaluator), members=tuple(one.evaluator for one in sessions))
+    return replace(sessions[0], model=nn.ModuleList(one.model for one in sessions), evaluator=evaluator)
+
+
+def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext, first: int) -> Loader | Loaders:
+    """The batches of this rank for `build_ensemble(sessions)`, from the sample `first` on."""
+    loaders, keys = dict[str, Loader](), list[str]()
+    for config, samples in ((one.plan.config, one.plan.samples) for one in sessions):
+        keys.append(f"{describe_data(config.data, None)} {config.data.grey_range}")
+        data = config.data.model_copy(update={"batch_size_eval": sessions[0].plan.config.data.eval_batch_size})
+        if keys[-1] not in loaders:
+            loaders[keys[-1]] = build_eval_loader(data, samples, context, config.timeout_seconds, first=first)
+    return Loaders([loaders[key] for key in keys]) if len(sessions) > 1 else loaders[keys[0]]
 
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:

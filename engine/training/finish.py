@@ -8,7 +8,7 @@ from typing import Any
 from configs.reading.command_line import Command
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
-from engine.checkpoint.run_folder import BEST, saved_path
+from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.report import REPORT
 from engine.run.folder import next_command
 from engine.run.result import TEST_EVALUATION, Result, TestResult, write_result
@@ -16,18 +16,17 @@ from engine.run.step_report import log_validation
 from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_files import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer
+from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.errors import UserError
+from utils.metric_table import METRICS
 from utils.signals import Interrupted
 from utils.tables import format_duration
 
 
-def finish_run(command: Command, trainer: Trainer, result: Result) -> int:
-    """Evaluates the best checkpoint, writes the result and logs it; returns the exit status. A collective call.
-
-    result: of the training.
-    """
-    record = trainer.record
+def finish_run(command: Command, trainer: Trainer) -> int:
+    """Evaluates the best checkpoint, writes the result and logs it; returns the exit status. A collective call."""
+    record, result = trainer.record, _training_result(trainer)
     if trainer.context.is_main:
         write_result(record.folder, result)  # the evaluation after it may fail
     if result.finished and result.epoch is not None:
@@ -41,6 +40,33 @@ def finish_run(command: Command, trainer: Trainer, result: Result) -> int:
     result = replace(result, total_seconds=trainer.position.clock.total_seconds)
     record.reporter.finish(result)
     return _conclude(command, trainer, result)
+
+
+def _training_result(trainer: Trainer) -> Result:
+    """The result before the evaluations of the best checkpoint."""
+    best, clock, model = trainer.position.best or {}, trainer.position.clock, trainer.record.reporter.model
+    finished, epochs_done, reason = trainer.has_ended(), trainer.progress.epoch, None
+    if stops_early := finished and trainer.stops_early(epochs_done):
+        patience = f"TRAIN.PATIENCE: {trainer.config.train.patience}"
+        reason = f"no better evaluation in {epochs_done - best['epoch']} epochs ({patience})"
+    return replace(
+        trainer.result,
+        metrics={name: best[name] for name in METRICS if name in best},
+        split="val" if best else None,
+        epoch=best.get("epoch"),
+        checkpoint=str(saved_path(trainer.record.folder / (BEST if best else LAST)).absolute()),
+        images_per_second=clock.images / clock.seconds if clock.images else None,
+        train_seconds=clock.seconds,
+        total_seconds=clock.total_seconds,
+        parameters=model.parameters,
+        trainable_parameters=model.trainable,
+        peak_memory_bytes=peak_memory_bytes(trainer.context.device),
+        numeric_precision=trainer.state.precision.name,
+        device=device_name(trainer.context.device),
+        finished=finished,
+        stopped_early=stops_early,
+        reason=reason,
+    )
 
 
 def _evaluate_best(trainer: Trainer, epoch: int) -> TestResult | None:

@@ -17,8 +17,7 @@ from datasets.sources.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
 from engine.progress import EpochProgress, Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts
-from engine.training.record import Record
-from engine.training.session import Session
+from engine.training.session import Record, Session
 from utils.errors import UserError
 from utils.threads import DaemonPool
 

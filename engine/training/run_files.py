@@ -23,8 +23,7 @@ from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress, Observer
 from engine.report import REPORT, TRAIN_BATCH
 from engine.run.result import EVALUATION, SUMMARY
-from engine.training.record import Record
-from engine.training.session import Session
+from engine.training.session import Record, Session
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import on_one_line, shortened
 from utils.files import read_json

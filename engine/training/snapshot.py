@@ -1,7 +1,8 @@
-"""Converts the state of a run to the content of a checkpoint and back."""
+"""The checkpoints of a run: when to save inside an epoch; from the state of a run to their content, and back."""
 
 import math
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,47 @@ from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
+from utils.signals import Interrupted, PendingSignal
+
+_SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
+
+
+class SaveTrigger:
+    """Decides after every step and every evaluation batch whether to save: after steps, after minutes, on signals.
+
+    `signals` receives the signals of this process (see `utils.signals.defer_signals`). The ranks exchange their
+    requests (`RankExchange`), so that all have the same answer.
+    """
+
+    def __init__(self, is_main: bool, every_steps: int | None, every_minutes: float | None) -> None:
+        self.is_main, self.every_steps, self.every_minutes = is_main, every_steps, every_minutes
+        self.signals = PendingSignal()
+        self.saved()
+
+    def saved(self) -> None:
+        """Restarts the timer."""
+        self._next_save = time.monotonic() + 60 * self.every_minutes if self.every_minutes else math.inf
+
+    def request(self) -> int:
+        """The request of this process; 0: none."""
+        is_time = self.is_main and time.monotonic() >= self._next_save
+        if is_time:
+            self._next_save = math.inf  # requests once
+        return _SAVE + self.signals.number if self.signals.number else _SAVE * is_time
+
+    def is_due(self, request: int, steps_done: int | None) -> bool:
+        """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
+
+        request: the greatest of all ranks.
+
+        Raises:
+            Interrupted: any rank received a signal: save, then exit.
+        """
+        if request > _SAVE:
+            self.signals.note(request - _SAVE)
+            raise Interrupted(request - _SAVE)
+        is_step = bool(self.every_steps and steps_done and steps_done % self.every_steps == 0)
+        return is_step or request == _SAVE
 
 
 @dataclass

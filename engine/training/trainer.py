@@ -1,5 +1,6 @@
 """The decisions of a training run: when to evaluate, save and stop."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.run_folder import BEST, LAST, saved_path
+from engine.checkpoint.run_folder import LAST, saved_path
 from engine.checkpoint.weights_record import split_to_entry
 from engine.checkpoint.writer import build_writer
 from engine.evaluation.results import SampleResults
@@ -22,77 +22,65 @@ from engine.run.result import RESULT, Result
 from engine.run.step_report import log_validation
 from engine.run.step_timer import SlowRanks
 from engine.training.pixel_baseline import BaselineThread
-from engine.training.record import Record
 from engine.training.run_files import Evaluated, PeftFolder, RunReport, TrainBatch
-from engine.training.save_trigger import SaveTrigger
-from engine.training.session import Session
-from engine.training.snapshot import best_entry, take_snapshot
+from engine.training.session import Record, Session
+from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, TrainState, train_steps
-from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.files import read_json
-from utils.metric_table import METRICS
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
 
-_FIGURES = ("samples", "average_score", "raw_score", "knn_top1", "probe_l2")  # of a result, that `finish` keeps
+_FIGURES = ("samples", "average_score", "raw_score", "knn_top1", "probe_l2")  # of a result, that training measures
 
 
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end.
 
-    result: the figures so far that `finish` does not measure. interrupted: the signal that ended the training.
+    result: the figures so far that only the training measures. interrupted: the signal that ended the training.
     """
 
     def __init__(self, session: Session, record: Record) -> None:
         self.session, self.record, self.plan, self.state = session, record, session.plan, session.state
         self.config, self.context, self.position = self.plan.config, self.state.context, session.position
+        config, context, status = self.config, self.context, record.status
         self.split_entry = split_to_entry(self.plan.split)
-        self.slow_ranks = SlowRanks(_forward_is_local(self.state), self.context, record.status)
-        exchange = RankExchange(self.context, self.config.timeout_seconds, self._note_slow_ranks)
-        saves = self.config.save_freq_steps, self.config.save_freq_minutes
-        self.trigger = SaveTrigger(exchange, self.context.is_main, *saves)
+        self.slow_ranks = SlowRanks(_forward_is_local(self.state), context, status)
+        self.exchange = RankExchange(context, config.timeout_seconds)
+        self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
-        self.result = Result()
-        if self.has_ended():  # nothing is left to evaluate
-            before = read_json(record.folder / RESULT)
-            figures: dict[str, Any] = {key: before.get(key) for key in _FIGURES}
-            self.result = replace(self.result, **figures)
-        self._will_compile = self.config.train.compile != "none"
-        writes = self.state.strategy.is_sharded, record.folder, self.config.keep_checkpoints, self._on_written
-        self.writer = build_writer(*writes, self.context, self.config.timeout_seconds)
-        self.report = RunReport(record) if self.context.is_main else None
+        before = read_json(record.folder / RESULT) if self.has_ended() else {}  # then nothing is left to evaluate
+        figures: dict[str, Any] = {key: before.get(key) for key in _FIGURES}
+        self.result = Result(**figures)
+        self._will_compile = config.train.compile != "none"
+        writes = self.state.strategy.is_sharded, record.folder, config.keep_checkpoints, self._on_written
+        self.writer = build_writer(*writes, context, config.timeout_seconds)
+        self.report = RunReport(record) if context.is_main else None
         self.baseline = BaselineThread(session, record)
-        self.observers: tuple[Observer, ...] = (
-            record.reporter,
-            TrainBatch(session, record),
-            self.baseline,
-            PeftFolder(session, record),
-        )
+        others = TrainBatch(session, record), self.baseline, PeftFolder(session, record)
+        self.observers: tuple[Observer, ...] = (record.reporter, *others)
         if report := self.report:
-            record.status.on_end = lambda: report.update(now=True)
-        if self.context.is_main:  # a launcher may kill the run a second after the signal, while it is being saved
-            update, thread = partial(record.status.update, state="stopping"), DaemonPool(1)
+            status.on_end = lambda: report.update(now=True)
+            # A launcher may kill the run a second after the signal, while it is being saved.
+            update, thread = partial(status.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
 
     @property
     def progress(self) -> EpochProgress:
         return self.position.progress
 
-    def train(self) -> Result:
+    def train(self) -> None:
         """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives."""
         batches = iter(()) if self.has_ended() else self._batches()  # the workers start
         with self.started():
             while not self.has_ended() and self._train_epoch(batches):
                 pass
-        return self.finish()
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Opens the tables and starts the clock. A signal ends the body after a step, and the run is saved."""
+        """Opens the tables. A signal ends the body after a step, and the run is saved."""
         self.record.reporter.start(self.progress.epoch, self.progress.step)
-        self._start_clock()
         with defer_signals(self.trigger.signals):
             if self.position.best_is_unsaved:
                 self._save(is_best=True)
@@ -118,9 +106,9 @@ class Trainer:
         """A function of the position, equal on all ranks."""
         epochs_done = self.progress.epoch
         is_last = epochs_done == self.config.train.num_epochs
-        return is_last or (not self.progress.done_steps and self._stops_early(epochs_done))
+        return is_last or (not self.progress.done_steps and self.stops_early(epochs_done))
 
-    def _stops_early(self, epochs_done: int) -> bool:
+    def stops_early(self, epochs_done: int) -> bool:
         """Returns whether `TRAIN.PATIENCE` ends the run after this epoch."""
         train, best = self.config.train, self.position.best
         if train.patience is None or best is None or epochs_done == train.num_epochs:
@@ -129,10 +117,8 @@ class Trainer:
 
     def _train_epoch(self, batches: Iterator[Batch]) -> bool:
         """Trains, evaluates, reports and saves one epoch; returns whether the run continues."""
-        progress, max_steps = self.progress, self.config.train.max_steps
-        stop_step = progress.steps
-        if max_steps is not None:
-            stop_step = min(stop_step, max_steps - progress.epoch * progress.steps)
+        progress, max_steps = self.progress, self.config.train.max_steps or sys.maxsize
+        stop_step = min(progress.steps, max_steps - progress.epoch * progress.steps)
         self.start_epoch()
         try:
             train_steps(self.state, batches, progress, stop_step, self.after_step)
@@ -146,27 +132,24 @@ class Trainer:
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one."""
         self.record.reporter.start_epoch(self.progress)
-        self._start_clock()
+        self.position.clock.start(self._images_done())
 
     def end_epoch(self) -> bool:
         """Evaluates, reports and saves what is due after all steps of an epoch; returns whether the run continues."""
-        config, progress, max_steps = self.config, self.progress, self.config.train.max_steps
-        epochs_done = progress.epoch + 1
+        config, progress, epochs_done = self.config, self.progress, self.progress.epoch + 1
         evaluated: Evaluated | None = None
-        validation: Metrics | None = None
         raw: Metrics | None = None
         is_best = False
         if self._is_due(epochs_done, config.validate_freq):
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
-            validation = evaluated.metrics
             for observer in self.observers:
                 observer.after_evaluation()
             if is_best:
-                self.position.best = best_entry(validation, epochs_done)
+                self.position.best = best_entry(evaluated.metrics, epochs_done)
+        validation = evaluated.metrics if evaluated else None
         self.record.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
-        ends = max_steps is not None and epochs_done * progress.steps >= max_steps
-        ends = ends or self._stops_early(epochs_done)
+        ends = self.progress.step >= (config.train.max_steps or sys.maxsize) or self.stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):
             self._save(is_best)
         if self.report:
@@ -183,20 +166,20 @@ class Trainer:
             observer.after_step(progress)
         if self.writer:
             self.writer.check()
-        if self.trigger.should_save(progress.step, self.state.timer.take()):
+        self._save_if_due(progress.step, self.state.timer.take())
+
+    def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
+        """Exchanges the request to save and, after a step, its `seconds` with the other ranks."""
+        request, seconds_of_ranks = self.exchange.swap(self.trigger.request(), seconds)
+        if seconds_of_ranks is not None:
+            for note in self.slow_ranks.add_step(seconds_of_ranks):
+                self.record.logger.note(note)
+        if self.trigger.is_due(request, steps_done):
             self._save()
-
-    def _note_slow_ranks(self, seconds: torch.Tensor) -> None:
-        for note in self.slow_ranks.add_step(seconds):
-            self.record.logger.note(note)
-
-    def _start_clock(self) -> None:
-        self.position.clock.start(self._images_done())
 
     def _images_done(self) -> int:
         """Images trained on in this epoch, over all ranks."""
-        layout = self.state.layout
-        return self.progress.done_batches * layout.batch.micro_step_size
+        return self.progress.done_batches * self.state.layout.batch.micro_step_size
 
     def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None, bool]:
         """The evaluation, the metrics of the raw weights, and whether the evaluation is the best so far.
@@ -211,7 +194,7 @@ class Trainer:
         self.result = replace(self.result, samples=evaluated.metrics.samples)
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
-        is_last = epochs_done == self.config.train.num_epochs or (not is_best and self._stops_early(epochs_done))
+        is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))
         if not state.average or not (self.config.eval_raw or is_last):
             return evaluated, None, is_best
         raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
@@ -226,9 +209,8 @@ class Trainer:
         return metrics, results
 
     def after_eval_batch(self) -> None:
-        """Saves if due. A run resumed from this checkpoint repeats the evaluation."""
-        if self.trigger.should_save():
-            self._save()
+        """A run resumed from a checkpoint that is saved here repeats the evaluation."""
+        self._save_if_due()
 
     def _abort(self, error: NonFiniteGradients) -> None:
         self.record.reporter.stop(self.progress)
@@ -260,32 +242,6 @@ class Trainer:
             observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.record.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
-
-    def finish(self) -> Result:
-        """The result of the training, before the evaluations of its best checkpoint."""
-        best, clock, model = self.position.best or {}, self.position.clock, self.record.reporter.model
-        stops_early, reason = self.has_ended() and self._stops_early(self.progress.epoch), None
-        if stops_early:
-            epochs, patience = self.progress.epoch - best["epoch"], self.config.train.patience
-            reason = f"no better evaluation in {epochs} epochs (TRAIN.PATIENCE: {patience})"
-        return replace(
-            self.result,
-            metrics={name: best[name] for name in METRICS if name in best},
-            split="val" if best else None,
-            epoch=best.get("epoch"),
-            checkpoint=str(saved_path(self.record.folder / (BEST if best else LAST)).absolute()),
-            images_per_second=clock.images / clock.seconds if clock.images else None,
-            train_seconds=clock.seconds,
-            total_seconds=clock.total_seconds,
-            parameters=model.parameters,
-            trainable_parameters=model.trainable,
-            peak_memory_bytes=peak_memory_bytes(self.context.device),
-            numeric_precision=self.state.precision.name,
-            device=device_name(self.context.device),
-            finished=self.has_ended(),
-            stopped_early=stops_early,
-            reason=reason,
-        )
 
 
 def _forward_is_local(state: TrainState) -> bool:
