@@ -6,6 +6,7 @@ Legend: N samples, F width of the features, C classes.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -130,3 +131,43 @@ def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) 
     folds = torch.empty_like(classes)
     folds[classes.argsort(stable=True)] = torch.arange(len(targets), device=targets.device) % min(_FOLDS, len(targets))
     return folds
+
+
+class Margins(NamedTuple):
+    """Of N samples, each (N,): the class that is predicted beside the given one, and the probabilities of both."""
+
+    others: np.ndarray
+    probabilities: np.ndarray
+    label_probabilities: np.ndarray
+
+    @property
+    def values(self) -> np.ndarray:
+        """From -1 to 1; below 0, another class is predicted."""
+        return self.label_probabilities - self.probabilities
+
+
+def margins(probabilities: torch.Tensor, targets: torch.Tensor) -> Margins:
+    """probabilities: (N, C), C >= 2. targets: int64 (N,)."""
+    of_label = probabilities.gather(1, targets[:, None])[:, 0]
+    others = probabilities.scatter(1, targets[:, None], -1).max(1)
+    return Margins(*(column.cpu().numpy() for column in (others.indices, others.values, of_label)))
+
+
+def out_of_fold_margins(
+    features: torch.Tensor, targets: torch.Tensor, num_classes: int, loss: Loss, l2: float, folds: torch.Tensor
+) -> Margins:
+    """The margins by the linear classifiers that are fitted without the fold of a sample.
+
+    features: float32 (N, F). targets: int64 (N,). l2: as of `fit_linear`. folds: of each sample, (N,).
+    """
+    inputs, number = standardize(features)[0], len(features)
+    start = inputs.new_zeros(num_classes, inputs.shape[1])
+    found = Margins(np.empty(number, np.int64), np.empty(number, np.float32), np.empty(number, np.float32))
+    for fold in folds.unique():
+        kept, held_out = folds != fold, (folds == fold).nonzero()[:, 0]
+        fitted = fit_linear(inputs[kept], targets[kept], loss, l2, start)
+        for rows in held_out.split(ROWS):
+            part = margins((inputs[rows] @ fitted.T).softmax(1), targets[rows])
+            for values, of_rows in zip(found, part, strict=True):
+                values[rows.cpu()] = of_rows
+    return found

@@ -1,8 +1,9 @@
-"""A run whose only step fits the head on the features of the frozen backbone.
+"""A run whose only step fits the head on the features of the frozen backbone; and labels that may be wrong.
 
 Legend: N samples, F width of the features, C classes.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -14,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs.schema import Data
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
-from engine.features.classifiers import ROWS, fit_probe, knn_top1, stratified_folds
+from engine.evaluation.pictures import write_findings
+from engine.features.classifiers import ROWS, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
 from engine.features.store import extract
-from engine.features.suspects import out_of_fold_margins, write_suspects
 from engine.training.losses.loss import build_loss, read_class_weights
 from engine.training.trainer import Trainer
 from models.features import FeatureModel
@@ -26,6 +28,10 @@ from models.timm_model import classifiers
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError
 from utils.metrics import BatchSums
+from utils.tables import safe_cell
+
+SUSPECTS = "suspects"
+_COLUMNS = ("path", "label", "predicted", "probability", "label_probability", "margin")
 
 
 class Features(NamedTuple):
@@ -121,3 +127,24 @@ def _fit(
         sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
     matmul.allow_tf32 = tf32
     return weight.cpu(), bias.cpu(), figures, reduce(add, sums)
+
+
+def write_suspects(
+    folder: Path, found: Margins, indices: np.ndarray, samples: Samples, names: Sequence[str], data: Data
+) -> str:
+    """Lists the samples for which another class is predicted, the lowest margin first; returns a line for the log.
+
+    The order is that of cleanlab's normalized margin (Northcutt et al., "Confident Learning", 2021).
+
+    indices: of the margins in `samples`, (N,). Raises OSError.
+    """
+    cells, images = [], []
+    for row in np.argsort(found.values, kind="stable")[: int((found.values < 0).sum())].tolist():
+        index = int(indices[row])
+        texts = samples.name(index), names[samples.targets[index]], names[found.others[row]]
+        figures = found.probabilities[row], found.label_probabilities[row], found.values[row]
+        cells.append([*map(safe_cell, texts), *(f"{100 * figure:.4f}" for figure in figures)])
+        images.append([(samples, index)])
+    file = write_findings(folder / SUSPECTS, _COLUMNS, cells, images, data)
+    problem = "training images are predicted as another class by probes without them"
+    return f"{len(cells)} of {len(indices)} {problem}: {file}"

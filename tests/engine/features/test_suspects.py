@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from configs.schema import Loss
-from engine.features.classifiers import stratified_folds
-from engine.features.suspects import margins, out_of_fold_margins
+from engine.features.classifiers import margins, out_of_fold_margins, stratified_folds
 from engine.training.losses.loss import build_loss
 
 
