@@ -15,8 +15,8 @@ from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
 from engine.training.eval_model import build_sessions
 from engine.training.losses.loss import build_loss
-from engine.training.pixel_baseline import measure_baseline
 from engine.training.session import build_session
+from engine.training.small_images import measure_baseline
 from utils.distributed import ProcessContext
 
 

@@ -9,8 +9,8 @@ from engine.plan.training import plan_training
 from engine.run.folder import start_log
 from engine.training.batch_size import find_batch_size
 from engine.training.finish import finish_run
-from engine.training.near_copies import note_copies
 from engine.training.session import build_session, open_record
+from engine.training.small_images import note_copies
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext, call_on_main
 

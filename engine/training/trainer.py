@@ -21,9 +21,9 @@ from engine.progress import EpochProgress, Observer
 from engine.run.result import RESULT, Result
 from engine.run.step_report import log_validation
 from engine.run.step_timer import SlowRanks
-from engine.training.pixel_baseline import BaselineThread
 from engine.training.run_files import Evaluated, PeftFolder, RunReport, TrainBatch
 from engine.training.session import Record, Session
+from engine.training.small_images import BaselineThread
 from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, TrainState, train_steps
 from utils.distributed import broadcast_object

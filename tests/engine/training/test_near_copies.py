@@ -10,8 +10,8 @@ from datasets.sources.files.class_folders import read_class_folders
 from datasets.sources.files.image_files import ImageFiles
 from engine.report.contents import read_contents
 from engine.report.page import run_page
-from engine.training import near_copies
-from engine.training.near_copies import find_copies, read_thumbnails
+from engine.training import small_images
+from engine.training.small_images import find_copies, read_thumbnails
 from utils.tables import read_rows
 
 
@@ -62,8 +62,8 @@ def test_images_that_resemble_many_are_copies_only_if_they_are_equal():
 def test_thumbnails_are_read_once(folder, tmp_path, monkeypatch):
     kept, data, samples = tmp_path / "kept", Data(DATASET="folder"), samples_of(folder / "train")
     first = read_thumbnails(data, samples, kept)
-    read, small = [], near_copies.read_small
-    monkeypatch.setattr(near_copies, "read_small", lambda *given: read.append(given[2]) or small(*given))
+    read, small = [], small_images.read_small
+    monkeypatch.setattr(small_images, "read_small", lambda *given: read.append(given[2]) or small(*given))
     assert np.array_equal(read_thumbnails(data, samples, kept), first) and not read
     (folder / "train" / "a" / "0.jpg").write_bytes(b"no image")
     again = read_thumbnails(data, samples, kept)

@@ -16,9 +16,9 @@ from engine.progress import Observer
 from engine.run.facts import FACTS, PixelBaseline, read_facts
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
-from engine.training.pixel_baseline import BaselineThread, draw_evenly, measure_baseline, ridge_top1
+from engine.training.small_images import BaselineThread, draw_evenly, measure_baseline, ridge_top1
 
-MEASURE = "engine.training.pixel_baseline.measure_baseline"
+MEASURE = "engine.training.small_images.measure_baseline"
 
 
 def splits_for(cpu, *flags: str):
