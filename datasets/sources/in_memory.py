@@ -101,40 +101,31 @@ class Fake(Source):
         return FakeImages(num_samples, num_classes=1000, size=self.data.image_size)
 
 
-_IMAGE_SHAPE = (3, 32, 32)
 _FIX = "extract the archive again"
 
 
 class Cifar10(Source):
-    """The extracted Python version: the folder `cifar-10-batches-py`, which is DATA_PATH or inside it."""
+    """The extracted Python version: the folder `folder`, which is DATA_PATH or inside it."""
+
+    folder, label_key, names_file, names_key = "cifar-10-batches-py", "labels", "batches.meta", "label_names"
+    train, val = tuple(f"data_batch_{number}" for number in range(1, 6)), ("test_batch",)
 
     def read(self, split: str) -> ImageArray:
-        root = find_folder(self.root, "cifar-10-batches-py")
-        names = [f"data_batch_{number}" for number in range(1, 6)] if split == "train" else ["test_batch"]
-        return _read_batches([root / name for name in names], "labels", root / "batches.meta", "label_names")
+        root = find_folder(self.root, self.folder)
+        class_names = _read(file := root / self.names_file).get(self.names_key)
+        if not (isinstance(class_names, list) and class_names and all(isinstance(name, str) for name in class_names)):
+            raise UserError(f"{file}: contains no names under {self.names_key}; {_FIX}")
+        files = self.train if split == "train" else self.val
+        batches = [read_batch(root / name, self.label_key, len(class_names)) for name in files]
+        images, targets = map(np.concatenate, zip(*batches, strict=True))
+        return ImageArray(images, targets, class_names)
 
 
-class Cifar100(Source):
-    """The extracted Python version: the folder `cifar-100-python`, which is DATA_PATH or inside it; 100 fine labels."""
+class Cifar100(Cifar10):
+    """With 100 fine labels."""
 
-    def read(self, split: str) -> ImageArray:
-        root = find_folder(self.root, "cifar-100-python")
-        file = root / ("train" if split == "train" else "test")
-        return _read_batches([file], "fine_labels", root / "meta", "fine_label_names")
-
-
-def _read_batches(files: list[Path], label_key: str, names_file: Path, names_key: str) -> ImageArray:
-    class_names = read_class_names(names_file, names_key)
-    images, targets = zip(*(read_batch(file, label_key, len(class_names)) for file in files), strict=True)
-    return ImageArray(np.concatenate(images), np.concatenate(targets), class_names)
-
-
-def read_class_names(file: Path, key: str) -> list[str]:
-    """The class names by label, from a `meta` file; raises UserError if the file is missing or invalid."""
-    names = _read(file).get(key)
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{file}: contains no names under {key}; {_FIX}")
-    return names
+    folder, label_key, names_file, names_key = "cifar-100-python", "fine_labels", "meta", "fine_label_names"
+    train, val = ("train",), ("test",)
 
 
 def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -142,7 +133,7 @@ def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray
     content = _read(file)
     try:
         labels = np.array(content[label_key], dtype=np.int64)
-        images = content["data"].array().view(np.uint8).reshape(len(labels), *_IMAGE_SHAPE)
+        images = content["data"].array().view(np.uint8).reshape(len(labels), 3, 32, 32)
     except Exception as error:  # a pickle may contain any types
         raise UserError(f"{file}: does not contain the data and {label_key} of CIFAR; {_FIX}") from error
     if labels.min() < 0 or labels.max() >= num_classes:

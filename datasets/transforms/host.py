@@ -114,19 +114,15 @@ def whole_image(data: Data, image: LazyImage, rng: random.Random) -> torch.Tenso
     return resize(image.pixels, data.image_size, data.image_size, data.interpolation)
 
 
-def random_flip(data: Data, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    return image.flip(-1) if rng.random() < data.hflip_prob else image
-
-
-def random_vertical_flip(data: Data, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    return image.flip(-2) if rng.random() < data.vflip_prob else image
+def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    return image.flip(axis) if rng.random() < probability else image
 
 
 def _operations(data: Data, train: Train) -> Iterator[_ImageOperation]:
     """Yields the operations after the crop, uint8 (C, S, S) -> uint8 (C, S, S), in their order."""
-    yield partial(random_flip, data)
+    yield partial(random_flip, -1, data.hflip_prob)
     if data.vflip_prob:
-        yield partial(random_vertical_flip, data)
+        yield partial(random_flip, -2, data.vflip_prob)
     if policies := build_policies(data, train):
         yield PillowPolicies(policies)
     for name, options in (data.host_augmentations or {}).items():

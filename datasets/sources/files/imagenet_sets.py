@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import timm
@@ -28,14 +27,37 @@ class ImageNetFolders(Source):
         return ImageFiles(self._listing())
 
     def _listing(self) -> Listing:
-        return _class_folders(self.root, self.data.dataset)
+        """The folders in DATA_PATH, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
+        listing, dataset = read_class_folders(self.root), self.data.dataset
+        known, ids = _ids_in(dataset), {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
+        names = [ids.get(name, name) for name in listing.class_names]
+        if unknown := sorted(set(names).difference(known)):
+            fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
+            listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {dataset}, whose {fix}")
+        return replace(listing, class_names=names)
 
 
 class ImageNetReal(ImageNetFolders):
-    """The images in DATA_PATH/val or DATA_PATH, with ReaL labels."""
+    """The images in DATA_PATH/val or DATA_PATH, with ReaL labels: multi-hot, of DATA_PATH/real.json or else timm's."""
 
     def _listing(self) -> Listing:
-        return _with_real_labels(self.root)
+        listing, own = read_images(find_folder(self.root, "val")), self.root / "real.json"
+        file, names = str(own) if own.exists() else None, [os.path.basename(path) for path in listing.paths]
+        targets = np.zeros((len(names), IMAGENET_CLASSES), dtype=np.int8)
+        try:
+            labels_of = RealLabelsImagenet(names, file).real_labels
+            for row, name in zip(targets, names, strict=True):
+                row[labels_of[name]] = 1
+        except (AssertionError, KeyError):
+            fix = "give all images that the labels are of, ILSVRC2012_val_00000001.JPEG and so on"
+            problem = f"ReaL labels of other images than the {len(names)} of {listing.root}"
+            raise UserError(f"{file or 'timm'}: {problem}; {fix}") from None
+        except (ValueError, TypeError, IndexError) as error:
+            raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
+        labelled = np.flatnonzero(targets.any(axis=1))
+        listing.notes.append(f"{len(names) - len(labelled)} of {len(names)} images have no ReaL label and do not count")
+        listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
+        return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)
 
 
 def wordnet_ids(num_classes: int | None) -> list[str]:
@@ -55,35 +77,3 @@ def class_mask(dataset: str, class_names: Sequence[str]) -> np.ndarray:
 
 def _ids_in(dataset: str) -> list[str]:
     return (files(timm.data) / f"_info/{DATA_SETS[dataset].synsets}_synsets.txt").read_text().split()
-
-
-def _class_folders(root: Path, dataset: str) -> Listing:
-    """The folders in `root`, whose names are WordNet ids or, as in V2, labels from 0 to 999."""
-    listing, known = read_class_folders(root), _ids_in(dataset)
-    ids = {str(label): name for label, name in enumerate(wordnet_ids(IMAGENET_CLASSES))}
-    names = [ids.get(name, name) for name in listing.class_names]
-    if unknown := sorted(set(names).difference(known)):
-        fix = f"folders have WordNet ids ({known[0]}, ...) or numbers (0 to 999) as names; choose another -dataset"
-        listing.findings.append(f"{listing.root}: {list_names(unknown)}: not a class of {dataset}, whose {fix}")
-    return replace(listing, class_names=names)
-
-
-def _with_real_labels(root: Path) -> Listing:
-    """The images in `root`/val or `root`, with the multi-hot targets of `root`/real.json, or else timm's."""
-    listing, own = read_images(find_folder(root, "val")), root / "real.json"
-    file, names = str(own) if own.exists() else None, [os.path.basename(path) for path in listing.paths]
-    targets = np.zeros((len(names), IMAGENET_CLASSES), dtype=np.int8)
-    try:
-        labels_of = RealLabelsImagenet(names, file).real_labels
-        for row, name in zip(targets, names, strict=True):
-            row[labels_of[name]] = 1
-    except (AssertionError, KeyError):
-        fix = "give all images that the labels are of, ILSVRC2012_val_00000001.JPEG and so on"
-        problem = f"ReaL labels of other images than the {len(names)} of {listing.root}"
-        raise UserError(f"{file or 'timm'}: {problem}; {fix}") from None
-    except (ValueError, TypeError, IndexError) as error:
-        raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
-    labelled = np.flatnonzero(targets.any(axis=1))
-    listing.notes.append(f"{len(names) - len(labelled)} of {len(names)} images have no ReaL label and do not count")
-    listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
-    return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)

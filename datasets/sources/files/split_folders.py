@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,31 @@ class ClassFolders(Source):
         return ImageFiles(split_listing(found.read("train"), split, self.splitter))
 
     def check_root(self, splits: Sequence[Samples]) -> None:
-        check_root(self.root, splits)
+        """Raises UserError if the classes are in one folder of DATA_PATH, alone or beside others such as Examples.
+
+        This folder has no image of its own, two or more folders with images, and nine tenths of all images. If there
+        is another folder without an image of its own, with two or more folders, both are classes: of patients.
+        """
+        root = self.root
+        files = [one for one in splits if isinstance(one, ImageFiles) and one.listing.root == root]
+        sizes = Counter(label for one in files for label in one.targets.tolist())
+        if 10 * max(sizes.values(), default=0) < 9 * sizes.total():
+            return  # without reading the paths, which may be millions
+        below: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder in root -> images of each folder in it
+        for parent in (os.path.dirname(path) for one in files for path in one.listing.paths):
+            below[parent.partition("/")[0]][parent] += 1
+        nested = [(name, top) for name, inner in below.items() if (top := os.path.commonpath(inner)) not in inner]
+        if len(nested) != 1 or 10 * (count := below[nested[0][0]].total()) < 9 * sizes.total():
+            return
+        ((name, top),) = nested
+        fix = f"-data_path={shlex.quote(str(root / top))}"
+        if len(files[0].class_names) == 1:
+            raise UserError(
+                f"{root}: contains only one folder, {name}; give the folder that contains all classes: {fix}"
+            )
+        problem = f"{count} of {sizes.total()} images are in the folders of {top}"
+        fix += f"; if {name} is a class, move its images out of them"
+        raise UserError(f"{root}: {problem}; if these are the classes, give {fix}")
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
@@ -134,32 +158,6 @@ def find_split_folders(root: Path) -> SplitFolders:
     if renamed and not has_classes:
         notes.append(f"{root}: {', '.join(renamed)}")
     return SplitFolders(root=root, folders=folders, test=named.get("test"), findings=findings, notes=notes)
-
-
-def check_root(root: Path, splits: Iterable[Samples]) -> None:
-    """Raises UserError if the classes are in one folder of `root`, alone or beside others such as Examples.
-
-    This folder has no image of its own, two or more folders with images, and nine tenths of all images. If `root` has
-    another folder without an image of its own, with two or more folders, both are classes: of patients.
-    """
-    files = [one for one in splits if isinstance(one, ImageFiles) and one.listing.root == root]
-    sizes = Counter(label for one in files for label in one.targets.tolist())
-    if 10 * max(sizes.values(), default=0) < 9 * sizes.total():
-        return  # without reading the paths, which may be millions
-    below: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder in root -> images of each folder in it
-    for parent in (os.path.dirname(path) for one in files for path in one.listing.paths):
-        below[parent.partition("/")[0]][parent] += 1
-    nested = [(name, top) for name, inner in below.items() if (top := os.path.commonpath(inner)) not in inner]
-    if len(nested) != 1 or 10 * (count := below[nested[0][0]].total()) < 9 * sizes.total():
-        return
-    ((name, top),) = nested
-    fix = f"-data_path={shlex.quote(str(root / top))}"
-    if len(files[0].class_names) == 1:
-        raise UserError(f"{root}: contains only one folder, {name}; give the folder that contains all classes: {fix}")
-    raise UserError(
-        f"{root}: {count} of {sizes.total()} images are in the folders of {top}; if these are the classes, give {fix}; "
-        f"if {name} is a class, move its images out of them"
-    )
 
 
 def _folders_in(folder: Path) -> set[str]:
