@@ -1,19 +1,18 @@
-"""The order of samples is a function of (seed, epoch), and batches do not depend on ranks and workers."""
+"""The order of samples is a function of (seed, epoch), also balanced and in shards; batches do not depend on ranks."""
 
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, assert_same_state, eval_loader_for, samples_for, train_batches_for
+from conftest import GREY, assert_same_state, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
-from datasets.decoding.images import BadImage
 from datasets.loading.loader import build_train_batches
-from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
+from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 
@@ -138,16 +137,6 @@ def test_data_options_that_do_not_fit(cpu):
         samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
 
 
-def test_the_error_about_an_unreadable_image_is_one_line_with_and_without_workers(tmp_path, cpu):
-    (tmp_path / "x.jpg").write_bytes(b"\xff\xd8 not an image")
-    for split in ("train", "val"):
-        (tmp_path / f"{split}_list.txt").write_text("x.jpg 0\n" * 2)
-    for workers in (0, 1):
-        config = parse_command_line([f"-data_path={tmp_path}", "-batch_size=2", f"-num_workers={workers}"]).config
-        with pytest.raises(BadImage, match=r"x\.jpg: .*ON_BAD_IMAGE=skip$"):
-            next(iter(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
-
-
 @pytest.mark.parametrize(("num_samples", "world_size", "batch_size"), [(1024, 4, 16), (300, 2, 10)])
 def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world_size, batch_size, monkeypatch):
     """Given the same permutation.
@@ -166,3 +155,67 @@ def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world
         assert ours[:both] == theirs[:both]
         if num_samples % 256 == 0:
             assert ours == theirs
+
+
+COUNTS = {0: 2, 1: 9, 3: 70, 7: 419}  # label -> images; 500 images of 4 classes
+TARGETS = np.random.default_rng(0).permutation(np.repeat(list(COUNTS), list(COUNTS.values())))
+
+
+@pytest.mark.parametrize("num_places", [500, 498, 167, 3])
+def test_every_class_has_the_same_number_of_places(num_places):
+    for epoch in range(3):
+        drawn = TARGETS[balanced_order(TARGETS, num_places, seed=3, epoch=epoch)]
+        frequencies = Counter(drawn.tolist())
+        assert len(drawn) == num_places and frequencies.keys() <= COUNTS.keys()
+        assert {frequencies[label] for label in COUNTS} <= {num_places // 4, -(-num_places // 4)}
+
+
+def test_no_image_of_a_class_is_repeated_before_all_were_drawn():
+    """125 places per class: the class of 419 images needs 3.35 epochs, the other three less than two."""
+    drawn = [balanced_order(TARGETS, 500, 0, epoch).numpy() for epoch in range(12)]
+    rare, common = np.flatnonzero(TARGETS == 0), np.flatnonzero(TARGETS == 7)
+    for order in drawn:
+        assert sorted(Counter(order[np.isin(order, rare)].tolist()).values()) == [62, 63]
+    sequence = np.concatenate([order[np.isin(order, common)] for order in drawn])
+    cycles = [sequence[start : start + 419] for start in range(0, len(sequence) - 418, 419)]
+    assert len(cycles) == 3 and all(sorted(cycle) == common.tolist() for cycle in cycles)
+    assert not (cycles[0] == cycles[1]).all()
+    shown = np.concatenate(drawn)
+    for label in (1, 3):
+        times = np.bincount(shown[TARGETS[shown] == label], minlength=500)[label == TARGETS]
+        assert times.min() > 0 and times.max() - times.min() <= 12
+
+
+def test_balanced_weights_would_correct_the_imbalance_twice():
+    options = ["-opts", "DATA.BALANCED_SAMPLING=true"]
+    with pytest.raises(UserError, match=r"DATA\.BALANCED_SAMPLING.* and LOSS\.CLASS_WEIGHTS balanced correct the same"):
+        parse_command_line([*options, "LOSS.CLASS_WEIGHTS=balanced"])
+    assert parse_command_line([*options, "LOSS.CLASS_WEIGHTS=[1.0, 2.0]"]).config.data.balanced_sampling
+
+
+ENDS = np.cumsum([30, 1, 0, 25, 40, 4, 33, 17, 50, 8])  # one shard without samples of this split
+
+
+@pytest.mark.parametrize("window", [1, 3, 10])
+def test_a_window_is_used_up_before_the_next_one_begins(window):
+    shards = np.searchsorted(ENDS, ShardWindows(ENDS, window).order(0, 0).numpy(), side="right")
+    first_use = list(dict.fromkeys(shards.tolist()))
+    last_place = {shard: int(np.flatnonzero(shards == shard)[-1]) for shard in first_use}
+    first_place = {shard: int(np.flatnonzero(shards == shard)[0]) for shard in first_use}
+    for place in range(len(shards)):
+        in_use = [shard for shard in first_use if first_place[shard] <= place <= last_place[shard]]
+        assert len(in_use) <= window
+
+
+@pytest.mark.parametrize("ends", [np.cumsum(np.diff(ENDS, prepend=0)[::-1]), np.arange(4, ENDS[-1] + 1, 4)])
+def test_other_shards_of_as_many_samples_do_not_resume_inside_an_epoch(ends):
+    """They have another order; at the end of an epoch, a run may go on with them."""
+    windows, others = ShardWindows(ENDS, 3), ShardWindows(ends, 3)
+    assert ends[-1] == ENDS[-1] and not torch.equal(windows.order(0, 0), others.order(0, 0))
+    before, now = (
+        EpochLayout(int(ENDS[-1]), BatchPlan(8), 0, shuffle_shards=3, shards_crc=w.crc) for w in (windows, others)
+    )
+    checkpoint = {"geometry": before.geometry, "done_steps": 2}
+    assert before.steps_done(checkpoint) == 2 and now.steps_done(checkpoint | {"done_steps": 0}) == 0
+    with pytest.raises(UserError, match=r"-resume: .* inside an epoch .*DATA.DATA_PATH"):
+        now.steps_done(checkpoint)

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 from PIL import Image
 
 from configs.schema import Data
@@ -22,9 +23,11 @@ def has_splits(data: Data) -> bool:
     return source_class(data.dataset).has_splits(data)
 
 
-def write_image(path, colour=(200, 30, 40), size=(12, 9)):
+def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):
+    """pixels: an array or an image, in place of one colour."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path, "PNG" if path.suffix.lower() == ".png" else "JPEG")
+    image = Image.new("RGB", size, colour) if pixels is None else Image.fromarray(np.asarray(pixels))
+    image.save(path, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
 
 
 def write_classes(root, **counts):

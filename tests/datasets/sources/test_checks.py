@@ -1,5 +1,7 @@
-"""All problems of a data set are in one report at the start."""
+"""All problems of a data set are in one report at the start; notes in the log, such as few gray levels."""
 
+import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
@@ -7,6 +9,7 @@ from string import ascii_lowercase
 import numpy as np
 import pytest
 from conftest import samples_for
+from PIL import Image
 from source_helpers import write_image
 
 from configs.reading.command_line import parse_command_line
@@ -157,3 +160,38 @@ def test_a_report_on_data_without_files_names_the_data_set(tmp_path, cpu):
     config = parse_command_line(["-dataset=digits", "-image_size=16", "-opts", "MODEL.NUM_CLASSES=5"]).config
     with pytest.raises(Findings, match=r"^digits: 2 problems"):
         samples_for(config, cpu, "train", "val")
+
+
+@pytest.fixture
+def twelve_bits(tmp_path):
+    """Class folders of 16-bit images with values in 0..4095, and one defective pixel of 65535."""
+    for number in range(40):
+        values = np.random.default_rng(number).integers(0, 4096, (40, 40), dtype=np.uint16)
+        values[0, :2] = 0, 4095
+        if number == 0:
+            values[1, 1] = 65535
+        write_image(tmp_path / "ab"[number % 2] / f"{number:02d}.png", values)
+    return tmp_path
+
+
+@pytest.mark.parametrize("grey_range", ["[0, 4095]", "[1000, 2000]"])
+def test_values_are_mapped_linearly(twelve_bits, cpu, grey_range):
+    config = config_for(twelve_bits, "folder", f"DATA.GREY_RANGE={grey_range}")
+    (samples,) = samples_for(config, cpu, "train")
+    low, high = config.data.grey_range
+    for received in (samples, pickle.loads(pickle.dumps(samples))):  # as a loading worker receives them
+        pixels = received.open(3, 1).pixels[0].numpy()
+        values = np.array(Image.open(samples.name(3))).astype(float)
+        assert np.abs(pixels - np.clip((values - low) * 255 / (high - low), 0, 255)).max() <= 0.51
+        assert (pixels.min(), pixels.max()) == (0, 255)
+    assert (samples.open(3, 3).pixels.numpy() == pixels).all()
+
+
+def test_few_levels_are_a_warning(twelve_bits, cpu):
+    def warnings(*options) -> list[str]:
+        notes = notes_on(*samples_for(config_for(twelve_bits, "folder", *options), cpu, "train", "val"))
+        return [note for note in notes if "levels" in note]
+
+    (warning,) = warnings()
+    assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE=\[\d, 409\d\]", warning)
+    assert warnings("DATA.GREY_RANGE=[0, 4095]") == []

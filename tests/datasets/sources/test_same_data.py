@@ -6,16 +6,13 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_VIT
 from source_helpers import options, write_classes, write_image
 
-from configs.reading.command_line import parse_command_line
 from datasets import registry
 from datasets.sources import checks
 from datasets.sources.checks import check_same_data
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
-from engine.commands.run import run
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -160,21 +157,3 @@ def test_evaluations_and_predictions_compare_too(tmp_path, answers, predicts):
     assert not any(isinstance(answer, str) for answer in answers(read))
     (tmp_path / "node2/val/b/000.jpg").unlink()
     assert all("val/b/001.jpg" in answer and "val/b/000.jpg" in answer for answer in answers(read))
-
-
-def errors_of(context, flags):
-    """The error of a run whose flags differ between the ranks."""
-    try:
-        run(parse_command_line(flags[context.rank]), context)
-    except UserError as error:
-        return str(error)
-
-
-@pytest.mark.slow
-def test_ranks_with_different_options(tmp_path, ranks):
-    one, other = "TRAIN.BASE_LR=1e-3", "TRAIN.BASE_LR=5e-3"
-    flags = ["-dataset=digits", f"-output={tmp_path}", "-opts", *TINY_VIT]
-    one_error, other_error = ranks(2)(errors_of, [[*flags, one], [*flags, other]])
-    assert one_error == other_error
-    for rank, option in ((0, one), (1, other)):
-        assert f"rank {rank} (" in one_error and option.partition("=")[0] in one_error, one_error
