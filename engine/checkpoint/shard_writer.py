@@ -57,12 +57,9 @@ class ShardWriter(BackgroundWriter):
         context: ProcessContext,
         timeout_seconds: float,
     ) -> None:
-        """`keep`: number of periodic checkpoints; `on_written` is called on the main process, as by `CheckpointWriter`.
-
-        timeout_seconds: a rank waits at most so long for the others to write.
-        """
-        super().__init__()
-        self.folder, self.keep, self.on_written, self.context = folder, keep, on_written, context
+        """timeout_seconds: a rank waits at most so long for the others to write."""
+        super().__init__(folder, keep, on_written)
+        self.context = context
         if context.is_main:  # before the other ranks can write: they wait for the group
             remove_temporary(folder)
         self._temporary = broadcast_object(temporary_path(folder_path(folder / LAST)), context)

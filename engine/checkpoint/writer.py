@@ -25,7 +25,10 @@ class BackgroundWriter:
     The current GPU is a setting of each thread: a new thread would allocate memory on the first one, of another rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None]) -> None:
+        """`keep`: number of periodic checkpoints; `on_written` is called with each checkpoint and its content, on the
+        main process."""
+        self.folder, self.keep, self.on_written = folder, keep, on_written
         on_start = (torch.cuda.set_device, (torch.cuda.current_device(),)) if torch.cuda.is_initialized() else ()
         self._thread = ThreadPoolExecutor(1, "checkpoint", *on_start)
         self._pending: Future[None] | None = None
@@ -53,9 +56,7 @@ class CheckpointWriter(BackgroundWriter):
     """
 
     def __init__(self, folder: Path, keep: int, on_written: Callable[[Path, dict[str, Any]], None]) -> None:
-        """`keep`: number of periodic checkpoints; `on_written` is called with each file and its content."""
-        super().__init__()
-        self.folder, self.keep, self.on_written = folder, keep, on_written
+        super().__init__(folder, keep, on_written)
         remove_temporary(folder)
 
     def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
@@ -109,7 +110,7 @@ def build_writer(
     context: ProcessContext,
     timeout_seconds: float,
 ) -> "CheckpointWriter | ShardWriter | None":
-    """The writer of this rank; None on a rank that writes no checkpoints. Arguments: see `CheckpointWriter`."""
+    """The writer of this rank; None on a rank that writes no checkpoints. Arguments: as of the writers."""
     if is_sharded:
         from engine.checkpoint.shard_writer import ShardWriter  # torch's distributed checkpoints: a second
 

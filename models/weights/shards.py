@@ -72,13 +72,9 @@ def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dic
     return content
 
 
-def _is_stored(part: Any) -> bool:
-    return isinstance(part, StoredTensor)
-
-
 def iter_stored(content: Any) -> list[StoredTensor]:
     """The stored tensors in nested dicts, lists and tuples."""
-    return list(filter(_is_stored, tree_leaves(content, _is_stored)))
+    return [leaf for leaf in tree_leaves(content) if isinstance(leaf, StoredTensor)]
 
 
 def empty_on_host(stored: StoredTensor) -> torch.Tensor:
@@ -108,7 +104,7 @@ def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor
         except dcp.api.CheckpointException as failure:
             error = next(iter(failure.failures.values()))[0]
             raise refused(folder, error) from error
-    return tree_map_only(StoredTensor, lambda one: tensors[one.name], content, _is_stored)
+    return tree_map_only(StoredTensor, lambda one: tensors[one.name], content)
 
 
 def read_model_state(entry: dict[str, Any], own: dict[str, torch.Tensor]) -> dict[str, Any]:

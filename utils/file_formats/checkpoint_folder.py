@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,7 +162,8 @@ def _set_aside(folder: Path) -> Path | None:
     return aside
 
 
-class StoredTensor(NamedTuple):
+@dataclass(frozen=True)
+class StoredTensor:
     """A tensor that is still in a checkpoint folder: `name` there, `dtype` such as 'float32', `shape`."""
 
     folder: Path

@@ -130,14 +130,10 @@ def test_google_npz_in_bfloat16(tmp_path):
     assert torch.equal(logits(model), logits(source))
 
 
-@pytest.mark.parametrize(
-    "pattern, wrapped",
-    [
-        ("^", ""),
-        ("^", "_orig_mod.module."),
-        (r"^(blocks\.\d+)", r"\1._orig_mod"),  # compiled blocks
-    ],
-)
+COMPILED_BLOCKS = r"^(blocks\.\d+)", r"\1._orig_mod"
+
+
+@pytest.mark.parametrize("pattern, wrapped", [("^", ""), ("^", "_orig_mod.module."), COMPILED_BLOCKS])
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending, pattern, wrapped):
     source, model = random_vit(), small_vit()

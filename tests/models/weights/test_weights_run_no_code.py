@@ -35,16 +35,17 @@ def test_no_code_runs_from_pdparams(tmp_path, bomb, protocol):
         assert f"refers to {forbidden}," in refusal(pickled(tmp_path / "vit.pdparams", content, protocol))
 
 
-@pytest.mark.parametrize("called", ["builtins eval", "numpy ndarray.load"])
-def test_pdparams_may_name_nothing_else(tmp_path, called):
-    (tmp_path / "vit.pdparams").write_bytes(b"c%b\n(S'x'\ntR." % called.replace(" ", "\n").encode())
-    assert f"refers to {called.replace(' ', '.')}," in refusal(tmp_path / "vit.pdparams")
+REFERENCES = {  # a name below an allowed one; objects outside of the file
+    b"cnumpy\nndarray.load\n(S'x'\ntR.": "refers to numpy.ndarray.load,",
+    b"\x80\x02X\x01\x00\x00\x00aQ.": "is damaged",
+    b"Pa\n.": "is damaged",
+}
 
 
-@pytest.mark.parametrize("content", [b"\x80\x02X\x01\x00\x00\x00aQ.", b"Pa\n."])
-def test_pdparams_refer_to_nothing_outside(tmp_path, content):
+@pytest.mark.parametrize(("content", "words"), REFERENCES.items())
+def test_pdparams_refer_to_nothing_else(tmp_path, content, words):
     (tmp_path / "vit.pdparams").write_bytes(content)
-    assert "is damaged" in refusal(tmp_path / "vit.pdparams")
+    assert words in refusal(tmp_path / "vit.pdparams")
 
 
 @pytest.mark.parametrize("zipped", [True, False])
