@@ -55,21 +55,21 @@ def complete(given: OptionLayers, model_only: bool = False) -> tuple[dict[str, A
 
 def defaults_follow_family(draft: Draft) -> list[str]:
     """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's."""
-    if not draft.family:
+    family, values = draft.family, draft.values
+    if not family:
         return []
-    used = []
-    for key, value in flatten(dict(draft.family.defaults)):
-        other_scaling = key == "TRAIN.LINEAR_SCALED_LR" and "TRAIN.SQRT_SCALED_LR" in draft.values
-        name = str(draft.values.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower()
+    used = {}
+    for key, value in flatten(dict(family.defaults)):
+        other_scaling = key == "TRAIN.LINEAR_SCALED_LR" and "TRAIN.SQRT_SCALED_LR" in values
+        name = str(values.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower()
         other_optimizer = key.startswith("TRAIN.OPTIMIZER.") and name not in ("adamw", "adamwdl")
-        if key.startswith("MODEL.") or not (draft.model_only or other_scaling or other_optimizer):
-            if key not in draft.values:
-                used.append(key)
-            draft.values.setdefault(key, copy.deepcopy(value))
-    title = draft.family.title
+        applies = key.startswith("MODEL.") or not (draft.model_only or other_scaling or other_optimizer)
+        if applies and key not in values:
+            used[key] = copy.deepcopy(value)
+    values |= used
     notes = [f"Defaults of MODEL.TYPE {draft.family_name}: {', '.join(used)}"] if used else []
-    notes += [f"{title}, unlike PaddleViT's: {correction}" for correction in draft.family.corrections]
-    return notes + ([f"{title}, unlike timm's: {draft.family.differs}"] if draft.family.differs else [])
+    notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
+    return notes + ([f"{family.title}, unlike timm's: {family.differs}"] if family.differs else [])
 
 
 def normalization_follows_weights_of_family(draft: Draft) -> list[str]:
@@ -194,7 +194,7 @@ def resolve(options: Config, facts: Facts) -> Config:
     """
     for rule in FACT_RULES:
         options = rule(options, facts)
-    _check_best_metric(options, options.model.num_classes)
+    _check_best_metric(options)
     return options
 
 
@@ -226,9 +226,9 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 )
 
 
-def _check_best_metric(options: Config, num_classes: int | None) -> None:
+def _check_best_metric(options: Config) -> None:
     """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
-    metric, kind = options.best_metric, metrics_of(options.data.multi_label)
+    metric, kind, num_classes = options.best_metric, metrics_of(options.data.multi_label), options.model.num_classes
     possible = [one.name for one in kind if num_classes is None or num_classes >= one.min_classes]
     if metric.name not in possible:
         labels = "several labels per image" if options.data.multi_label else "one label per image"
@@ -238,9 +238,8 @@ def _check_best_metric(options: Config, num_classes: int | None) -> None:
 
 def warnings(config: Config, facts: Facts) -> list[str]:
     """A line for each value of a resolved run that fits its data badly."""
-    if not facts.named or facts.classes is None or config.model.num_logits <= facts.classes:
+    classes = facts.classes
+    if not facts.named or classes is None or config.model.num_logits <= classes:
         return []
-    return [
-        f"MODEL.NUM_CLASSES is {config.model.num_classes}, but the data has {facts.classes} classes; remove the key to "
-        f"train {facts.classes}"
-    ]
+    given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
+    return [f"{given}, but the data has {classes} classes; remove the key to train {classes}"]

@@ -14,7 +14,7 @@ from timm.models import build_model_with_cfg
 from torch import nn
 
 from configs.schema import Data
-from configs.schema.families.vit import OWN_KEYS, TimmModel
+from configs.schema.families.family import OWN_KEYS, TimmModel
 from configs.schema.model import Model
 from utils.device import find_shortage
 from utils.errors import UserError, did_you_mean

@@ -22,7 +22,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from configs.schema import Data
-from configs.schema.families.vit import ViT
+from configs.schema.families.family import ViT
 from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError, did_you_mean
 

@@ -49,11 +49,7 @@ _REPLACEMENTS = _OTHER_NAMES | {  # of a key, a section, or a last part of keys
 
 
 def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
-    """The `Config` of `values`: the options in `layers`, with their origins, and defaults.
-
-    Raises:
-        UserError: each mistake is a line with its origin and its key.
-    """
+    """The `Config` of `values`, the options in `layers` and defaults. Raises UserError: a line for each mistake."""
     try:
         return Config.model_validate(values)
     except ValidationError as invalid:
@@ -61,11 +57,7 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
 
 
 def check_types(layers: OptionLayers) -> None:
-    """Checks each given key by the type of its field, before the rules run; contradictions are checked after them.
-
-    Raises:
-        UserError: as `check_options`.
-    """
+    """As `check_options`, of the given keys, without contradictions of keys: the rules, which run next, need types."""
     try:
         Config.model_validate(layers.values)
     except ValidationError as invalid:

@@ -16,6 +16,9 @@ from utils.tables import wrap_parts
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
 _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
+_OF_EXPERIMENT = (
+    "DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS", "SEED",
+)  # fmt: skip
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
@@ -39,26 +42,19 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
-    The keys are the data set (DATA.DATASET, DATA.DATA_PATH, DATA.MULTI_LABEL), its fold (DATA.FOLDS, DATA.FOLD),
-    the model (MODEL without paths of weights, dropout and kernels) and SEED.
+    The keys are the data set, its fold, the model (MODEL without paths of weights, dropout and kernels) and SEED.
     """
     try:
         before = with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
     for key, value in _values(config).items():
-        follows_data = key == "MODEL.NUM_CLASSES" and value is None
-        if follows_data or not _identifies_experiment(key):
+        if key not in _OF_EXPERIMENT and (not key.startswith("MODEL.") or key in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)):
             continue
-        if _comparable(key, before.get(key)) != _comparable(key, value):
-            return f"{key} {shorten(before.get(key))}, this run has {shorten(value)}"
+        follows_data, then = key == "MODEL.NUM_CLASSES" and value is None, before.get(key)
+        if not follows_data and _comparable(key, then) != _comparable(key, value):
+            return f"{key} {shorten(then)}, this run has {shorten(value)}"
     return None
-
-
-def _identifies_experiment(key: str) -> bool:
-    is_model = key.startswith("MODEL.") and key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
-    is_data = key in ("DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS")
-    return is_model or is_data or key == "SEED"
 
 
 def _comparable(key: str, value: Any) -> Any:

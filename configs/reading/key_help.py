@@ -54,11 +54,7 @@ class Key:
 
 
 def print_help(topic: str) -> None:
-    """Prints the key `topic`, all keys of the section `topic`, or the rules of the options (RULES).
-
-    Raises:
-        UserError: there is no such key or section.
-    """
+    """Prints the key `topic`, all keys of the section `topic`, or the rules of the options (RULES)."""
     topic, keys = topic.upper().rstrip("."), all_keys()
     if topic == "RULES":
         rules = (*LAYER_RULES, *RULES, *WEIGHT_RULES, *FACT_RULES)

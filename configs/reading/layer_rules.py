@@ -10,8 +10,8 @@ from configs.reading.yaml_io import format_value, shorten
 from configs.schema import Data, Model
 from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys, model_type
+from configs.schema.families.family import OWN_KEYS, ViT
 from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM
-from configs.schema.families.vit import OWN_KEYS, ViT
 from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_config
@@ -51,15 +51,8 @@ _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_R
 
 
 def set_model(layers: OptionLayers, name: str) -> None:
-    """Replaces the architecture: by the MODEL section of the recipe `name`, else by timm's model of this name.
-
-    The number of classes and the weights stay.
-
-    Raises:
-        UserError: the recipe cannot be read.
-    """
-    named = model_sections(name)["MODEL"]
-    model = layers.values.get("MODEL")
+    """Replaces the architecture by the one of `model_sections`; the number of classes and the weights stay."""
+    named, model = model_sections(name)["MODEL"], layers.values.get("MODEL")
     if isinstance(model, dict):
         for key in model.keys() - _COMMON:  # of another family: they may not apply to the new one
             del model[key]
@@ -70,10 +63,7 @@ def set_model(layers: OptionLayers, name: str) -> None:
 def model_sections(name: str) -> dict[str, dict[str, Any]]:
     """The section MODEL, without classes and weights, and the section DATA of the recipe `name`.
 
-    If there is no such recipe, MODEL is timm's model of this name, and DATA is empty.
-
-    Raises:
-        UserError: the recipe cannot be read.
+    Without such a recipe, MODEL is timm's model of this name, and DATA is empty. Raises UserError as `read_yaml`.
     """
     file = _RECIPES / f"{name}.yaml"
     if "/" in name or len(name) > MAX_NAME_CHARS or not file.is_file():
@@ -92,10 +82,7 @@ def model_follows_source(layers: OptionLayers) -> list[str]:
     """MODEL.NAME hf-hub:ORG/NAME or local-dir:FOLDER becomes the model that the source's config.json describes.
 
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
-    again: its options describe the model.
-
-    Raises:
-        UserError: no such folder or repository, or one without a model of timm's.
+    again: its options describe the model. Raises UserError for a source without a model of timm's.
     """
     model: Any = layers.values.get("MODEL")
     source = model.get("NAME") if model_type(layers.values) == "timm" else None
@@ -145,10 +132,8 @@ def _refuse(name: str, origin: str) -> NoReturn:
 def data_set_follows_path(layers: OptionLayers) -> list[str]:
     """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
 
-    `recognize_dataset` then finds out which data set the path is.
-
-    Raises:
-        UserError: the command line gives both, so that one of them would be ignored.
+    `recognize_dataset` then finds out which data set the path is. Raises UserError if the command line gives both: one
+    of them would be ignored.
     """
     data = layers.values.get("DATA")
     if not isinstance(data, dict) or properties_of(str(data.get("DATASET"))).has_files:

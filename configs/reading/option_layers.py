@@ -20,7 +20,7 @@ class OptionLayers:
     """
 
     def __init__(self, values: dict[str, Any] | None = None) -> None:
-        self.values: dict[str, Any] = values or {}
+        self.values = values or {}
         self.origins: dict[KeyPath, str] = {}
         self._levels: dict[str, int] = {}
         self._sources: list[str] = []
@@ -48,11 +48,7 @@ class OptionLayers:
         return self._levels.get(dotted, 0)
 
     def add_recipe(self, path: Path) -> None:
-        """Adds the files in BASE, recursively, and then the YAML file itself.
-
-        Raises:
-            UserError: an unreadable file, or a BASE that is cyclic or outside the allowed folders.
-        """
+        """Adds the files in BASE, recursively, then the file itself. Raises UserError for one that is not allowed."""
         roots = os.path.realpath(path.parent), os.path.realpath(".")
         self._add_file(path, roots, chain=(), named_in="")
 

@@ -48,11 +48,7 @@ def runs_to_predict(names: list[str], prediction: Prediction | None) -> list[str
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
-    """The prediction that the flags ask for; None without `-predict` and `-embed`.
-
-    Raises:
-        UserError: a flag that needs `-predict`, or that cannot be combined with it; a wrong value.
-    """
+    """The prediction that the flags ask for; None without -predict and -embed. Raises UserError for a wrong flag."""
     command = "predict" if arguments.embed is None else "embed"
     value = getattr(arguments, command)
     for name in ("top_k", "json", "format", "threshold", "explain", "split", "save_logits"):
@@ -67,27 +63,24 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
     path = None if value is True else value
     if path == "":
         raise UserError(f"-{command}: the path is empty; give an image, a folder or a list, or remove the '='")
-    if path is not None:
+    if path:
         for name in (name for name in ("split", "dataset", "data_path") if getattr(arguments, name) is not None):
             raise UserError(f"-{command} PATH reads the images of PATH; remove the path, or -{name}")
-    is_wide = arguments.format == "wide"
+    is_wide, top_k = arguments.format == "wide", 5 if arguments.top_k is None else arguments.top_k
     if is_wide and arguments.top_k is not None:
         raise UserError("-format wide has a column for each class; remove -top_k")
-    top_k = 5 if arguments.top_k is None else arguments.top_k
     if top_k < 1:
         raise UserError(f"-top_k {top_k}: must be at least 1")
     threshold = arguments.threshold
     if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"-threshold {threshold:g}: is a probability, so it must be from 0 to 1, such as 0.7")
-    folder = Path(arguments.output) if arguments.output else None
-    is_excel, explain, embeds = arguments.format == "excel", bool(arguments.explain), command == "embed"
     return Prediction(
         path=path,
         top_k=None if is_wide else top_k,
-        folder=folder,
+        folder=Path(arguments.output) if arguments.output else None,
         json=bool(arguments.json),
-        excel=is_excel,
+        excel=arguments.format == "excel",
         threshold=threshold,
-        explain=explain,
-        embeds=embeds,
+        explain=bool(arguments.explain),
+        embeds=command == "embed",
     )

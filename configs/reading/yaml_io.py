@@ -70,10 +70,10 @@ def write_yaml(values: dict[str, Any]) -> str:
 
 
 def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    """Reads a mapping from a YAML file. `named_in` is a prefix of the error message for an unreadable file.
+    """The values of a YAML file, and the line number (from 1) of each key by its path, e.g. ("TRAIN", "BASE_LR").
 
-    Returns:
-        the values, and the line number (from 1) of each key by its path, e.g. ("TRAIN", "BASE_LR").
+    named_in: a prefix of the error message for an unreadable file.
+
     Raises:
         UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
@@ -115,11 +115,7 @@ def read_text(path: Path, named_in: str = "", suffix: str = ".yaml", max_bytes: 
 
 
 def parse_value(text: str) -> Any:
-    """The value of a YAML text: '1e-3' -> 0.001, '[1, 2]' -> [1, 2].
-
-    Raises:
-        UserError: the text is not valid YAML.
-    """
+    """The value of a YAML text: '1e-3' -> 0.001, '[1, 2]' -> [1, 2]. Raises UserError for another text."""
     try:
         node = yaml.compose(text, Loader=_StrictLoader)
         return None if node is None else _construct(node, (), {})

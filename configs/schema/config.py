@@ -9,8 +9,8 @@ from pydantic.fields import FieldInfo
 
 from configs.schema.compute import Amp, Parallel
 from configs.schema.data import Data
+from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
-from configs.schema.families.vit import ViT
 from configs.schema.loss import Loss
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import Name, Names, Path, Section, as_names, option

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
-from configs.schema.families.vit import ViT
+from configs.schema.families.family import ViT
 from configs.schema.model import Lora
 from models.build import build_model
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder

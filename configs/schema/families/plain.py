@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from configs.schema.data import Data
-from configs.schema.families.family import CROP_AND_FLIP, DROPOUTS, HALF, Family, arguments, family_defaults, per_stage
-from configs.schema.families.vit import PlainTransformer
+from configs.schema.families.family import (
+    CROP_AND_FLIP,
+    DROPOUTS,
+    HALF,
+    Family,
+    PlainTransformer,
+    arguments,
+    family_defaults,
+    per_stage,
+)
 from configs.schema.model import Model
 from configs.schema.section import Counts, Floats, Section, as_tuple, option
 

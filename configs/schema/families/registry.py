@@ -6,10 +6,9 @@ from pydantic import Discriminator, Tag
 
 from configs.schema.families.attention_free import CONVMIXER, CONVNEXT, GATED_MLP, MIXER, POOLFORMER, RESMLP
 from configs.schema.families.byobnet import HALONET, MOBILEONE, MOBILEVIT
-from configs.schema.families.family import Family
+from configs.schema.families.family import Family, TimmModel, ViT
 from configs.schema.families.plain import BEIT, CAIT, CROSSVIT, DEIT, MAE_FINETUNING, XCIT
 from configs.schema.families.staged import COAT, COAT_LITE, LEVIT, PIT, PVTV2, SWIN, VOLO_FAMILY
-from configs.schema.families.vit import TimmModel, ViT
 from configs.schema.model import Model
 
 # A new family of PaddleViT's: one entry here, and its keys in a file of this folder (docs/families.md).

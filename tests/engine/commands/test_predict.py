@@ -16,7 +16,7 @@ from conftest import GREY, ROOT, TINY_VIT, environment, only_run, read_result, r
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
-from configs.schema.families.vit import TimmModel
+from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
 from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint

@@ -24,7 +24,7 @@ from weight_files import (
     small_vit,
 )
 
-from configs.schema.families.vit import TimmModel
+from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
 from models.weights.fit import load_pretrained
 from models.weights.names import paddle_converter

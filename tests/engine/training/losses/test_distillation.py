@@ -18,7 +18,7 @@ from torch import nn
 from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Data, Train
 from configs.schema import Loss as LossOptions
-from configs.schema.families.vit import ViT
+from configs.schema.families.family import ViT
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
 from engine.commands.run import run
