@@ -48,10 +48,7 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     """Stores only the inputs of the blocks of a timm model. The backward pass recomputes all other activations.
 
     The recomputation uses the same random numbers and dtypes, so the gradients are bit-identical. torch.compile
-    supports it; with batch norm a compiled model saves little memory.
-
-    Raises:
-        UserError: timm does not support it for this model.
+    supports it; with batch norm a compiled model saves little memory. Raises UserError if timm does not support it.
     """
     timm_model: Any = model
     try:

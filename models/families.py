@@ -29,11 +29,7 @@ from models.timm_model import check_image_size, errors_of_building, shared_argum
 
 
 def build_family(options: Model, data: Data) -> nn.Module:
-    """The model of `options`, by the table `FAMILIES`: images (B, C, S, S) -> logits (B, classes).
-
-    Raises:
-        UserError: an argument or an image size that this model does not accept.
-    """
+    """The model of `options`, by the table `FAMILIES`. Raises UserError for an option that it does not accept."""
     family = FAMILIES[options.type]
     arguments = shared_arguments(options, data) | family.arguments(options, data)
     with errors_of_building(f"MODEL.TYPE: {options.type}", data):

@@ -17,9 +17,7 @@ class FeatureModel(nn.Module):
     """Images (B, C, S, S) -> the input (B, F) of the classifier of `model`, of which this is a view.
 
     Of timm's models it is `forward_head(forward_features(images), pre_logits=True)`, if that is one vector per image.
-
-    Raises:
-        UserError: the model has no classifier.
+    Raises UserError for a model without a classifier.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:

@@ -80,10 +80,7 @@ def allow_kernels(option: str, device: torch.device) -> None:
     """`cudnn` restricts fused attention to cuDNN's kernel, in the whole process; other options allow all kernels.
 
     torch 2.11 and later try cuDNN's kernel first on compute capabilities 9.0 and 10.0, unless algorithms must be
-    deterministic or TORCH_CUDNN_SDPA_DEPRIORITIZED=1 is set.
-
-    Raises:
-        UserError: `cudnn` without a GPU.
+    deterministic or TORCH_CUDNN_SDPA_DEPRIORITIZED=1 is set. Raises UserError for `cudnn` without a GPU.
     """
     if option == CUDNN and device.type != "cuda":
         raise UserError("MODEL.ATTENTION cudnn: needs a GPU; use auto")
@@ -97,10 +94,8 @@ def fused_kernels(model: nn.Module, images: torch.Tensor) -> list[str]:
     """The kernels that torch chooses for the attention of `model`, such as ['flash_attention']; [] if it is explicit.
 
     The choice depends on the rate of attention dropout if the model is in training mode. Runs a model with fused
-    attention in evaluation mode on `images` (B, C, S, S).
-
-    Raises:
-        UserError: torch has no kernel, which happens with `MODEL.ATTENTION: cudnn`.
+    attention in evaluation mode on `images` (B, C, S, S). Raises UserError if torch has no kernel: MODEL.ATTENTION
+    cudnn allows one only.
     """
     if not any(module.fused_attn for module in attention_modules(model)):
         return []

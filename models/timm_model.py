@@ -149,10 +149,7 @@ def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:
     """Runs one forward pass in evaluation mode: many families detect only there that image size and keys do not fit.
 
-    The weights and the running statistics stay unchanged.
-
-    Raises:
-        UserError: the forward pass fails.
+    The weights and the running statistics stay unchanged. Raises UserError if the pass fails.
     """
     device = next(model.parameters()).device
     image = torch.zeros((1, data.image_channels, data.image_size, data.image_size), device=device)

@@ -30,11 +30,7 @@ from utils.torch_compat import BatchNorm
 
 
 def tune(model: nn.Module, options: Model) -> None:
-    """Freezes what `MODEL.TUNE` does not train, and adds its adapters.
-
-    Raises:
-        UserError: the model does not have the trained part.
-    """
+    """Freezes what MODEL.TUNE does not train, and adds its adapters. Raises UserError for a model without that part."""
     kind, _, blocks = options.tuned.partition(":")
     if kind == "last":
         _train_last_blocks(model, int(blocks), options.name)
@@ -142,11 +138,7 @@ class _Adapted(nn.Module):
 
 
 def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
-    """Freezes the backbone and adapts its linear layers. B is zero: the outputs stay the same.
-
-    Raises:
-        UserError: no layer for the adapters, or one that is narrower than the rank.
-    """
+    """Freezes the backbone and adapts its linear layers. B is zero: the outputs stay the same."""
     model.requires_grad_(False)
     for path, layer in _targets(model, options, name).items():
         width = min(layer.in_features, layer.out_features)
@@ -210,10 +202,7 @@ _FOLDER, _PREFIX = "adapter", "base_model.model."
 def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
     """Writes `adapter_model.safetensors`, with the trained head, and `adapter_config.json` beside a checkpoint.
 
-    `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base.
-
-    Raises:
-        OSError: a file cannot be written.
+    `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base. Raises OSError.
     """
     state = content["ema"] or content["model"]
     heads = [path for path, module in model.named_modules() if module in classifiers(model)]

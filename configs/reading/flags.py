@@ -132,12 +132,8 @@ def entry_parser(prog: str) -> Parser:
     parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
     cfg_help = "YAML file of the run (default with -resume=RUN: the options of that run)"
     add_flag(parser, "cfg", action="append", metavar="FILE", help=cfg_help)
-    add_flag(
-        parser,
-        "model",
-        metavar="X",
-        help="a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER",
-    )
+    model_help = "a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER"
+    add_flag(parser, "model", metavar="X", help=model_help)
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for flag in flags:
@@ -154,9 +150,8 @@ def entry_parser(prog: str) -> Parser:
     add_flag(group, "top_k", type=int, metavar="N", help="-predict: number of ranked classes per image (default: 5)")
     split_help = "-eval, -predict and -embed without PATH: the split of the data"
     add_flag(group, "split", choices=get_args(Split), help=split_help)
-    add_flag(
-        group, "json", action="store_true", default=None, help="-predict: write predictions.json besides the CSV file"
-    )
+    json_help = "-predict: write predictions.json besides the CSV file"
+    add_flag(group, "json", action="store_true", default=None, help=json_help)
     explain_help = "-predict: write a heat map of each image: the pixels that decide its class"
     add_flag(group, "explain", action="store_true", default=None, help=explain_help)
     format_help = "-predict: wide: a column of probabilities for each class; excel: with a byte order mark, for "
@@ -168,9 +163,8 @@ def entry_parser(prog: str) -> Parser:
     plugin_help = "run the code of a Python file with own models, losses, ...: docs/plugins.md; may be repeated"
     add_flag(group, "plugin", action="append", default=[], metavar="FILE", help=plugin_help)
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
-    add_flag(
-        group, "ngpus", type=int, metavar="N", help="processes that main_multi_gpu.py starts (default: visible GPUs)"
-    )
+    ngpus_help = "processes that main_multi_gpu.py starts (default: visible GPUs)"
+    add_flag(group, "ngpus", type=int, metavar="N", help=ngpus_help)
     add_flag(group, "device", choices=("cuda", "cpu"), help="default: the visible GPUs, or the CPU without one")
     add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
     add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")

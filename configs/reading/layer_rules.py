@@ -21,15 +21,9 @@ _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAM
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME", "LORA")
 # Keys of PaddleViT's earlier YAML files and their present names.
 _RENAMED = {
-    "DISTILL": "DISTILLED",
-    "DROP_PATH": "DROPPATH",
-    "EMBED_DIMS": "EMBED_DIM",
-    "HEADS": "NUM_HEADS",
-    "HIDDEN_SIZE": "EMBED_DIM",
-    "NUM_LAYERS": "DEPTH",
-    "RANDAUGMENT": "RAND_AUGMENT",
-    "STAGE_DEPTHS": "STAGE_DEPTH",
-}
+    "DISTILL": "DISTILLED", "DROP_PATH": "DROPPATH", "EMBED_DIMS": "EMBED_DIM", "HEADS": "NUM_HEADS",
+    "HIDDEN_SIZE": "EMBED_DIM", "NUM_LAYERS": "DEPTH", "RANDAUGMENT": "RAND_AUGMENT", "STAGE_DEPTHS": "STAGE_DEPTH",
+}  # fmt: skip
 # Of PaddleViT's launcher, of BEiT's tokenizer, of MAE's pre-training; the place of the average; erasing per image.
 _UNUSED = (
     "DATA.SECOND_IMAGE_SIZE", "LOCAL_RANK", "NGPUS", "TAG", "THROUGHPUT_MODE", "TRAIN.LR_SCHEDULER.MILESTONES",

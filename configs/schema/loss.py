@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from configs.parts import LOSSES
 from configs.schema.section import Floats, OptionalPath, Probability, Section, option
@@ -49,9 +49,9 @@ DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 class Distillation(Section):
     """The names are PaddleViT's, whose TEACHER_MODEL is a file of weights; TEACHER_WEIGHTS is ours."""
 
-    distillation_type: Literal["none", "soft", "hard"] = option(
-        "none", "targets from a teacher; soft: its softened probabilities; hard: its most probable class"
-    )
+    distillation_type: Annotated[
+        Literal["none", "soft", "hard"], BeforeValidator(lambda name: "none" if name is None else name)
+    ] = option("none", "targets from a teacher; soft: its softened probabilities; hard: its most probable class")
     distillation_alpha: Probability = option(
         0.5, "weight of the distillation loss; the loss of the labels has the weight 1 - this"
     )
@@ -62,11 +62,6 @@ class Distillation(Section):
         f"names, else {DEFAULT_TEACHER}; a file of weights: its stem is the model, if the file does not name it",
     )
     teacher_weights: OptionalPath = option(None, "the teacher's weights: a file, or timm to download timm's")
-
-    @field_validator("distillation_type", mode="before")
-    @classmethod
-    def _read_null(cls, value: Any) -> Any:
-        return "none" if value is None else value
 
     @property
     def teacher_file(self) -> str | None:

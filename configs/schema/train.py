@@ -20,11 +20,7 @@ _SECTIONS = {
 
 
 def check_policy(text: str) -> str:
-    """Returns a string that `timm.data.auto_augment` reads completely. timm skips or asserts other parts.
-
-    Raises:
-        ValueError: an unknown policy, an unknown section, or a value out of range.
-    """
+    """Raises ValueError for a string that timm would not read completely: it skips or asserts unknown sections."""
     name, *sections = text.split("-")
     if name not in _SECTIONS:
         raise ValueError(f"the policy {name!r} is unknown; known: {', '.join(_SECTIONS)}")
@@ -51,7 +47,7 @@ class Augmentation(Section):
     rand_augment: bool = option(False, "RandAugment as PaddleViT has it; precedes AUTO_AUGMENT")
     rand_augment_layers: int = option(2, "RandAugment: operations per image", ge=1, le=100)
     rand_augment_magnitude: float = option(9, "RandAugment: mean magnitude", ge=0, le=_MAX_MAGNITUDE)
-    augment_policy: str | None = option(
+    augment_policy: Annotated[str, AfterValidator(check_policy)] | None = option(
         None, "timm's policy string, such as rand-m9-mstd0.5-inc1, 3a, augmix-m3-w3 or original; precedes RAND_AUGMENT"
     )
     mixup_alpha: float = option(0.0, "mixup: Beta parameter; 0: off", ge=0)
@@ -70,11 +66,6 @@ class Augmentation(Section):
         "pixel", "erased pixels become the mean color, one random color per rectangle, or noise"
     )
     random_erase_count: int = option(1, "maximum number of rectangles per erased image", ge=1, le=100)
-
-    @field_validator("augment_policy")
-    @classmethod
-    def _check_policy(cls, policy: str | None) -> str | None:
-        return policy if policy is None else check_policy(policy)
 
     @field_validator("cutmix_minmax")
     @classmethod

@@ -166,9 +166,8 @@ def _head_names(model: nn.Module) -> list[str]:
 def _check_tensors(file: Path, state: State, own: State, heads: list[str]) -> State:
     """The tensors of `state` that the model has, cast to the model's dtypes.
 
-    Raises:
-        UserError: a tensor is missing, or its shape, dtype or values are wrong; a part of the model apart from `heads`,
-            such as `blocks`, has tensors in `state` that the model lacks.
+    Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
+    `heads`, such as `blocks`, has tensors in `state` that the model lacks.
     """
     parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
 

@@ -57,11 +57,7 @@ def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, A
 
 
 def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dict[str, Any]:
-    """All but the tensors, verified. files: the manifest.
-
-    Raises:
-        UserError: the manifest or `content.json` is damaged.
-    """
+    """All but the tensors, verified: raises UserError for a damaged `content.json` or manifest. files: the manifest."""
     text = read_verified(folder / CONTENT, (files or read_manifest(folder))[CONTENT], MAX_JSON_BYTES)
     try:
         content = decode_content(text, folder)
@@ -85,9 +81,6 @@ def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor
     """Content of `open_shards` with its tensors.
 
     make_target: returns the tensor, or DTensor, to read a stored one into; of a DTensor only the local part is read.
-
-    Raises:
-        UserError: a file cannot be read.
     """
     stored = iter_stored(content)
     if not stored:

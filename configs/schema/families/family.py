@@ -82,27 +82,17 @@ DROPOUTS = ("pos_drop_rate", "proj_drop_rate")
 # Values that many families of PaddleViT share in their `config.py`.
 _IMAGENET = {"IMAGENET_MEAN": (0.485, 0.456, 0.406), "IMAGENET_STD": (0.229, 0.224, 0.225)}
 _AUGMENTATION = {
-    "SMOOTHING": 0.1,
-    "COLOR_JITTER": 0.4,
-    "RAND_AUGMENT": True,
-    "MIXUP_ALPHA": 0.8,
-    "CUTMIX_ALPHA": 1.0,
+    "SMOOTHING": 0.1, "COLOR_JITTER": 0.4, "RAND_AUGMENT": True, "MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0,
     "RANDOM_ERASE_PROB": 0.25,
-}
+}  # fmt: skip
 _SCHEDULE = {"WARMUP_EPOCHS": 5, "WEIGHT_DECAY": 0.05, "BASE_LR": 5e-4, "LINEAR_SCALED_LR": 512}
 HALF = {"IMAGENET_MEAN": (0.5, 0.5, 0.5), "IMAGENET_STD": (0.5, 0.5, 0.5)}
 # Families whose data pipeline in PaddleViT crops and flips only: these keys of their `config.py` have no effect.
 CROP_AND_FLIP = {"COLOR_JITTER": 0.0, "RAND_AUGMENT": False, "RANDOM_ERASE_PROB": 0.0}
 MOBILE_TRAINING = CROP_AND_FLIP | {
-    "WARMUP_EPOCHS": 3,
-    "WEIGHT_DECAY": 0.01,
-    "BASE_LR": 2e-3,
-    "WARMUP_START_LR": 2e-4,
-    "END_LR": 2e-4,
-    "LINEAR_SCALED_LR": None,
-    "MODEL_EMA": True,
-    "MODEL_EMA_DECAY": 0.9996,
-}
+    "WARMUP_EPOCHS": 3, "WEIGHT_DECAY": 0.01, "BASE_LR": 2e-3, "WARMUP_START_LR": 2e-4, "END_LR": 2e-4,
+    "LINEAR_SCALED_LR": None, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9996,
+}  # fmt: skip
 
 
 def family_defaults(
