@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,21 +61,47 @@ class Peak(NamedTuple):
 
 
 class OpRecorder(DispatchMode):
-    """Counts the ops of forward and backward passes of `model` and finds its largest activations. A context manager."""
+    """Counts the ops of forward and backward passes of `model` and finds its largest activations. A context manager.
+
+    A backward op belongs to the module of its forward op. Autograd numbers its nodes in the order of the forward pass:
+    `_numbers` has the first number of each section of the forward pass, `_modules` the module of the section.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.counts: Counter[OpRun] = Counter()
         self.peaks: dict[str, Peak] = {}  # by block; NaN counts as the largest value
+        self._stack, self._numbers, self._modules = [""], [0], [""]
 
     def __enter__(self) -> "OpRecorder":
-        self._module_tracker = _ModuleTracker(self.model)
+        self._hooks = ExitStack()
+        for path, module in self.model.named_modules():
+            self._hooks.enter_context(module.register_forward_pre_hook(partial(self._enter_module, path)))
+            self._hooks.enter_context(module.register_forward_hook(self._leave_module))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._module_tracker.remove()
+        self._hooks.close()
         super().__exit__(*error)
+
+    def _enter_module(self, path: str, *_: Any) -> None:
+        self._stack.append(path)
+        self._start_section()
+
+    def _leave_module(self, *_: Any) -> None:
+        self._stack.pop()
+        self._start_section()
+
+    def _start_section(self) -> None:
+        self._numbers.append(next_sequence_number())
+        self._modules.append(self._stack[-1])
+
+    def _module(self, backward: bool) -> str:
+        if not backward:
+            return self._stack[-1]
+        number = current_sequence_number()
+        return "" if number is None else self._modules[bisect_right(self._numbers, number) - 1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -85,7 +112,7 @@ class OpRecorder(DispatchMode):
 
     def _record(self, op: str, args: tuple, outputs: list[torch.Tensor]) -> None:
         backward, dtype = in_backward_pass(), outputs[0].dtype
-        module = self._module_tracker.current(backward)
+        module = self._module(backward)
         if op == "_to_copy":
             if args[0].dtype == dtype:
                 return
@@ -96,44 +123,6 @@ class OpRecorder(DispatchMode):
             peak = Peak(outputs[0].abs().max().item(), op, module)
             if block not in self.peaks or not peak.value <= self.peaks[block].value:
                 self.peaks[block] = peak
-
-
-class _ModuleTracker:
-    """The module that an op belongs to. A backward op belongs to the module of its forward op.
-
-    Autograd numbers its nodes in the order of the forward pass: `_numbers` has the first number of each section of the
-    forward pass, `_modules` the module of the section.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._stack = [""]
-        self._numbers, self._modules = [0], [""]
-        self._handles = []
-        for path, module in model.named_modules():
-            self._handles.append(module.register_forward_pre_hook(partial(self._enter, path)))
-            self._handles.append(module.register_forward_hook(self._leave))
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(self, path: str, *_: Any) -> None:
-        self._stack.append(path)
-        self._start_section()
-
-    def _leave(self, *_: Any) -> None:
-        self._stack.pop()
-        self._start_section()
-
-    def _start_section(self) -> None:
-        self._numbers.append(next_sequence_number())
-        self._modules.append(self._stack[-1])
-
-    def current(self, backward: bool) -> str:
-        if not backward:
-            return self._stack[-1]
-        number = current_sequence_number()
-        return "" if number is None else self._modules[bisect_right(self._numbers, number) - 1]
 
 
 def gradient_underflow(model: nn.Module, loss_scale: float) -> dict[str, tuple[float, float]]:

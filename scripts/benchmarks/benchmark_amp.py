@@ -8,24 +8,37 @@ Each turn starts main_single_gpu.py on random images in memory (`-loader`: on th
 its own: the peak memory belongs to one mode, and running out of memory is a result. Memory is torch's peak allocation
 on a GPU, and the peak of the process on a CPU. An iteration is one forward and backward pass. `-accuracy` trains the
 recipe once per mode, seed and number of epochs, and compares the top-1 of the last epoch. `-table` prints the table of
-a document (documents.py) beside its published figures: see docs/benchmarks.md.
+a document beside its published figures: see docs/benchmarks.md.
 """
 
 import argparse
 import json
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.flags import entry_parser
 from configs.schema import Config
-from scripts.benchmarks.documents import DOCUMENTS, SPEED_COLUMNS
 from scripts.benchmarks.programs import ENTRY, MODES, add_turn_flags, build_program, final_top1, parse_names, run_turn
-from scripts.benchmarks.turns import NOISE, SPEED, Figures, compare, figures_table, seed_table
+from scripts.benchmarks.turns import (
+    NOISE,
+    SPEED,
+    Columns,
+    Figures,
+    compare,
+    figures_table,
+    mean_of,
+    median_and_range,
+    memory,
+    seed_table,
+    speed,
+)
 from scripts.flags import add_flag, flag_parser, numbers, positive, positive_number, split_flags
 from utils.device import visible_gpus
 from utils.errors import UserError
@@ -35,6 +48,58 @@ SCRIPT = "benchmarks/benchmark_amp.py"
 GPU_MODES = "fp32,tf32,O1-fp16,O1-bf16,O2-fp16,O2-bf16,O3-fp16"
 CPU_MODES = "fp32,O1-bf16,O2-bf16,O3-bf16"  # on a CPU float16 is 10 to 100 times slower
 DEFAULTS = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-batch_size=32"]  # 2.6 GB in float32
+
+
+class Document(NamedTuple):
+    """The table of a document on AMP: its settings, labels and published figures. The user's flags replace its own."""
+
+    rows: dict[str, Sequence[str]]  # label -> -opts
+    columns: Columns
+    published: list[str]  # rows of `figures_table`
+    flags: list[str]  # of main_single_gpu.py
+    defaults: dict[str, Any]  # of this script
+
+
+def _repeat(number: int) -> Callable[[dict[str, Any]], str]:
+    return lambda one: "".join(f"{value:.4g}s" for value in one["seconds"][number : number + 1])
+
+
+def _speedup(one: dict[str, Any]) -> str:
+    """The ratio of the averages; '-' for the first row."""
+    first, seconds = one["first"], one["seconds"]
+    return f"{statistics.mean(first) / statistics.mean(seconds):.3f}" if first not in (None, seconds) else "-"
+
+
+SPEED_COLUMNS: Columns = {
+    "seconds per 100 iterations": lambda one: median_and_range(one["seconds"], ".2f"),
+    "images/s": speed,
+    "peak memory (GB)": memory,
+    "data wait": mean_of("data_wait_share", ".0%"),
+    "CPU seconds per 100 iterations": lambda one: median_and_range(one["cpu_seconds"], ".2f"),
+}
+_REPEATS = {name: _repeat(index) for index, name in enumerate(("1st", "2nd", "3rd", "4th", "5th", "6th", "7th"))}
+_FP32, _VIT_B = ["AMP.PRESET=fp32"], "-cfg=configs/vit_base_patch16_224.yaml"
+
+DOCUMENTS = {
+    "paddlevit": Document(  # docs/paddlevit-amp.md, V100
+        rows={"AMP off": _FP32, "AMP on": ["AMP.PRESET=torch"]},
+        columns=_REPEATS | {"Average": mean_of("seconds", ".2f", "s"), "Speedup": _speedup},
+        published=["78s|78s|79s|78s|78s|79s|78s|78.29s|-", "42s|41s|41s|41s|41s|41s|41s|41.14s|1.903"],
+        flags=[_VIT_B, "-batch_size=64"],
+        defaults={"rounds": 7},
+    ),
+    "caltech256": Document(  # a PyTorch tutorial, GPU with 6 GB: batch size 512 fits with AMP only
+        rows={
+            f"{size}, {name}": [f"DATA.BATCH_SIZE={size}", f"AMP.PRESET={preset}"]
+            for size in (256, 512)
+            for name, preset in (("fp32", "fp32"), ("AMP", "torch"))
+        },
+        columns=SPEED_COLUMNS,
+        published=[],
+        flags=["-cfg=configs/resnet50_caltech256.yaml", "-opts", "MODEL.PRETRAINED=null"],
+        defaults={"rounds": 1, "memory_gb": 6.0},
+    ),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -120,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
 def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
     """The -opts of each row; the first row is the baseline of the others."""
     if flags.table:
-        return {**DOCUMENTS[flags.table].rows}
+        return DOCUMENTS[flags.table].rows
     modes = parse_names("modes", flags.modes or (GPU_MODES if visible_gpus() else CPU_MODES), MODES)
     if "tf32" in modes and not visible_gpus():
         raise UserError("-modes: tf32 needs a GPU, and no GPU is visible; remove it")

@@ -24,9 +24,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from configs.reading.command_line import parse_command_line
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.gpu.plan import TABLES, TIMED_IMAGES, Records, build_parts, page, run_part
-from scripts.benchmarks.programs import mode_config, parse_names
+from scripts.benchmarks.programs import parse_names
 from scripts.benchmarks.timm_command import add_timm_flag
 from scripts.benchmarks.turns import write_json
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -42,7 +43,7 @@ RESERVED_SECONDS = 15  # to stop the last part
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     deadline = time.monotonic() + 60 * flags.minutes - RESERVED_SECONDS
-    check_supported(mode_config([*DEFAULTS, *rest], "O1-bf16").train)  # before the measurements
+    check_supported(parse_command_line([*DEFAULTS, *rest]).config.train)  # before the measurements
     parts = build_parts(flags, [*DEFAULTS, *rest])
     file = flags.output / "figures.json"
     records: Records = read_json(file)

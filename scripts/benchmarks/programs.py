@@ -15,7 +15,6 @@ from queue import Empty, Queue
 from typing import IO, NamedTuple
 
 from configs.reading.command_line import parse_command_line
-from configs.schema import Config
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, timm_flags
 from scripts.flags import add_flag, positive
 from utils.device import visible_gpus
@@ -98,11 +97,6 @@ def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, st
     add_flag(parser, "steps", type=positive, default=steps, metavar="N", help=f"timed steps (default: {steps})")
     add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
     add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
-
-
-def mode_config(argv: list[str], mode: str) -> Config:
-    """The configuration of the command line, with the precision of the mode."""
-    return parse_command_line([*argv, "-opts", *MODES[mode]]).config
 
 
 def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:

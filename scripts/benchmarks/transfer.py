@@ -30,7 +30,7 @@ from configs.reading.yaml_io import read_yaml
 from configs.weights import find_weights
 from scripts.benchmarks.parity import write_image_folder
 from scripts.benchmarks.programs import ENTRY, run_program
-from scripts.benchmarks.turns import Columns, compare
+from scripts.benchmarks.turns import Columns, Figures, compare, figures_table
 from scripts.flags import add_flag, flag_parser, positive
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
@@ -89,8 +89,11 @@ def main(argv: list[str]) -> int:
             cost = {"trained": trained, "seconds": last["train_seconds"], "memory": last["peak_memory_bytes"]}
             return cost | {f"top1 at {count}": result[top1] for count, result in results.items()}
 
+        def texts(figures: Figures) -> list[str]:
+            return [figures_table(figures, COLUMNS)]
+
         try:
-            compare(SCRIPT, argv, BATCH_SIZE, METHODS, flags.seeds, measure, COLUMNS, flags.json)
+            compare(SCRIPT, argv, BATCH_SIZE, METHODS, flags.seeds, measure, texts, flags.json)
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupted script starts no more runs
     return 0

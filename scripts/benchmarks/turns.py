@@ -39,7 +39,7 @@ def compare(
     names: Iterable[str],
     rounds: int,
     measure: Measure,
-    texts: Columns | Callable[[Figures], list[str]],
+    texts: Callable[[Figures], list[str]],
     file: Path | None,
     pairs: Pairs = (),
 ) -> None:
@@ -47,7 +47,7 @@ def compare(
 
     Initializes CUDA at its end only. Raises UserError as `take_turns`.
 
-    texts: the columns of a table, or the tables for the figures. The ratios of `pairs` are printed below the first one.
+    texts: the tables of the figures. The ratios of `pairs` are printed below the first one.
     """
     figures: Figures = {name: {} for name in names}
     try:
@@ -55,26 +55,22 @@ def compare(
     finally:
         if not all("failed" in one for one in figures.values() if one):
             figures |= {name: {"failed": "not measured"} for name, one in figures.items() if not one}
-            environment = _environment(f"python scripts/{script} {shlex.join(argv)}", batch_size)
+            environment = {
+                "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "load": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
+                "batch_size": batch_size,
+                "command": f"python scripts/{script} {shlex.join(argv)}",
+            }
             line = (
                 "{device}, {threads} threads, load before {load}, torch {torch}, batch size {batch_size}: `{command}`"
             )
-            table, *below = texts(figures) if callable(texts) else [figures_table(figures, texts)]
+            table, *below = texts(figures)
             below = [ratio_table(figures, pairs), *below] if pairs else below
             print(line.format(**environment), table, *below, sep="\n\n")
             ratios = speed_ratios(figures, pairs)
             write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
-
-
-def _environment(command: str, batch_size: int) -> dict[str, Any]:
-    return {
-        "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "load": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
-        "batch_size": batch_size,
-        "command": command,
-    }
 
 
 def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:

@@ -9,9 +9,9 @@ from conftest import GREY, TINY_VIT
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
-from scripts.benchmarks import benchmark_amp, documents, turns
+from scripts.benchmarks import benchmark_amp, turns
 from scripts.benchmarks.benchmark_amp import parse_flags, rows_of
-from scripts.benchmarks.programs import MODES, Program, mode_config
+from scripts.benchmarks.programs import MODES, Program
 from utils.errors import UserError
 from utils.signals import Interrupted
 
@@ -26,10 +26,11 @@ def on_a_cpu(monkeypatch):
 
 def test_a_mode_overrides_the_options_of_the_user():
     argv = ["-amp_dtype=float16", "-opts", "SEED=3", "AMP.TF32=true"]
-    fp32, o2 = mode_config(argv, "fp32"), mode_config(argv, "O2-bf16")
+    configs = {mode: parse_command_line([*argv, "-opts", *MODES[mode]]).config for mode in MODES}
+    fp32, o2 = configs["fp32"], configs["O2-bf16"]
     assert (fp32.amp.enabled, fp32.amp.tf32) == (False, False)
     assert (o2.amp.enabled, o2.amp.level, o2.amp.dtype, o2.seed) == (True, "O2", "bfloat16", 3)
-    assert {name for name in MODES if mode_config(argv, name).amp.level == "O3"} == {"O3-fp16", "O3-bf16"}
+    assert {name for name in MODES if configs[name].amp.level == "O3"} == {"O3-fp16", "O3-bf16"}
 
 
 @pytest.mark.parametrize(
@@ -103,9 +104,9 @@ def test_the_speedup_is_the_ratio_of_the_averages(monkeypatch, capsys):
     ]
 
 
-@pytest.mark.parametrize("name", documents.DOCUMENTS)
+@pytest.mark.parametrize("name", benchmark_amp.DOCUMENTS)
 def test_a_published_row_has_a_cell_per_column(name):
-    document = documents.DOCUMENTS[name]
+    document = benchmark_amp.DOCUMENTS[name]
     assert len(document.published) in (0, len(document.rows))
     assert {row.count("|") + 1 for row in document.published} <= {len(document.columns)}
 
