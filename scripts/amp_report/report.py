@@ -3,9 +3,8 @@
     python scripts/amp_report/report.py -cfg=configs/vit_digits.yaml -amp -json report.json
     python scripts/amp_report/report.py -cfg=output/.../config.yaml -resume=output/...         (a run in progress)
 
-Prints the number, dtype and modules of each op; for each block the largest activation, compared with the maximum of
-float16, and the share of gradients that underflow in float16, without and with the current loss scale (both from a pass
-in fp32); and the first module that produces inf or NaN.
+Prints the ops with dtype and modules, the largest activation and the underflow of the gradients of each block, and the
+first module that produces inf or NaN: see docs/amp.md.
 """
 
 import io

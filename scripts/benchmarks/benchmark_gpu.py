@@ -2,17 +2,10 @@
 
     python scripts/benchmarks/benchmark_gpu.py -output gpu_figures
 
-The parts, the most important first: the speed of copies within the GPU's memory, and the floors of the steps;
-`-profile`, eager and compiled; training of ViT-B/16 through the entry script, with and without dropout, in several
-precisions and batch sizes, compiled and not, and in a bare loop; the tests that need a GPU; the loader on JPEGs; timm's
-train.py; other models; with several GPUs the strategies of PARALLEL; the loaders alone; the AMP tables of three
-documents (`-parts tables`). gpu/plan.py has a line for each.
-
-A part starts if its time limit fits into the time left of `-minutes`, so one that fails or hangs stops no other. The
-files `figures.md` and `figures.json` in the output folder are rewritten after every part; FOLDER.tar.gz has all files
-of the folder. The next call with the same output folder runs the parts that have not run yet; `-parts` repeats parts.
-
-All other flags are flags of main_single_gpu.py, for example `-cfg=configs/vit_tiny_patch16_224.yaml`.
+gpu/plan.py has a line for each part, the most important first. A part starts if its time limit fits into the time left
+of `-minutes`, so one that fails or hangs stops no other. The files `figures.md` and `figures.json` in the output folder
+are rewritten after every part; FOLDER.tar.gz has all files of the folder. The next call with the same output folder
+runs the parts that have not run yet; `-parts` repeats parts. See docs/benchmarks.md, GPU.
 """
 
 import argparse

@@ -48,12 +48,9 @@ def link_images(images: Path, folder: Path, entries: int, copies: bool = False) 
 
     With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
 
-    Args:
-        images: has a folder per class, directly or in `train`. folder: gets `train` and `val`.
-        copies: writes different files in place of links: a CPU's cache does not hold them, and no two are equal.
-
-    Raises:
-        UserError: `images` has fewer than two class folders with JPEGs.
+    images: has a folder per class, directly or in `train`. folder: gets `train` and `val`. copies: writes different
+    files in place of links: a CPU's cache does not hold them, and no two are equal. Raises UserError if `images` has
+    fewer than two class folders with JPEGs.
     """
     root = images / "train" if (images / "train").is_dir() else images
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []

@@ -61,10 +61,8 @@ def build_program(
 
     `recipe` is main_single_gpu.py on the images that `argv` names.
 
-    Args:
-        interval: steps between log lines.
-        folder: has the JPEGs in `data`; gets the folders of the runs.
-        timm_train: timm's train.py. val_split: the split that it opens.
+    interval: steps between log lines. folder: has the JPEGs in `data`; gets the folders of the runs. timm_train: timm's
+    train.py. val_split: the split that it opens.
     """
     if name == "bare":
         script = Path(__file__).with_name("benchmark_train.py")
@@ -182,20 +180,17 @@ def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
 
 def group_cpu_seconds(group: int) -> float:
     """CPU seconds, so far, of the running processes of a process group, and of their children that have ended."""
-    ticks = 0
-    for pid in _pids(group):
+    return sum(_cpu_ticks(group).values()) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_ticks(group: int) -> dict[int, int]:
+    """By the id of each process of a group: its CPU time, with the time of its children that have ended."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
-            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, after_name[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _pids(group: int) -> list[int]:
-    found = []
-    for pid in (int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
-        with suppress(ProcessLookupError):
-            if os.getpgid(pid) == group:
-                found.append(pid)
+            after_name = path.read_text().rpartition(")")[2].split()
+            if int(after_name[2]) == group:
+                found[int(path.parent.name)] = sum(map(int, after_name[11:15]))
     return found
 
 
@@ -269,7 +264,7 @@ class _Run:
 
     def use_up_prefetched(self, quiet_seconds: float) -> None:
         """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        children = [pid for pid in _pids(self.process.pid) if pid != self.process.pid]
+        children = [pid for pid in _cpu_ticks(self.process.pid) if pid != self.process.pid]
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

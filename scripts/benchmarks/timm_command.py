@@ -62,11 +62,8 @@ def _flags(config: Config) -> list[str]:
 def timm_flags(config: Config, data: Path, output: Path, interval: int, val_split: str = "") -> list[str]:
     """Flags of train.py: crop and flip, no checkpoint before the end of an epoch that is evaluated.
 
-    Args:
-        data: has a folder for each split.
-        output: gets a folder for the run.
-        interval: steps between log lines.
-        val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
+    data: has a folder for each split. output: gets a folder for the run. interval: steps between log lines.
+    val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
     """
     on_gpu = visible_gpus() > 0
     values = {  # timm's loader needs a worker

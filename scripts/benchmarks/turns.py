@@ -78,12 +78,8 @@ def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | Non
 
     A contender that failed gets no more turns. The figures are written to `file` after every turn.
 
-    Args:
-        figures: contender -> {}; receives the figures.
-        measure: called with the contender and the number of the round; raises UserError if the measurement failed.
-
-    Raises:
-        UserError: all contenders failed.
+    figures: contender -> {}; receives the figures. measure: called with the contender and the number of the round;
+    raises UserError if the measurement failed. Raises UserError if all contenders failed.
     """
     for number in range(rounds):
         for name, one in reversed(figures.items()) if number % 2 else figures.items():

@@ -6,6 +6,7 @@ docs/clusters.md has the sources. NVIDIA's published rates of ViT-g/14 on 8 to 1
 
 import argparse
 import re
+from functools import partial
 from math import log2
 from typing import NamedTuple
 
@@ -70,10 +71,7 @@ def parse_cluster(devices: str, nodes: int, network_gbit: float | None = None) -
     """The cluster of `-devices 8xH100` (or H100: one), `-nodes 4` and `-network GBIT` of a host (default: PEAKS).
 
     A GPU has a name such as H100, A100-40GB, RTX4090, or the name that `torch.cuda` gives. A size in the name replaces
-    the size in the table.
-
-    Raises:
-        UserError: wrong grammar, or a GPU without figures; the message lists the known ones.
+    the size in the table. Raises UserError for a wrong grammar and for a GPU without figures.
     """
     match = re.fullmatch(r"(?:([1-9]\d{0,3})\s*[xX*]\s*)?([A-Za-z][\w .-]*)", devices.strip())
     if not match:
@@ -123,12 +121,8 @@ def estimate(
 ) -> Estimate:
     """A step of `accumulation` micro-steps of `batch_size` images per device.
 
-    Args:
-        shards: the number of ranks that share one copy of the model.
-        recomputes: with gradient checkpointing.
-
-    Raises:
-        UserError: the datasheet has no peak for this dtype.
+    shards: the number of ranks that share one copy of the model. recomputes: with gradient checkpointing. Raises
+    UserError if the datasheet has no peak for this dtype.
     """
     passes, (state, update) = workload.passes[recomputes], _state_bytes(workload, shards)
     is_half = workload.precision.level in _STATE_BYTES
@@ -203,10 +197,9 @@ def plan_text(config: Config, flags: argparse.Namespace) -> str:
     cluster = parse_cluster(flags.devices, flags.nodes, flags.network)
     workload, batch_size, train = measure_workload(config), config.data.batch_size, config.train
     accumulation, peak = resolve(config, Facts(cluster.size)).train.accum_iter, cluster.peak(workload.precision)
+    step = partial(estimate, workload, cluster, batch_size=batch_size, accumulation=accumulation, mfu=ASSUMED_MFU)
     rows = {
-        (name, "on" if recomputes else "off"): estimate(
-            workload, cluster, shards, batch_size, accumulation, ASSUMED_MFU, recomputes
-        )
+        (name, "on" if recomputes else "off"): step(shards, recomputes=recomputes)
         for name, shards in strategies(workload, config.parallel, cluster).items()
         for recomputes in workload.passes
     }

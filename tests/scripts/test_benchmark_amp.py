@@ -33,28 +33,17 @@ def test_a_mode_overrides_the_options_of_the_user():
     assert {name for name in MODES if configs[name].amp.level == "O3"} == {"O3-fp16", "O3-bf16"}
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-modes=O1-bf61"], ["-modes", "O1-bf61", "O1-bf16"]),
-        (["-modes=tf32"], ["-modes", "tf32", "GPU"]),
-        (["-rounds=0"], ["-rounds"]),
-        (["-roundes=2"], ["-roundes", "-rounds"]),
-        (["-json=/no/such/folder/a.json"], ["-json"]),
-        (["-dataset=digits"], ["-dataset", "-loader"]),
-        (["-data_path=flowers"], ["-data_path", "-loader"]),
-        (["-table=paddlevit", "-modes=fp32"], ["-table", "-modes"]),
-        (["-table=caltech256", "-batch_size=8"], ["-batch_size"]),
-        (["-epochs=50,90"], ["-epochs", "-accuracy"]),
-        (["-accuracy", "-epochs=50,x"], ["-epochs"]),
-        (["-opts", "TRAIN.BATCH=1"], ["TRAIN.BATCH"]),
-    ],
-)
+@pytest.mark.parametrize(("argv", "said"), [
+    (["-modes=O1-bf61"], "-modes: unknown O1-bf61.*O1-bf16"), (["-modes=tf32"], "-modes: tf32 needs a GPU"),
+    (["-rounds=0"], "-rounds"), (["-roundes=2"], "-roundes.*-rounds"), (["-json=/no/such/folder/a.json"], "-json"),
+    (["-dataset=digits"], "-dataset.*-loader"), (["-table=paddlevit", "-modes=fp32"], "-table.*-modes"),
+    (["-table=caltech256", "-batch_size=8"], "-batch_size"), (["-epochs=50,90"], "-epochs.*-accuracy"),
+    (["-accuracy", "-epochs=50,x"], "-epochs"), (["-opts", "TRAIN.BATCH=1"], r"TRAIN\.BATCH"),
+])  # fmt: skip
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
     monkeypatch.setattr(benchmark_amp, "compare", lambda *_: pytest.fail("a measurement started"))
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=said):
         benchmark_amp.main(argv)
-    assert all(word in str(error.value) for word in said)
 
 
 # The tables of the documents
@@ -102,13 +91,6 @@ def test_the_speedup_is_the_ratio_of_the_averages(monkeypatch, capsys):
         "| AMP on | 1s | 3s |  |  |  |  |  | 2.00s | 1.500 |",
         "| AMP on, published | 42s | 41s | 41s | 41s | 41s | 41s | 41s | 41.14s | 1.903 |",
     ]
-
-
-@pytest.mark.parametrize("name", benchmark_amp.DOCUMENTS)
-def test_a_published_row_has_a_cell_per_column(name):
-    document = benchmark_amp.DOCUMENTS[name]
-    assert len(document.published) in (0, len(document.rows))
-    assert {row.count("|") + 1 for row in document.published} <= {len(document.columns)}
 
 
 def test_a_signal_keeps_the_measured_rows(monkeypatch, capsys):

@@ -48,9 +48,22 @@ def test_images_have_the_given_size_and_are_reproducible_without_photographs(tmp
         assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
 
 
+def linked(folder: Path, entries: int, size: Size = SMALL_SIZE) -> list[str]:
+    """Links to images; the flags of a run on them."""
+    link_images(make_images(folder / "images", size), folder / "data", entries)
+    options = ["-opts", "MODEL.PATCH_SIZE=16"]
+    return [
+        "-dataset=folder",
+        f"-data_path={folder / 'data'}",
+        "-batch_size=8",
+        "-image_size=32",
+        "-num_workers=0",
+        *options,
+    ]
+
+
 def test_links_make_a_long_epoch_of_few_images(tmp_path):
-    make_images(tmp_path / "images", SMALL_SIZE)
-    link_images(tmp_path / "images", tmp_path / "data", entries=35)
+    linked(tmp_path, 35)
     entries = list((tmp_path / "data" / "train").rglob("*.jpg"))
     assert len(entries) == 35
     assert {entry.resolve() for entry in entries} == {path.resolve() for path in (tmp_path / "images").rglob("*.jpg")}
@@ -76,16 +89,10 @@ def test_a_turn_has_a_new_stream_and_ends_with_a_whole_batch(monkeypatch, cpu):
     assert ended == [pytest.approx(311.2)]
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-num_workers=0"], "-num_workers"),
-        (["-opts", "DATA.AFFINE_DEGREES=10"], "AFFINE"),
-        (["-round=1"], "-rounds"),
-        (["-data=/no/such/folder"], "/no/such/folder"),
-        (["-augment=deit"], "unknown flag -augment"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "said"), [
+    (["-num_workers=0"], "-num_workers"), (["-opts", "DATA.AFFINE_DEGREES=10"], "AFFINE"),
+    (["-data=/no/such/folder"], "/no/such/folder"), (["-augment=deit"], "unknown flag -augment"),
+])  # fmt: skip
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
     monkeypatch.setattr(benchmark_input, "compare", lambda *_: pytest.fail("a measurement started"))
     with pytest.raises(UserError, match=said):
@@ -94,13 +101,9 @@ def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
 
 def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     """Crops of the whole image that are always flipped have only one result."""
-    make_images(tmp_path / "images", SMALL_SIZE._replace(count=8))
-    link_images(tmp_path / "images", tmp_path / "data", entries=8)
-    config = parse_command_line([
-        *("-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-image_size=32", "-num_workers=0"),
-        *("-opts", "MODEL.PATCH_SIZE=16", "DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.HFLIP_PROB=1.0"),
-        "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]",
-    ]).config  # fmt: skip
+    whole = ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]"]
+    argv = linked(tmp_path, 8, SMALL_SIZE._replace(count=8))
+    config = parse_command_line([*argv, *whole, "DATA.HFLIP_PROB=1.0"]).config
     data, loaded = config.data, []
 
     def create_loader(*arguments, **options):
@@ -111,9 +114,8 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(streams.timm.data, "create_loader", create_loader)
     next(streams.timm_batches(data, cpu.device))
     (timm_images, timm_targets), (samples,) = loaded[0], samples_for(config, cpu, "train")
-    batch = BatchReader(samples, data, build_host_transform(data, config.train, config.seed)).__getitems__(
-        [(0, index, 0) for index in range(8)]
-    )
+    reader = BatchReader(samples, data, build_host_transform(data, config.train, config.seed))
+    batch = reader.__getitems__([(0, index, 0) for index in range(8)])
     ours = build_eval_transform(data)(batch.images)
     for index, image in enumerate(ours):
         (timms,) = timm_images[timm_targets == batch.targets[index]]
@@ -121,10 +123,7 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
 
 
 def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
-    make_images(tmp_path / "images", SMALL_SIZE)
-    link_images(tmp_path / "images", tmp_path / "data", entries=24)
-    argv = ["-dataset=folder", f"-data_path={tmp_path / 'data'}", "-batch_size=8", "-image_size=32", "-num_workers=0"]
-    config = parse_command_line([*argv, "-opts", "MODEL.PATCH_SIZE=16", "DATA.HFLIP_PROB=0.0"]).config
+    config = parse_command_line([*linked(tmp_path, 24), "DATA.HFLIP_PROB=0.0"]).config
     decoded, resized = [], streams.resize
     monkeypatch.setattr(streams, "resize", lambda *arguments: decoded.append(resized(*arguments)))
     stream = streams.limit_batches(config, cpu)

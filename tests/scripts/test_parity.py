@@ -17,7 +17,7 @@ from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
 from engine.training.optimization.schedule import build_schedule
 from scripts.benchmarks import parity
-from scripts.benchmarks.parity import RECIPE, our_command
+from scripts.benchmarks.parity import RECIPE
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
 from utils.errors import UserError
 
@@ -58,8 +58,7 @@ TRANSLATED = [
     ("TRAIN.OPTIMIZER.BETAS=[0.8,0.95]", {"opt-betas": "0.8 0.95"}),
     ('TRAIN.OPTIMIZER.KWARGS={"amsgrad":true}', {"opt-kwargs": "amsgrad=True"}),
     ("TRAIN.SMOOTHING=0.2 TRAIN.ACCUM_ITER=3", {"smoothing": "0.2", "grad-accum-steps": "3"}),
-    ("TRAIN.MODEL_EMA=true", {"model-ema": "", "model-ema-warmup": ""}),
-    ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema": "", "model-ema-decay": "0.9"}),
+    ("TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9", {"model-ema-warmup": "", "model-ema-decay": "0.9"}),
     ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.MIXUP_PROB=0.7", {"mixup": "0.8", "mixup-prob": "0.7"}),
     ("TRAIN.CUTMIX_ALPHA=1.0 TRAIN.MIXUP_SWITCH_PROB=0.4", {"cutmix": "1.0", "mixup-switch-prob": "0.4"}),
     ("TRAIN.RANDOM_ERASE_PROB=0.25 TRAIN.RANDOM_ERASE_MODE=rand", {"reprob": "0.25", "remode": "rand"}),
@@ -144,14 +143,6 @@ def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     assert not torch.equal(one["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
 
 
-def test_our_command_has_the_recipe_the_users_options_and_the_seed():
-    command = our_command(["-epochs=9", "-opts", "TRAIN.BASE_LR=1e-3"], 3, Path("/data"), Path("/out"))
-    config = parse_command_line(command[2:]).config
-    assert (config.seed, config.train.num_epochs, config.train.base_lr) == (3, 9, 1e-3)
-    assert (config.data.dataset, config.data.data_path, config.save) == ("folder", "/data", "/out")
-    assert (config.train.grad_clip, config.train.smoothing, config.amp.dtype) == (1.0, 0.1, "bfloat16")
-
-
 @pytest.mark.parametrize("seed", [0, 5])
 def test_the_image_folder_is_the_digits_source(seed, tmp_path, cpu):
     config = config_of(f"DATA.SPLIT_SEED={seed}")
@@ -168,24 +159,9 @@ def test_the_image_folder_is_the_digits_source(seed, tmp_path, cpu):
         assert sorted((target, np.asarray(image).tobytes()) for image, target in timms) == expected
 
 
-def test_each_program_draws_its_own_weights_on_the_users_images(tmp_path, monkeypatch, capsys):
-    for split in ("train", "val"):
-        (tmp_path / "photos" / split).mkdir(parents=True)
-    commands = {}
-    monkeypatch.setattr(parity, "final_top1", lambda command, output, *_: commands.update({output.name: command}) or 50)
-    photos = tmp_path / "photos"
-    flags = [f"-timm_train={__file__}", "-own_weights", f"-images={photos}", f"-output={tmp_path}", "-seeds=2"]
-    assert parity.main([*flags, "-opts", "DATA.IMAGE_SIZE=32", "MODEL.EMBED_DIM=128"]) == 0
-    ours, timms = commands["ours-seed1"], commands["timm-seed1"]
-    config = parse_command_line(ours[2:]).config
-    assert (config.data.data_path, config.data.image_size, config.seed) == (str(photos), 32, 1)
-    given = [timms[timms.index(f"--{flag}") + 1] for flag in ("data-dir", "img-size", "seed")]
-    assert given == [str(photos), "32", "1"] and "embed_dim=128" in timms
-    assert "--initial-checkpoint" not in timms and not list(tmp_path.glob("*.pth"))
-    assert not (tmp_path / "data").exists() and not list(photos.rglob("*.png"))  # no digits are written
-
-
-def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def commands(monkeypatch) -> dict[str, list[str]]:
+    """Output folder -> the command of a run, which trains nothing."""
     commands = {}
 
     def final_top1(command, output, *_) -> float:
@@ -193,6 +169,24 @@ def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
         return 96.0 + int(output.name[-1]) - output.name.startswith("timm")
 
     monkeypatch.setattr(parity, "final_top1", final_top1)
+    return commands
+
+
+def test_each_program_draws_its_own_weights_on_the_users_images(tmp_path, commands):
+    photos = tmp_path / "photos"
+    for split in ("train", "val"):
+        (photos / split).mkdir(parents=True)
+    flags = [f"-timm_train={__file__}", "-own_weights", f"-images={photos}", f"-output={tmp_path}", "-seeds=2"]
+    assert parity.main([*flags, "-opts", "DATA.IMAGE_SIZE=32", "MODEL.EMBED_DIM=128"]) == 0
+    timms, config = commands["timm-seed1"], parse_command_line(commands["ours-seed1"][2:]).config
+    assert (config.data.data_path, config.data.image_size, config.seed) == (str(photos), 32, 1)
+    given = [timms[timms.index(f"--{flag}") + 1] for flag in ("data-dir", "img-size", "seed")]
+    assert given == [str(photos), "32", "1"] and "embed_dim=128" in timms
+    assert "--initial-checkpoint" not in timms and not list(tmp_path.glob("*.pth"))
+    assert not (tmp_path / "data").exists() and not list(photos.rglob("*.png"))  # no digits are written
+
+
+def test_both_programs_train_with_each_seed(tmp_path, commands, capsys):
     flags = [f"-timm_train={__file__}", "-epochs=3", "-seeds=4", f"-json={tmp_path / 'a.json'}", f"-output={tmp_path}"]
     assert parity.main(flags) == 0
     printed = capsys.readouterr().out
@@ -200,18 +194,15 @@ def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
     assert "| timm | 4 | 96.50 | 1.29 | 95.00 |  |" in printed
     assert json.loads((tmp_path / "a.json").read_text())["figures"]["timm"]["top1"] == [95.0, 96.0, 97.0, 98.0]
     assert sorted(commands) == [f"{name}-seed{seed}" for name in ("ours", "timm") for seed in range(4)]
+    config = parse_command_line(commands["ours-seed3"][2:]).config
+    assert (config.seed, config.train.num_epochs, config.data.dataset, config.train.grad_clip) == (3, 3, "folder", 1.0)
+    assert (config.data.data_path, config.save) == (str(tmp_path / "data"), str(tmp_path / "ours-seed3"))
     weights = commands["timm-seed3"][commands["timm-seed3"].index("--initial-checkpoint") + 1]
     assert "blocks.0.attn.qkv.weight" in torch.load(weights)
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        *(["-timm_train=/no/train.py"], []),
-        [f"-timm_train={__file__}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"],
-    ],
-)
-def test_mistakes_are_reported_before_the_runs(argv, monkeypatch):
-    monkeypatch.setattr(parity, "compare", lambda *_: pytest.fail("a run started"))
-    with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
-        parity.main(argv)
+def test_mistakes_are_reported_before_the_runs(commands):
+    for argv in (["-timm_train=/no/train.py"], [], [f"-timm_train={__file__}", "-opts", "TRAIN.LINEAR_SCALED_LR=8"]):
+        with pytest.raises(UserError, match=r"timm_train|LINEAR_SCALED_LR"):
+            parity.main(argv)
+    assert commands == {}
