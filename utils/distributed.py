@@ -222,12 +222,9 @@ def _check_same_devices(store: dist.Store, device: torch.device, rank: int, rank
 
 
 def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wanted: str | None = None) -> torch.device:
-    """A GPU that no other process uses, or the CPU if no GPU is visible or wanted.
+    """A GPU that no other process uses, or the CPU if no GPU is visible or wanted; raises UserError if one uses it.
 
     Some launchers make one GPU visible to each process, others make all GPUs visible to all processes.
-
-    Raises:
-        UserError: another process uses the GPU; or as `visible_gpus` and `check_compute_capability`.
     """
     gpus = visible_gpus(wanted)
     if gpus == 0:

@@ -35,7 +35,7 @@ def make_temporary_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
 
 
 def remove_temporary_folders() -> None:
-    """Removes them; for use before `os._exit`, which runs no exit handlers."""
+    """For use before `os._exit`, which runs no exit handlers."""
     for folder in list(_temporary_folders):
         folder.cleanup()
 

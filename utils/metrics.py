@@ -31,7 +31,6 @@ class Metrics:
 
     @property
     def loss(self) -> float:
-        """The mean per sample."""
         return self.values["loss"]
 
     @property

@@ -59,10 +59,7 @@ def limit_spinning(device: str | None) -> None:
     """Lets idle threads of libgomp sleep early, unless there is a GPU or the user's variables say how threads wait.
 
     If other programs use the cores, a thread that spins takes time from the thread for which it waits. Call it before
-    torch is imported. Other OpenMP libraries ignore the variable. Results are the same, bit for bit.
-
-    Args:
-        device: of -device.
+    torch is imported. Other OpenMP libraries ignore the variable. The results are bit-identical. device: of -device.
     """
     on_cpu = device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
     if (on_cpu or not any(DEVICE_FILES.glob("nvidia[0-9]*"))) and not os.environ.keys() & {_SPINS, _POLICY}:

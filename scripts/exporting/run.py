@@ -1,9 +1,5 @@
-"""One export: the model is built, written, read back, and compared with the original.
-
-It is compared on validation images, or on images and logits of another program.
-
-Legend: N images, C channels, S pixels on a side.
-"""
+"""One export: the model is built, written, read back, and compared with the original on validation images, or on
+images and logits of another program. Legend: N images, C channels, S pixels on a side."""
 
 import argparse
 import math
@@ -132,10 +128,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
 
 
 def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
-    """Exports the weights of `source`, a file or the folder of a run; returns the exit status.
-
-    flags: of scripts/export.py.
-    """
+    """Exports the weights of `source`, a file or the folder of a run, by the flags of scripts/export.py."""
     weights, kind = locate_weights(source), flags.format
     target = flags.output or weights.with_name(weights.stem + FORMATS[kind].suffix)
     check_target(target, kind, weights)
@@ -199,10 +192,7 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
 def replaced(target: Path) -> Iterator[Path]:
     """A temporary path beside `target` to write a file or a folder to; it replaces `target` at the end of the block.
 
-    After an exception in the block `target` is unchanged, and nothing else is left.
-
-    Raises:
-        UserError: it cannot be written.
+    Raises UserError if it cannot be written. After any exception `target` is unchanged, and nothing else is left.
     """
     temporary = target.with_name(f".new-{target.name}")
     try:

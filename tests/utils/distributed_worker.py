@@ -33,7 +33,6 @@ from utils.distributed import (
 )
 from utils.processes import failure
 from utils.processes.failure import Membership
-from utils.status import RunStatus
 from utils.system import usable_cores
 from utils.torch_compat import set_process_group_timeout
 
@@ -117,14 +116,6 @@ def one_is_slow(context: ProcessContext) -> None:
         return context.rank
 
     print_line(f"rank {context.rank}: {work_while_others_wait(work, context)}")
-
-
-def one_is_stopped(context: ProcessContext) -> None:
-    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size, pid=os.getppid()).begin()  # equal on all ranks
-    set_process_group_timeout(timedelta(seconds=3.0))
-    if context.rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    all_reduce_sum(torch.zeros(1), context)
 
 
 def one_is_stopped_the_other_is_blocked(context: ProcessContext) -> None:

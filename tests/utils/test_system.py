@@ -64,12 +64,11 @@ def test_no_folder_for_temporary_files(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", ["ulimit -n 40", "ulimit -v 500000"])
-def test_a_low_limit_is_one_line(limit):
-    """Also with two ranks: torch's store would wait for minutes, and its import ends with a traceback."""
-    command = f"{limit}; exec {sys.executable} main_multi_gpu.py -dataset=digits -ngpus=2 -device=cpu"
+def test_too_little_memory_for_torch_is_one_line():
+    """With two ranks: the import of torch ends with a traceback."""
+    command = f"ulimit -v 500000; exec {sys.executable} main_multi_gpu.py -dataset=digits -ngpus=2 -device=cpu"
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1 and re.fullmatch(rf"error: {limit[:9]} is {limit[10:]}\b.* raise .*\n", done.stderr)
+    assert done.returncode == 1 and re.fullmatch(r"error: ulimit -v is 500000\b.* raise .*\n", done.stderr)
 
 
 def test_a_missing_required_package(monkeypatch):

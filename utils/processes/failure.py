@@ -258,7 +258,7 @@ class Membership:
 
 @contextmanager
 def abort_together(store: RunStore, limit_seconds: float) -> Iterator[list[RankProcess]]:
-    """Yields the processes of all ranks. If the block raises in one of them, all others exit within seconds.
+    """Yields the processes of all ranks. If the block raises in one of them, all exit within seconds.
 
     So does a process whose GPU, or whose start, waits for `limit_seconds`.
     """

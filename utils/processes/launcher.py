@@ -113,10 +113,8 @@ def check_local_rank(given: int | None, env: Mapping[str, str] = os.environ) -> 
 def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a launched process.
 
-    MASTER_ADDR and MASTER_PORT in the environment have priority.
-
-    Raises:
-        UserError: as `detect_launcher`; the address of the main process is unknown, or no address or port.
+    MASTER_ADDR and MASTER_PORT in the environment have priority. Raises UserError as `detect_launcher`, and if the
+    address of the main process is unknown, or no address or port.
     """
     launcher, port = detect_launcher(env), env.get("MASTER_PORT", "29500")
     if not (port.isdecimal() and 0 < int(port) < 2**16):

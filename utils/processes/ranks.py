@@ -77,11 +77,8 @@ _MESSAGES = "messages"  # a key of the store
 
 
 class Message(StrEnum):
-    """Messages between ranks.
-
-    A rank that leaves the run sends FAILS (its own error) or LOST_A_RANK. The others answer WAITS (the GPU is blocked
-    in a collective operation) or RUNS.
-    """
+    """A rank that leaves the run sends FAILS (its own error) or LOST_A_RANK. The others answer WAITS (the GPU is
+    blocked in a collective operation) or RUNS."""
 
     FAILS = "fails"
     LOST_A_RANK = "lost-a-rank"
@@ -95,10 +92,7 @@ Messages = Mapping[int, frozenset[Message]]  # by rank, of the ranks that have s
 
 @dataclass(frozen=True)
 class RankProcess:
-    """The process of a rank.
-
-    start_time: in clock ticks since the host started; "" where there is no /proc.
-    """
+    """The process of a rank. start_time: in clock ticks since the host started; "" where there is no /proc."""
 
     rank: int
     host: str
@@ -130,10 +124,8 @@ class RankProcess:
 
 
 class RunStore:
-    """Messages between the ranks of a run through their key-value store, which rank 0 or its launcher owns.
-
-    Methods raise dist.DistError if the owner has ended. They block while the network is cut.
-    """
+    """Messages between ranks through their key-value store. Methods raise dist.DistError if the owner of the store,
+    rank 0 or its launcher, has ended; they block while the network is cut."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
@@ -147,11 +139,7 @@ class RunStore:
         self.store.set(f"process {self.rank}", f"{os.getpid()} {start_time} {socket.gethostname()}")
 
     def processes(self, limit_seconds: float) -> list[RankProcess]:
-        """The processes of all ranks; waits until each has announced itself.
-
-        Raises:
-            Unavailable: some have not within the limit.
-        """
+        """The processes of all ranks; raises Unavailable if some have not announced themselves within the limit."""
         keys = [f"process {rank}" for rank in range(self.world_size)]
 
         def describe() -> str:

@@ -98,17 +98,6 @@ def test_exactly_the_asked_shards_in_their_order(store, cache):
         assert read == expected and index.shards == asked and names_in(index)[0] == f"{first:06d}.jpg"
 
 
-def test_classes_are_those_of_the_asked_shards(cache):
-    store = FakeStore({"0.tar": tar_of({"x/1.jpg": b"", "z/1.jpg": b""}), "1.tar": tar_of({"y/1.jpg": b""})})
-    for shards, names, targets in (
-        (shards_of(store), ["x", "y", "z"], [0, 2, 1]),
-        (shards_of(store)[1:], ["y"], [0]),
-        (shards_of(store)[:1], ["x", "z"], [0, 1]),
-    ):
-        index, _, _ = opened(store, cache, shards)
-        assert index.class_names == names and index.arrays["targets"].tolist() == targets
-
-
 def test_labels_of_two_kinds_are_refused_and_not_stored(cache):
     store = FakeStore({"0.tar": tar_of({"x/1.jpg": b""}), "1.tar": tar_of({"1.jpg": b"", "1.cls": b"3"})})
     with pytest.raises(UserError, match=r"^1\.tar: has numbers as labels, but 0\.tar names"):
