@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from engine.checkpoint.weights_record import exported_entry, read_record
+from engine.checkpoint.weights_record import exported_entry
 from models.kernels import FUSED, use_attention
 from scripts.exporting.formats import OPSET
 from scripts.weights.trained_model import Forward, TrainedModel
@@ -27,12 +27,9 @@ _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 
 
 def write_safetensors(model: nn.Module, trained: TrainedModel, path: Path) -> None:
-    """The weights, with class names, preprocessing and options in the metadata.
+    """The weights, with class names, preprocessing and options in the metadata; raises OSError for a full disk.
 
     A tensor with several names is written under each of them, as `-pretrained` needs.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     path.touch()
     mode = path.stat().st_mode
@@ -46,14 +43,7 @@ def write_safetensors(model: nn.Module, trained: TrainedModel, path: Path) -> No
 
 
 def load_safetensors(trained: TrainedModel, path: Path) -> Forward:
-    """The model of the file, read as `-pretrained` reads it.
-
-    Raises:
-        UserError: class names or preprocessing are not read back.
-    """
-    record = read_record(str(path))
-    if record is None or record.class_names != trained.class_names:
-        raise UserError(f"{path}: class names and preprocessing cannot be read back; this is a defect, report it")
+    """The model of the file, read as `-pretrained` reads it."""
     return trained.build(path)
 
 

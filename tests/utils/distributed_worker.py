@@ -33,6 +33,7 @@ from utils.distributed import (
 )
 from utils.processes import failure
 from utils.processes.failure import Membership
+from utils.status import RunStatus
 from utils.system import usable_cores
 from utils.torch_compat import set_process_group_timeout
 
@@ -102,6 +103,7 @@ def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
 
 
 def one_hangs(context: ProcessContext) -> None:
+    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size, pid=os.getppid()).begin()  # equal on all ranks
     set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         time.sleep(600)

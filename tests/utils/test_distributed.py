@@ -15,6 +15,8 @@ from rank_pool import environment
 
 from utils import distributed
 from utils.errors import UserError
+from utils.files import read_json
+from utils.status import STATUS
 
 WORKER = str(Path(__file__).with_name("distributed_worker.py"))
 LIMIT_SECONDS = 300  # a launch takes 3 s on an idle machine
@@ -136,12 +138,14 @@ def test_processes_exit_without_a_launcher_that_terminates_them():
         ("owner_is_stopped", 0, "is stopped"),  # of the key-value store, which does not answer
     ],
 )
-def test_hanging_or_stopped_process_is_named_and_killed(case, lost, line):
+def test_hanging_or_stopped_process_is_named_and_killed(case, lost, line, tmp_path):
     """Within the timeout (here 3 seconds) plus 10 seconds."""
-    both = [end(process) for process in srun(case)]
+    both = [end(process) for process in srun(case, RUN_FOLDER=str(tmp_path))]
     found = re.findall(r"^error: (.*)", both[1 - lost].err, re.MULTILINE)
     assert len(found) == 1 and re.match(rf"rank {lost} \(process \d+ on .*\) {line}", found[0])
     assert (both[1 - lost].status, both[lost].status) == (1, -signal.SIGKILL)
+    if case == "one_hangs":
+        assert (status := read_json(tmp_path / STATUS))["state"] == "failed" and status["message"] == found[0]
 
 
 @pytest.mark.slow
