@@ -64,10 +64,7 @@ class Evaluator:
     ) -> tuple[Metrics, SampleResults | None]:
         """The metrics on all ranks, and on the main process the results of all samples; a collective call.
 
-        Calls `after_batch` after each batch.
-
-        Raises:
-            UserError: no sample is readable.
+        Raises UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
         metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)

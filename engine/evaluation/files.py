@@ -52,10 +52,7 @@ class EvaluationFiles:
     def write(self, metrics: Metrics, results: SampleResults, model: nn.Module | None, **about: Any) -> dict[str, Any]:
         """Writes all files, each atomically; returns the content of `summary.json`, which begins with `about`.
 
-        model: the evaluated one, for the attention maps; without it there are none.
-
-        Raises:
-            OSError: a file cannot be written.
+        model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
         self.folder.mkdir(exist_ok=True)
         analyze = self._analyze if results.scores is None else self._analyze_several_labels

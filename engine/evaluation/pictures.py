@@ -43,10 +43,7 @@ _COLORS = (
 def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
     """Writes `<index>.jpg` of each sample: the crop that the model sees; returns the crops, uint8 (C, S, S).
 
-    An image that cannot be read has no picture. The pictures and attention maps of an earlier evaluation are removed.
-
-    Raises:
-        OSError: a file cannot be written.
+    An image that cannot be read has no picture. Those of an earlier evaluation are removed. Raises OSError.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -65,12 +62,9 @@ def _write_crop(file: Path, samples: Samples, index: int, data: Data) -> torch.T
 
 
 def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
-    """Writes `<index>-attention.jpg` of each crop: the attention rollout over the picture.
+    """Writes `<index>-attention.jpg` of each crop: the attention rollout over the picture; raises OSError.
 
-    Returns:
-        None, or why the model has no attention maps.
-    Raises:
-        OSError: a file cannot be written.
+    Returns why the model has no attention maps; None if it has some.
     """
     for index, crop in crops.items():  # one by one: the maps of a large model take gigabytes
         image = evaluator.transform(crop[None].to(evaluator.context.device))

@@ -10,7 +10,7 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
-from itertools import compress, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,8 @@ class Predictions:
     ) -> None:
         self._part, self._samples, self._class_names, self._options = part, samples, class_names, options
         self._labelled, self._max_labels = options.path is None, None if multi_label else 1
+        is_used = {"label": options.threshold is not None, "target": self._labelled, "explanation": options.explain}
+        self._text_columns = [column for column, used in is_used.items() if used]
         self._num_ranks = min(options.top_k or len(class_names), len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
 
@@ -145,8 +147,7 @@ class Predictions:
         """The header, and the cells of each image."""
         ranks = range(1, num_ranks + 1)
         columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-        is_used = self._options.threshold is not None, self._labelled, self._options.explain
-        yield ["path", *columns, *compress(("label", "target", "explanation"), is_used), "error"]
+        yield ["path", *columns, *self._text_columns, "error"]
         for path, ranked, texts, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
             cells += [""] * (len(columns) - len(cells))
@@ -154,8 +155,7 @@ class Predictions:
 
     def _wide_rows(self, names: Sequence[str]) -> Iterator[list[str]]:
         """The header, and the probability of each class for each image; empty cells for an unreadable image."""
-        is_used = self._options.threshold is not None, self._labelled, self._options.explain
-        yield ["path", *names, *compress(("label", "target", "explanation"), is_used)]
+        yield ["path", *names, *self._text_columns]
         for path, ranked, texts, _ in self._images(names, len(names)):
             probability_of = dict(ranked)
             cells = [f"{probability_of[name]:.6f}" if ranked else "" for name in names]

@@ -57,11 +57,6 @@ def _average_precision(targets: np.ndarray, scores: np.ndarray) -> float:
     return float(np.sum((hits / selected * increases)[::-1]))  # from the lowest score on, as scikit-learn adds
 
 
-def mean_average_precision(precisions: np.ndarray) -> float:
-    """The mean over the classes with positive samples; 0 without any."""
-    return 0.0 if np.isnan(precisions).all() else float(np.nanmean(precisions))
-
-
 @dataclass(frozen=True)
 class SampleResults:
     """The results of N samples in the order of the data.
@@ -101,7 +96,9 @@ class SampleResults:
 
     @property
     def mean_average_precision(self) -> float:
-        return mean_average_precision(self.average_precisions)
+        """The mean over the classes with positive samples; 0 without any."""
+        precisions = self.average_precisions
+        return 0.0 if np.isnan(precisions).all() else float(np.nanmean(precisions))
 
     @property
     def mean_loss(self) -> float:

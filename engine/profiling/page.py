@@ -90,9 +90,8 @@ def bottlenecks(profile: Profile) -> list[str]:
 
 
 def _advice(profile: Profile) -> Iterator[tuple[float, float, float, str]]:
-    """(share, limit, gain, text) of each part of a step that an option changes.
+    """(share, limit, gain, text) of each part of a step that an option changes. gain: saved fraction of the share.
 
-    gain: expected saving, as a fraction of the share.
     No advice says to compile on a CPU: there ViT-Tiny gained 1%.
     """
     share, on_gpu, compiled = profile.times.share, profile.device_type == "cuda", profile.is_compiled

@@ -42,9 +42,7 @@ _STATES = (*UNFINISHED, "finished", "stopped", "interrupted", "failed", "killed"
 def write_report(folder: Path) -> Path:
     """Writes `report.html` in the folder of a run that trained or evaluated, from the files in it; returns its path.
 
-    Raises:
-        UserError: it is not the folder of a run, or its options or its `metrics.csv` are damaged.
-        OSError: the page cannot be written; an older page is unchanged.
+    Raises OSError, and UserError as `read_contents`; an older page is then unchanged.
     """
     path = folder / REPORT
     atomic_write(path, run_page(read_contents(folder)))

@@ -248,12 +248,6 @@ class Facts:
         fact = self.latest.get(kind)
         return fact if isinstance(fact, kind) else None
 
-    def add(self, fact: Fact) -> None:
-        self.latest[type(fact)] = fact
-        self.starts += isinstance(fact, Start)
-        if isinstance(fact, RunWarning):
-            self.warnings[fact.text[:MAX_CHARS]] += 1
-
 
 def read_facts(path: Path) -> Facts:
     """Reads the facts; lines that are damaged, or of another version, are left out. Raises OSError."""
@@ -262,7 +256,11 @@ def read_facts(path: Path) -> Facts:
         for line in file:
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 values = json.loads(line)
-                facts.add(_READERS[values[_KIND]].validate_python(values))
+                fact = _READERS[values[_KIND]].validate_python(values)
+                facts.latest[type(fact)] = fact
+                facts.starts += isinstance(fact, Start)
+                if isinstance(fact, RunWarning):
+                    facts.warnings[fact.text[:MAX_CHARS]] += 1
     return facts
 
 

@@ -144,11 +144,7 @@ def model_name(device_name: str) -> str:
 
 
 def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
-    """Counts the parameters and FLOPs of the model, and looks up the peak of the devices.
-
-    Args:
-        dtype: of the matrix products. tf32: whether those in float32 may use TF32.
-    """
+    """Counts parameters and FLOPs, and looks up the peak of the devices. dtype, tf32: as `peak_flops_per_second`."""
     try:
         flops = training_flops(model, data)
     except Exception:  # a model may do anything that tensors without memory do not support

@@ -40,10 +40,9 @@ _PROJECT = Path(__file__).parents[2]
 
 
 def start_log(command: Command, context: ProcessContext) -> RunLogger:
-    """Logs the options. The lines are written to the files when the run's folder is opened.
+    """Logs the options, to the files when the run's folder is opened; minutes may pass until it is made.
 
-    Raises:
-        UserError: the output folder is not writable; the start may take minutes until the run's folder is made.
+    Raises UserError now if the output folder is not writable.
     """
     logger = RunLogger(None, context)
     if context.is_main and command.config.model.resume in (None, "auto"):  # else it writes to the checkpoint's folder
@@ -63,11 +62,7 @@ def log_options(command: Command, logger: RunLogger) -> None:
 
 
 def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger, prefix: str = "") -> Path:
-    """Creates the folder of a new run, and writes its log and options to it.
-
-    Raises:
-        UserError: it cannot be created, or another host does not see it.
-    """
+    """Creates and enters the folder of a new run. Raises UserError if it cannot, or another host does not see it."""
     name = prefix + command.run_name
     made = str(make_run_folder(Path(command.config.save), name)) if context.is_main else ""
     folder = Path(broadcast_object(made, context))
@@ -82,11 +77,7 @@ def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger
 
 
 def enter_folder(folder: Path, command: Command, context: ProcessContext, logger: RunLogger, steps_done: int) -> None:
-    """Writes the log and the options of a run, which starts after `steps_done` steps, to its folder.
-
-    Raises:
-        UserError: another host does not see the folder.
-    """
+    """Writes log and options of a run that starts after `steps_done` steps. Raises UserError as `check_shared`."""
     check_shared(folder, context)
     if context.is_main:
         write_run_options(folder, _options(command), steps_done)
@@ -226,10 +217,8 @@ _VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts 
 def check_shared(folder: Path, context: ProcessContext) -> None:
     """Checks that one rank of each host sees a file that rank 0 creates in the folder. A collective call.
 
-    The file has a random name: a folder of the same name on the disk of another host does not pass.
-
-    Raises:
-        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the folder.
+    The file has a random name: a folder of the same name on the disk of another host does not pass. Raises UserError on
+    all ranks.
     """
     if _is_one_host(context):
         return
@@ -251,10 +240,7 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
 def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
 
-    Writes nothing: the folder of an evaluated run may be read-only.
-
-    Raises:
-        UserError: on all ranks; it names the host of rank 0 and the hosts that do not see the checkpoint.
+    Writes nothing: the folder of an evaluated run may be read-only. Raises UserError on all ranks.
     """
     if _is_one_host(context):
         return

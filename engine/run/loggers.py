@@ -73,10 +73,8 @@ class TensorBoardLogger:
     def start(self, run: LoggedRun) -> None:
         """Hides events after the position of the checkpoint: a resumed run repeats them.
 
-        The table of hyperparameters has a row per folder, with the options of the run's first start. Its columns are
-        the options of all runs, and all scalars, if no run declares an experiment; TensorBoard uses the declaration of
-        one run for all of them. So this differs from `SummaryWriter.add_hparams`, which besides makes a new row for
-        each call.
+        The table of hyperparameters has a row per folder. Unlike `SummaryWriter.add_hparams`, this declares no
+        experiment, so that its columns are the options and scalars of all runs.
         """
         self._board: Any = self._writer_type(run.folder, purge_step=run.steps_done + 1)
         _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
@@ -227,13 +225,9 @@ class LoggerGroup:
         """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
         names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
         self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
+        run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
         for logger in self._loggers:
-            logger.submit(
-                "start",
-                LoggedRun(
-                    folder=folder, steps_done=steps_done, options=self.options, hyperparameters=self.hyperparameters
-                ),
-            )
+            logger.submit("start", run)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         for logger in self._loggers:

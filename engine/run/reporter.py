@@ -50,12 +50,9 @@ class Reporter(Observer):
     """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
 
     Args:
-        folder: folder of the run.
         describe: counts the FLOPs, which takes part of a second.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
-        max_steps: the run ends after this many steps in all, if not before.
-        loggers: TensorBoard, and those that LOGGERS names.
         metric: the one that decides which epoch is the best.
     """
 
@@ -113,8 +110,7 @@ class Reporter(Observer):
     def after_step(self, progress: EpochProgress) -> None:
         """Reports after each `report_freq` steps, the first step of the run, and the last step of an epoch.
 
-        Raises:
-            UserError: at the end of an epoch, on all ranks: no training image was readable.
+        Raises UserError on all ranks at the end of an epoch without a readable image.
         """
         epoch = self._epoch
         assert epoch
@@ -135,10 +131,7 @@ class Reporter(Observer):
                 self._report_unreadable_images(report)
 
     def stop(self, progress: EpochProgress) -> None:
-        """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is.
-
-        `close` is to be called when the checkpoint, which is more urgent, was written.
-        """
+        """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""
         assert self._epoch
         self.last = replace(self._report(progress, self._epoch), step=progress.step + 1)
         if self._steps:

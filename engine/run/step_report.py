@@ -54,10 +54,8 @@ class StepReport:
     def log_lines(self, previous: "StepReport | None" = None) -> list[str]:
         """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
-        Other values appear if they are unusual: the data wait from 5% of the time, the share of launch-bound steps
-        above half, the gradient norm above twice its mean since the start of the epoch, a loss scale that differs from
-        the `previous` report's, and the number of skipped steps of the run if it has grown. Values that do not fit into
-        120 columns form a second line.
+        Other values appear if they are unusual, the loss scale if it differs from the `previous` report's. Values that
+        do not fit into 120 columns form a second line.
         """
         parts = [self._paddlevit_part(), format_speed(self.images_per_second)]
         parts.append(f"{three_digits(self.peak_memory_bytes / 1e9)}G")
