@@ -8,8 +8,16 @@ import socket
 from pathlib import Path
 
 import pytest
-from page_reader import Reader, read_page
-from run_folders import add_split, make_evaluation_run, make_run, write_facts, write_json, write_table
+from run_folders import (
+    Reader,
+    add_split,
+    make_evaluation_run,
+    make_run,
+    read_page,
+    write_facts,
+    write_json,
+    write_table,
+)
 
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.step_report import EPOCH_COLUMNS

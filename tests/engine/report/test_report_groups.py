@@ -5,8 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from page_reader import Reader
-from run_folders import add_evaluation, make_run, write_facts, write_json
+from run_folders import Reader, add_evaluation, make_run, write_facts, write_json
 
 from engine.run.facts import TrainingData
 from scripts.report import main

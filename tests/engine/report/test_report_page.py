@@ -10,7 +10,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from page_reader import read_page
 from PIL import Image
 from run_folders import (
     FACTS_OF_RUN,
@@ -18,6 +17,7 @@ from run_folders import (
     add_split,
     make_evaluation_run,
     make_run,
+    read_page,
     write_facts,
     write_json,
     write_table,

@@ -3,8 +3,7 @@
 import shlex
 
 import pytest
-from page_reader import read_page
-from run_folders import make_run, write_facts, write_json, write_table
+from run_folders import make_run, read_page, write_facts, write_json, write_table
 
 from configs.reading.command_line import parse_command_line
 from engine.report.contents import read_contents

@@ -1,4 +1,4 @@
-"""Loggers: TensorBoard's tables as its own backend reads them; stand-ins for wandb and mlflow."""
+"""The log files; loggers: TensorBoard's tables as its own backend reads them, stand-ins for wandb and mlflow."""
 
 import errno
 import os
@@ -229,3 +229,15 @@ def test_wandb_does_not_ask_for_a_login(libraries):
     libraries[0].setup.return_value.settings.mode = "online"
     with pytest.raises(UserError, match="WANDB_API_KEY"):
         check_loggers(["wandb"])
+
+
+@pytest.mark.skipif("not __import__('pathlib').Path('/dev/full').exists()")
+def test_a_full_disk_prints_no_traceback(tmp_path, cpu, capsys):
+    for name in ("log.txt", "log_0.txt"):
+        (tmp_path / name).symlink_to("/dev/full")
+    logger = RunLogger(tmp_path, cpu)
+    logger.info("a line")
+    logger.rank("a line")
+    RunLogger(None, cpu)  # closes the files of the first one
+    printed = capsys.readouterr()
+    assert printed.out == "a line\n" and printed.err == ""
