@@ -33,7 +33,7 @@ def sweep(tmp_path):
     return tmp_path, scores
 
 
-def test_groups_have_mean_deviation_and_number(sweep, capsys):
+def test_groups_have_figures_and_a_matrix_that_counts_each_image_once_per_seed(sweep, capsys):
     root, scores = sweep
     assert main([str(root)]) == 0
     rows = read_rows(root / "groups.csv")
@@ -47,17 +47,12 @@ def test_groups_have_mean_deviation_and_number(sweep, capsys):
     printed, page = capsys.readouterr().out, Reader((root / "compare.html").read_text())
     assert "0.01           top1    6     62.5833  " in printed and "0.01 top1 6 62.5833 " in page.text
     assert "images differ" not in printed  # each fold has images of its own
-
-
-def test_the_matrix_of_all_folds_counts_each_image_once_per_seed(sweep):
-    root, _ = sweep
-    assert main([str(root)]) == 0
     with open(root / "confusion-2.csv", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["true \\ predicted", "cat", "'=dog", "fox"] and [row[0] for row in rows] == header[1:]
     counts = np.array([row[1:] for row in rows], int)
     assert counts.sum() == 2 * 36 and np.array_equal(counts, 6 * np.array([[3, 1, 0], [0, 3, 1], [1, 0, 3]]))
-    assert "Row 2: all images" in (root / "compare.html").read_text()
+    assert "Row 2: all images" in page.text
 
 
 @pytest.mark.parametrize("fault", ["unfinished", "twice", "classes", "damaged", "more images"])

@@ -179,8 +179,6 @@ def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
     assert "test top-1 28.50% 1,000 held-out images" in page.text
     assert [tag["id"] for tag in page.all("table") if "id" in tag] == ["classes", "test-classes"]
     assert "Test images Measured on 12 test images, with the weights of epoch 3. 3 classes" in page.text
-    ids = [tag["id"] for _, tag in page.tags if "id" in tag]
-    assert len(ids) == len(set(ids))
 
 
 def test_the_options_that_differ_from_the_recipe_are_shown(run):
