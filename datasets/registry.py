@@ -4,9 +4,9 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from configs.data_sets import properties_of
+from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import (
@@ -19,7 +19,7 @@ from datasets.sources.checks import (
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
-from datasets.sources.groups import check_groups, note_on_shared_groups, with_groups
+from datasets.sources.groups import check_groups, with_groups
 from datasets.sources.samples import EncodedImages, Samples, check_names, number_by, number_of_classes
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import source_class
@@ -27,7 +27,7 @@ from datasets.sources.split import Splitter
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 
-SamplesT = TypeVar("SamplesT", bound=Samples)
+_SHOWN = 3  # names of groups in a warning
 
 
 def read_samples(
@@ -69,7 +69,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
     return samples
 
 
-def _on_all_ranks(read: Callable[[], list[SamplesT]], context: ProcessContext) -> list[SamplesT]:
+def _on_all_ranks(read: Callable[[], list[Samples]], context: ProcessContext) -> list[Samples]:
     """Calls `read` on the main process, and then on the others; every rank raises the main process's error.
 
     Another host that does not have the same data raises an error that names it. `read` may take any time, as indexing
@@ -171,9 +171,10 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
             samples[split] = ImageFiles(with_groups(of_split.listing, data))
         elif of_split.groups:
             check_groups(of_split.groups, data, of_split.name)
-    train, val = samples["train"], samples["val"]
-    if train.groups and val.groups:
-        train.notes += note_on_shared_groups(train.groups, val.groups)
+    in_train, in_val = (set(map(to_nfc, samples[split].groups or ())) for split in ("train", "val"))
+    if shared := sorted(in_train & in_val - {""}):
+        names = ", ".join(map(shorten, shared[:_SHOWN]))
+        samples["train"].notes.append(f"Warning: {len(shared)} group(s) are in both train and val, such as {names}")
 
 
 def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[Finding]:

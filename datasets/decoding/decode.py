@@ -168,11 +168,6 @@ def decode_small(data: bytes, mode: str, side: int, grey_range: GreyRange | None
         return _convert(image, mode, grey_range)
 
 
-def decode_image(data: bytes, channels: int, name: str) -> torch.Tensor:
-    """The pixels of `open_image`, torch.uint8 (channels, H, W); raises the same errors."""
-    return open_image(data, channels, lambda: name).pixels
-
-
 def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
     """The unscaled pixels of a 16-bit gray image, integers (H, W); None for another image.
 

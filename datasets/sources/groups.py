@@ -15,11 +15,9 @@ from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import Listing
-from datasets.sources.files.rows import COLUMNS, Columns, table_columns, table_rows
+from datasets.sources.files.rows import Columns, table_columns, table_rows
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from utils.errors import UserError, combine_findings
-
-_SHOWN = 3  # names of groups in a warning
 
 
 def with_groups(listing: Listing, data: Data) -> Listing:
@@ -33,10 +31,11 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         assert listing.file
         if data.groups not in (names_in_header := table_columns(listing.file)):
             raise UserError(f"{listing.file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {names_in_header}")
-        columns: Columns = {**COLUMNS, **(data.columns or {}), "label": data.groups}
+        columns = {**(data.columns or {}), "label": data.groups}
         names, fix = _in_table(listing, listing.file, str(listing.root), columns), "fill in the column"
     elif "(" in data.groups:
-        names = (_in_path(match) for match in map(re.compile(data.groups).search, map(to_nfc, listing.paths)))
+        matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
+        names = ("/".join(filter(None, match.groups())) if match else "" for match in matches)
         fix = "the expression must match each path relative to the class folders"
     else:
         names = _in_table(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"})
@@ -53,10 +52,6 @@ def check_groups(
     if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
         images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
         raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
-
-
-def _in_path(match: re.Match[str] | None) -> str:
-    return "/".join(filter(None, match.groups())) if match else ""
 
 
 def _in_table(listing: Listing, file: Path, root: str, columns: Columns) -> Iterator[str]:
@@ -106,10 +101,3 @@ def describe_groups(
         parts = "folds" if folds else "training and validation"
         notes.append(f"Warning: {few} class(es) are in fewer than {folds or 2} groups, and missing in some {parts}")
     return notes
-
-
-def note_on_shared_groups(train: PackedStrings, val: PackedStrings) -> list[str]:
-    """A warning if groups of the validation are in the training."""
-    shared = sorted(set(map(to_nfc, train)).intersection(map(to_nfc, val)) - {""})
-    names = ", ".join(map(shorten, shared[:_SHOWN]))
-    return [f"Warning: {len(shared)} group(s) are in both train and val, such as {names}"] if shared else []

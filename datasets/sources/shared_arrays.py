@@ -18,29 +18,17 @@ from utils.errors import error_from
 from utils.files import make_temporary_folder
 
 
-class MappedArrays(Mapping[str, np.ndarray]):
+class MappedArrays(dict[str, np.ndarray]):
     """The arrays in the files `{name}.npy` of a folder, which `share_arrays` has written. Raises OSError."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.folder = folder
-        self._arrays = {name: _map(folder / f"{name}.npy") for name in names}
+        for name in names:
+            # Unlike np.load, open_memmap reads no pickles. A plain view is faster to index than a memmap.
+            self[name] = np.lib.format.open_memmap(folder / f"{name}.npy", mode="r").view(np.ndarray)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MappedArrays, (self.folder, list(self._arrays))
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
-
-def _map(path: Path) -> np.ndarray:
-    # Unlike np.load, open_memmap reads no pickles. A plain view is faster to index than a memmap.
-    return np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+        return MappedArrays, (self.folder, list(self))
 
 
 def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:

@@ -41,9 +41,8 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext)
     Raises:
         UserError: all unusable images, in one error on every rank.
     """
-    call_on_main(
-        lambda: _check_images([samples for samples in splits if isinstance(samples, ImageFiles)], data), context
-    )
+    files = [samples for samples in splits if isinstance(samples, ImageFiles)]
+    call_on_main(lambda: _check_images(files, data), context)
 
 
 def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:

@@ -12,11 +12,11 @@ import torch
 from PIL import Image, ImageOps, features
 
 from datasets.decoding import decode
-from datasets.decoding.decode import decode_image, open_image
+from datasets.decoding.decode import open_image
 from datasets.decoding.images import BadImage
 from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
-from tests.datasets.photo import PHOTO, as_tensor
+from tests.datasets.photo import PHOTO, as_tensor, decode_image
 from utils.errors import UserError
 
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
@@ -36,7 +36,7 @@ def pillow(data: bytes, mode: str) -> torch.Tensor:
 
 def assert_like_pillow(data: bytes) -> None:
     for channels, mode in ((3, "RGB"), (1, "L")):
-        image, reference = decode_image(data, channels, "x"), pillow(data, mode)
+        image, reference = decode_image(data, channels), pillow(data, mode)
         assert image.dtype == torch.uint8
         assert image.shape == reference.shape
         # Two builds of libjpeg may differ in the last bit.
@@ -83,7 +83,7 @@ def test_pixels_equal_pillows(kind):
     assert_like_pillow(data)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        decode_image(data, 3, "x")
+        decode_image(data, 3)
 
 
 @pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 0), ("JPEG", 5), ("JPEG", 9), ("PNG", 6), ("TIFF", 3)])
@@ -95,7 +95,7 @@ def test_exif_orientation(kind, orientation):
 
 def test_xmp_orientation():
     data = encode(PHOTO, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>')
-    assert decode_image(data, 3, "x").shape == (3, PHOTO.width, PHOTO.height)
+    assert decode_image(data, 3).shape == (3, PHOTO.width, PHOTO.height)
     assert_like_pillow(data)
 
 
@@ -104,31 +104,31 @@ def test_xmp_orientation():
 def test_damaged_exif_is_ignored(exif):
     plain = encode(PHOTO, "JPEG", quality=90)
     segment = b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif
-    image = decode_image(plain[:2] + segment + plain[2:], 3, "x")
-    assert torch.equal(image, decode_image(plain, 3, "x"))
+    image = decode_image(plain[:2] + segment + plain[2:], 3)
+    assert torch.equal(image, decode_image(plain, 3))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
 def test_16_bits_are_scaled(kind):
     values = np.linspace(0, 65535, 64 * 48).astype(np.uint16).reshape(48, 64)
     data = encode(Image.fromarray(values), kind)
-    grey = decode_image(data, 1, "x")
+    grey = decode_image(data, 1)
     assert np.abs(grey[0].numpy() - values / 257).max() <= 0.5
-    assert torch.equal(decode_image(data, 3, "x"), grey.expand(3, -1, -1))
+    assert torch.equal(decode_image(data, 3), grey.expand(3, -1, -1))
     exif = Image.Exif()
     exif[0x0112] = 6
     if kind != "PPM":
-        assert decode_image(encode(Image.fromarray(values), kind, exif=exif), 1, "x").shape == (1, 64, 48)
+        assert decode_image(encode(Image.fromarray(values), kind, exif=exif), 1).shape == (1, 64, 48)
 
 
 def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
     monkeypatch.setattr(decode, "open_with_pillow", None)
     for kind in ("jpeg 4:2:0", "jpeg in RGB", "jpeg with bytes after its end", "jpeg of two (MPO)"):
-        assert decode_image(KINDS[kind](), 3, "x").shape == (3, PHOTO.height, PHOTO.width)
+        assert decode_image(KINDS[kind](), 3).shape == (3, PHOTO.height, PHOTO.width)
     for channels in (1, 3):
-        assert decode_image(KINDS["jpeg grey"](), channels, "x").shape == (channels, PHOTO.height, PHOTO.width)
+        assert decode_image(KINDS["jpeg grey"](), channels).shape == (channels, PHOTO.height, PHOTO.width)
     for kind, channels, mode in (("ppm", 3, "RGB"), ("pgm", 1, "L")):
-        assert torch.equal(decode_image(KINDS[kind](), channels, "x"), as_tensor(PHOTO.convert(mode)))
+        assert torch.equal(decode_image(KINDS[kind](), channels), as_tensor(PHOTO.convert(mode)))
 
 
 @pytest.mark.parametrize("has_codec", [True, False])
@@ -151,7 +151,7 @@ def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
 
     def result(data: bytes) -> tuple[int, ...] | None:
         with contextlib.suppress(BadImage), warnings.catch_warnings(action="ignore"):
-            return tuple(decode_image(data, 3, "x").shape)
+            return tuple(decode_image(data, 3).shape)
 
     data = encode(PHOTO.resize((24, 19)), "JPEG", comment=b"x")
     damaged = [data[:place] + bytes([value]) + data[place + 1 :] for place in range(data.index(b"\xff\xda") + 14)]
@@ -198,7 +198,7 @@ def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
     data = KINDS[kind]()
     rng = random.Random(0)
     for channels in (1, 3):
-        whole = decode_image(data, channels, "x")
+        whole = decode_image(data, channels)
         boxes = [random_crop_box(*whole.shape[1:], (0.01, 1.0), (0.2, 5.0), rng) for _ in range(20)]
         for top, left, height, width in [*boxes, (0, 0, *whole.shape[1:]), (198, 260, 1, 1)]:
             part = open_image(data, channels, lambda: "x").crop((top, left, height, width))
@@ -279,8 +279,8 @@ def test_refused_files_are_one_line(kind):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_largest_images_are_decoded():
-    assert decode_image(flat(8000, 8000, "TIFF", compression="tiff_deflate"), 1, "x").shape == (1, 8000, 8000)
-    assert decode_image(flat(1000, 10, "PNG"), 3, "x").shape == (3, 10, 1000)
+    assert decode_image(flat(8000, 8000, "TIFF", compression="tiff_deflate"), 1).shape == (1, 8000, 8000)
+    assert decode_image(flat(1000, 10, "PNG"), 3).shape == (3, 10, 1000)
 
 
 @pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg CMYK", "ppm"])
@@ -288,4 +288,4 @@ def test_a_truncated_image_is_an_error(kind):
     data = KINDS[kind]()
     for length in (2, 20, 300, len(data) // 2, len(data) - 50, len(data) - 2, len(data) - 1):
         with pytest.raises(UserError, match=r"^x: "):
-            decode_image(data[:length], 3, "x")
+            decode_image(data[:length], 3)

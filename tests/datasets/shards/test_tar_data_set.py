@@ -13,12 +13,12 @@ from tar_files import jpeg, tar_of, write_shard, write_shards
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.decode import decode_image
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler
 from datasets.registry import has_test_split, read_samples
 from datasets.shards.data_set import TarShards
 from datasets.shards.samples import TarSamples
+from tests.datasets.photo import decode_image
 from utils.errors import UserError
 
 
