@@ -26,7 +26,7 @@ from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.loading.loader import Loader, build_eval_loader, build_train_batches
+from datasets.loading.loader import Loader, TrainBatches, build_eval_loader
 from datasets.registry import read_samples
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
@@ -191,7 +191,7 @@ def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[S
 
 def train_batches_for(config: Config, samples: Samples, context: ProcessContext) -> Iterator[Batch]:
     """All training batches of a run."""
-    batches = build_train_batches(config, samples, context, plan_batches(config, context.world_size))
+    batches = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
     return batches.iterate(0, 0, config.train.num_epochs)
 
 

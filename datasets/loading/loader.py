@@ -220,20 +220,32 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-class BatchSource:
-    """The training batches of one rank, on its device.
+class TrainBatches:
+    """The training batches of one rank, on its device, as many as the steps of `batch` need.
 
     The order of samples is a pure function of (seed, epoch), on any number of ranks. Every rank has the same number of
-    batches, and each batch is full.
+    batches, and each batch is full: samples that do not fill a batch on every rank, or a step, are dropped.
 
-    num_samples, in_memory: of the data set. Samples that do not fill a batch on every rank, or a step, are dropped.
     prefetched_batches: loaded ahead of the one in use. workers_note: the number of loading workers, for the log.
     """
 
-    def __init__(self, reader: BatchReader, sampler: TrainSampler, context: ProcessContext) -> None:
-        self._reader, self._sampler, self._context = reader, sampler, context
-        self.num_samples, self.in_memory = sampler.num_samples, reader.samples.in_memory
-        workers, reason = num_workers(reader, context)
+    def __init__(self, config: Config, samples: Samples, context: ProcessContext, batch: BatchPlan) -> None:
+        data, train, self._context = config.data, config.train, context
+        transform = build_host_transform(data, train, config.seed)
+        self._reader = BatchReader(samples, data, transform, config.timeout_seconds)
+        self._sampler = TrainSampler(
+            len(samples),
+            batch.micro_batch,
+            train.num_epochs,
+            config.seed,
+            context.rank,
+            context.world_size,
+            repeats=data.repeated_augmentation,
+            batches_per_step=batch.accumulation if batch.whole_steps else 1,
+            balanced_targets=samples.targets if data.balanced_sampling else None,
+            windows=shard_windows(samples, data),
+        )
+        workers, reason = num_workers(self._reader, context)
         self.prefetched_batches = PREFETCH_FACTOR * workers
         self.workers_note = f"{workers} loading workers per rank ({reason})"
 
@@ -249,25 +261,6 @@ class BatchSource:
         """
         sampler = self._sampler.from_position(epoch, batch, num_epochs)
         return iter(Loader(self._reader, sampler, self._context, bad_images))
-
-
-def build_train_batches(config: Config, samples: Samples, context: ProcessContext, batch: BatchPlan) -> BatchSource:
-    """The training batches of this rank, as many as the steps of `batch` need."""
-    data, train = config.data, config.train
-    reader = BatchReader(samples, data, build_host_transform(data, train, config.seed), config.timeout_seconds)
-    sampler = TrainSampler(
-        len(samples),
-        batch.micro_batch,
-        train.num_epochs,
-        config.seed,
-        context.rank,
-        context.world_size,
-        repeats=data.repeated_augmentation,
-        batches_per_step=batch.accumulation if batch.whole_steps else 1,
-        balanced_targets=samples.targets if data.balanced_sampling else None,
-        windows=shard_windows(samples, data),
-    )
-    return BatchSource(reader, sampler, context)
 
 
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:

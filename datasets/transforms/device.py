@@ -8,7 +8,7 @@ Legend: B images per batch, C channels, S pixels on a side, K erased images, R r
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
@@ -77,7 +77,7 @@ class RandomAffine(RandomDeviceOperation):
 
 
 class Normalize(nn.Module):
-    """Images (B, C, S, S) of values 0..255 -> normalized float32."""
+    """Images (B, C, S, S) of values 0..255 -> normalized float32: the device transform of validation images."""
 
     factor: torch.Tensor
     offset: torch.Tensor
@@ -187,11 +187,11 @@ def device_operations(data: Data, train: Train) -> Iterator[nn.Module]:
 
 
 class TrainTransform(nn.Module):
-    """The device operations, then mixup or CutMix."""
+    """The device transform of training batches: the device operations, then mixup or CutMix."""
 
-    def __init__(self, operations: Iterable[nn.Module], mixup: Mixup) -> None:
+    def __init__(self, data: Data, train: Train, num_classes: int) -> None:
         super().__init__()
-        self.operations, self.mixup = nn.ModuleList(operations), mixup
+        self.operations, self.mixup = nn.ModuleList(device_operations(data, train)), Mixup(train, num_classes)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns images float32 (B, C, S, S), and the targets of the batch or, if mixed, float32 (B, classes).
@@ -206,13 +206,3 @@ class TrainTransform(nn.Module):
             elif operation.name in batch.drawn:
                 images = operation(images, *batch.drawn[operation.name])
         return (images, targets) if batch.bad else self.mixup(images, targets, batch.epoch)
-
-
-def build_train_transform(data: Data, train: Train, num_classes: int) -> TrainTransform:
-    """The device transform of training batches: `images, targets = transform(batch)`."""
-    return TrainTransform(device_operations(data, train), Mixup(train, num_classes))
-
-
-def build_eval_transform(data: Data) -> nn.Module:
-    """The device transform of validation images: `images = transform(batch.images)`."""
-    return Normalize(data)

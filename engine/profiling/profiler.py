@@ -120,7 +120,7 @@ def _write(
             model=record.reporter.model,
             peak_memory_bytes=peak_memory_bytes,
             communication=state.strategy.communication(state.wrapped),
-            data_in_memory=session.batches.in_memory,
+            data_in_memory=session.plan.train.in_memory,
         )
     )
     (record.folder / PAGE).write_text(f"{page}\n")

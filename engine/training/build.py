@@ -7,7 +7,7 @@ from torch import nn
 from configs.schema import Config, Train
 from configs.schema.model import Model
 from datasets.sources.samples import list_names, map_labels
-from datasets.transforms.device import build_train_transform
+from datasets.transforms.device import TrainTransform
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
@@ -83,7 +83,7 @@ def build_train_state(
         optimizer=optimizer,
         schedule=schedule,
         loss=loss,
-        transform=build_train_transform(config.data, train, config.model.num_logits).to(device),
+        transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
     return state, notes

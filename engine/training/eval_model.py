@@ -18,7 +18,7 @@ from configs.schema.model import UNTUNED
 from datasets.loading.loader import Loader, Loaders, build_eval_loader
 from datasets.sources.checks import digest_of
 from datasets.sources.samples import Samples, names_of_labels
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
@@ -146,7 +146,7 @@ def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext,
 
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
-    transform = build_eval_transform(config.data).to(context.device)
+    transform = Normalize(config.data).to(context.device)
     flips, metric, keeps_logits = config.eval.tta == "flip", config.eval.best_metric, config.eval.save_logits
     return Evaluator(
         transform=transform,

@@ -11,7 +11,7 @@ from typing import Any
 from configs.reading.command_line import Command, to_yaml
 from configs.reading.compare import non_default_options
 from datasets.decoding.images import BadImageList
-from datasets.loading.loader import BatchSource, Loader, build_eval_loader, build_train_batches, shard_windows
+from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
 from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import lock_run_folder
@@ -48,7 +48,7 @@ class Session:
     plan: Plan
     state: TrainState
     position: RunPosition
-    batches: BatchSource
+    batches: TrainBatches
     val_batches: Loader
     evaluator: Evaluator
     bad_images: BadImageList
@@ -80,14 +80,14 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
     )
 
 
-def _build_batches(plan: Plan, context: ProcessContext) -> tuple[BatchSource, EpochLayout]:
+def _build_batches(plan: Plan, context: ProcessContext) -> tuple[TrainBatches, EpochLayout]:
     """The training batches of this rank, and how they are divided into steps."""
     config, data, batch = plan.config, plan.config.data, plan.batch
-    batches = build_train_batches(config, plan.train, context, batch)
+    batches = TrainBatches(config, plan.train, context, batch)
     plan.train.notes.append(batches.workers_note)
     windows = shard_windows(plan.train, data)
     layout = EpochLayout(
-        samples=batches.num_samples,
+        samples=len(plan.train),
         batch=batch,
         seed=config.seed,
         repeats=data.repeated_augmentation,

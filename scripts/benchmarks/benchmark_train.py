@@ -23,7 +23,7 @@ from torch import nn
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import PREFETCH_FACTOR
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from engine.training.batch_size import build_state, ready_batches
 from engine.training.optimization.optimizer import build_optimizer, set_lr
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
@@ -118,7 +118,7 @@ def run_bare_loop(config: Config, interval: int) -> Iterator[str]:
     precision, model, device = state.precision, state.precision.weights.master.train(), context.device
     optimizer = build_optimizer(model, options, state.schedule.peak_lr)
     scaler = torch.amp.GradScaler(device.type, enabled=precision.dtype == torch.float16)
-    transform = build_eval_transform(state.config.data).to(device)
+    transform = Normalize(state.config.data).to(device)
     batches = [(transform(batch.images), batch.targets) for batch in ready_batches(config, context)]
     for step, (images, targets) in enumerate(cycle(batches)):
         set_lr(optimizer, state.schedule.lr_at(step))

@@ -18,10 +18,10 @@ from configs.batch_plan import plan_batches
 from configs.schema import Config, Data
 from datasets.decoding.decode import open_image
 from datasets.decoding.partial_jpeg import Box
-from datasets.loading.loader import build_train_batches
+from datasets.loading.loader import TrainBatches
 from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
-from datasets.transforms.device import build_train_transform
+from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform, random_crop_box, resize
 from scripts import make_shards
 from scripts.benchmarks.images import link_images
@@ -116,8 +116,8 @@ def measure_turn(
 
 def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
-    batches = build_train_batches(config, samples, context, plan_batches(config, context.world_size))
-    transform = build_train_transform(config.data, config.train, NUM_CLASSES).to(context.device)
+    batches = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
+    transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
     for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
         if normalizes:
             transform(batch)

@@ -21,7 +21,7 @@ from configs.schema.model import UNTUNED
 from datasets.batch import PADDING
 from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.run.flops import count_parameters
 from engine.training.eval_model import build_eval_model
@@ -84,7 +84,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     if isinstance(batch, UserError):
         raise batch
     readable = batch.targets.reshape(count, -1)[:, 0] != PADDING  # with DATA.MULTI_LABEL, targets are rows
-    images = build_eval_transform(data)(batch.images[readable])
+    images = Normalize(data)(batch.images[readable])
     if len(images) < 2:
         raise UserError(f"{data.data_path}: has {len(images)} readable validation images; give two or more")
     reference = Reference(images, model.eval()(images))

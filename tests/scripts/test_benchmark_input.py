@@ -14,8 +14,8 @@ from PIL import Image
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from datasets.loading.loader import BatchReader, build_train_batches
-from datasets.transforms.device import build_eval_transform
+from datasets.loading.loader import BatchReader, TrainBatches
+from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
 from scripts import make_shards
 from scripts.benchmarks import benchmark_input, streams
@@ -116,7 +116,7 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     (timm_images, timm_targets), (samples,) = loaded[0], samples_for(config, cpu, "train")
     reader = BatchReader(samples, data, build_host_transform(data, config.train, config.seed))
     batch = reader.__getitems__([(0, index, 0) for index in range(8)])
-    ours = build_eval_transform(data)(batch.images)
+    ours = Normalize(data)(batch.images)
     for index, image in enumerate(ours):
         (timms,) = timm_images[timm_targets == batch.targets[index]]
         assert (image - timms).abs().mean() < 0.5 / 127.5
@@ -129,7 +129,7 @@ def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
     stream = streams.limit_batches(config, cpu)
     assert [next(stream) for _ in range(3)] == [8] * 3
     (samples,) = samples_for(config, cpu, "train")
-    ours = build_train_batches(config, samples, cpu, plan_batches(config, 1)).iterate(0, 0, 1)
+    ours = TrainBatches(config, samples, cpu, plan_batches(config, 1)).iterate(0, 0, 1)
     assert torch.equal(torch.stack(decoded), torch.cat([batch.images for batch in ours]))
 
 

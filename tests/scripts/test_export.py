@@ -20,7 +20,7 @@ from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Data
 from datasets.decoding.decode import open_image
 from datasets.sources.samples import Samples
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint.weights_record import describe_data, read_record
 from engine.commands.run import run
@@ -298,7 +298,7 @@ def test_timms_transform_gives_our_pixels(channels, resize, crop_pct, side, tmp_
     normalization = {"IMAGENET_MEAN": (0.4,) * channels, "IMAGENET_STD": (0.2,) * channels}
     data = Data(IMAGE_SIZE=side, IMAGE_CHANNELS=channels, RESIZE=resize, CROP_PCT=crop_pct, **normalization)
     image = open_image((tmp_path / "a.png").read_bytes(), channels, lambda: "a.png")
-    ours = build_eval_transform(data)(build_eval_host_transform(data)(image, 0, 0, 0)[0][None])[0]
+    ours = Normalize(data)(build_eval_host_transform(data)(image, 0, 0, 0)[0][None])[0]
     theirs = create_transform(**data_config(describe_data(data, None)["preprocessing"]))(picture)
     assert (ours - theirs).abs().max() * 0.2 * 255 < 1.01
 

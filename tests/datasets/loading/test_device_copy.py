@@ -8,7 +8,7 @@ from conftest import assert_same_state, samples_for
 
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
-from datasets.loading.loader import build_train_batches
+from datasets.loading.loader import TrainBatches
 from utils.distributed import ProcessContext
 
 OPTIONS = ["DATA.AFFINE_DEGREES=10", "TRAIN.RANDOM_ERASE_PROB=0.9", "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=4"]
@@ -19,7 +19,7 @@ def batches_on(context: ProcessContext, *flags: str):
     config = parse_command_line(["-dataset=fake", *flags, "-opts", *OPTIONS]).config
     host = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     (samples,) = samples_for(config, host, "train")
-    source = build_train_batches(config, samples, context, plan_batches(config, context.world_size))
+    source = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
     return source.iterate(0, 0, 1)
 
 

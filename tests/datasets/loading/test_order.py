@@ -11,7 +11,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
-from datasets.loading.loader import build_train_batches
+from datasets.loading.loader import TrainBatches
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
 from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
@@ -96,7 +96,7 @@ def test_an_evaluation_continues_with_the_batches_of_any_number_of_ranks(first, 
 def test_batches_start_at_any_position(cpu, epoch, batch):
     config = config_for("TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9")
     (samples,) = samples_for(config, cpu, "train")
-    batches = build_train_batches(config, samples, cpu, plan_batches(config, cpu.world_size))
+    batches = TrainBatches(config, samples, cpu, plan_batches(config, cpu.world_size))
     expected = list(batches.iterate(0, 0, num_epochs=2))
     assert len(expected) == 56
     for one, other in zip(expected[28 * epoch + batch :], batches.iterate(epoch, batch, num_epochs=2), strict=True):

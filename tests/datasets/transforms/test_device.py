@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.transforms.device import RandomAffine, RandomErase, build_eval_transform, build_train_transform
+from datasets.transforms.device import Normalize, RandomAffine, RandomErase, TrainTransform
 
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.0], "IMAGENET_STD": [1.0]}
 
@@ -17,8 +17,8 @@ def test_normalization_equals_torchvisions():
     data = Data.model_validate({"IMAGENET_MEAN": [0.4, 0.5, 0.6], "IMAGENET_STD": [0.2, 0.3, 0.4]})
     images = torch.randint(0, 256, (2, 3, 5, 5), dtype=torch.uint8)
     expected = v2.functional.normalize(images / 255, [0.4, 0.5, 0.6], [0.2, 0.3, 0.4])
-    assert torch.allclose(build_eval_transform(data)(images), expected, atol=1e-5)
-    transformed, _ = build_train_transform(data, Train(), 10)(Batch(images, torch.tensor([1, 2]), 2))
+    assert torch.allclose(Normalize(data)(images), expected, atol=1e-5)
+    transformed, _ = TrainTransform(data, Train(), 10)(Batch(images, torch.tensor([1, 2]), 2))
     assert torch.allclose(transformed, expected, atol=1e-5)
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.transforms.device import build_train_transform
+from datasets.transforms.device import TrainTransform
 from datasets.transforms.mixup import MixDraws, Mixup
 
 BOTH = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0}
@@ -125,6 +125,6 @@ def test_probabilities_and_weights():
 @pytest.mark.parametrize(("off_epoch", "mixed_epochs"), [(0, [0, 1, 2, 3]), (2, [0, 1])])
 def test_epochs_with_mixup(off_epoch, mixed_epochs):
     train = Train.model_validate({"MIXUP_ALPHA": 0.8, "MIXUP_OFF_EPOCH": off_epoch})
-    transform = build_train_transform(Data(), train, 4)
+    transform = TrainTransform(Data(), train, 4)
     batch = Batch(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([3, 1]), 2)
     assert [epoch for epoch in range(4) if transform(batch._replace(epoch=epoch))[1].ndim == 2] == mixed_epochs

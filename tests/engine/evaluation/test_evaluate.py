@@ -11,7 +11,7 @@ from torch import nn
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Config
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from engine.evaluation import evaluate
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
@@ -38,7 +38,7 @@ def model() -> nn.Module:
 
 
 def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) -> Evaluator:
-    transform, precision, multi_label = build_eval_transform(config.data), Precision(Amp(), context.device), False
+    transform, precision, multi_label = Normalize(config.data), Precision(Amp(), context.device), False
     return Evaluator(transform, precision, Single(), context, flips, multi_label, keeps_logits=True)
 
 

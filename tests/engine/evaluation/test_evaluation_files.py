@@ -15,7 +15,7 @@ from configs.schema import Amp, Data
 from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage
 from datasets.sources.samples import Samples
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.results import SampleResults
@@ -50,7 +50,7 @@ def results_for(targets: np.ndarray, predicted: np.ndarray) -> SampleResults:
 def files_for(folder: Path, class_names: list[str], sample_names: list[str], context) -> EvaluationFiles:
     data = Data.model_validate({"IMAGE_SIZE": 16})
     precision = Precision(Amp(), context.device)
-    evaluator = Evaluator(build_eval_transform(data), precision, Single(), context)
+    evaluator = Evaluator(Normalize(data), precision, Single(), context)
     return EvaluationFiles(folder, Noise(sample_names), data, class_names, evaluator)
 
 

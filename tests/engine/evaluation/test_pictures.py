@@ -8,7 +8,7 @@ from PIL import Image
 from torch import nn
 
 from configs.schema import Amp, Data
-from datasets.transforms.device import build_eval_transform
+from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.pictures import attention_rollout, explanation_file, heat_map, input_gradient, write_attention
 from engine.parallel.strategy import Single
@@ -17,7 +17,7 @@ from engine.precision.policy import Precision
 
 def evaluator_for(context, **amp) -> Evaluator:
     precision = Precision(Amp.model_validate(amp), context.device)
-    return Evaluator(build_eval_transform(Data()), precision, Single(), context)
+    return Evaluator(Normalize(Data()), precision, Single(), context)
 
 
 def tiny_vit(**options) -> torch.nn.Module:

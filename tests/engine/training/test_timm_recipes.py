@@ -31,7 +31,7 @@ from configs.batch_plan import BatchPlan
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.transforms.device import build_train_transform
+from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform
 from datasets.transforms.policies import _build as build_policy
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -105,7 +105,7 @@ def test_the_augmentation_equals_timms(recipe):
         data.image_size, is_training=True, auto_augment=flags.aa, interpolation=flags.train_interpolation,
         re_prob=flags.reprob, re_mode=flags.remode, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225),
     ).transforms  # fmt: skip
-    host, device = build_host_transform(data, train, config.seed), build_train_transform(data, train, CLASSES)
+    host, device = build_host_transform(data, train, config.seed), TrainTransform(data, train, CLASSES)
     assert data.random_crop_scale == crop.scale and data.random_crop_ratio == pytest.approx(crop.ratio, rel=1e-4)
     assert (data.interpolation, data.hflip_prob, len(host.operations)) == (crop.interpolation.name.lower(), flip.p, 2)
     (ours,) = host.operations[1].policies

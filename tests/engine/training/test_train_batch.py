@@ -9,7 +9,7 @@ from conftest import assert_same_state, session_for, states, train
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
-from datasets.transforms.device import build_train_transform
+from datasets.transforms.device import TrainTransform
 from engine.progress import EpochProgress, Observer
 from engine.training.run_files import TrainBatch, target_text
 from utils.metrics import MetricSums
@@ -32,7 +32,7 @@ def expected(argv, step: int, cpu) -> np.ndarray:
     config, batch = session.plan.config, next(session.batches.iterate(0, step, 1))
     data = config.data
     seed_device(derive_seed(config.seed, "step", step, 0, 0), cpu.device)
-    images, targets = build_train_transform(data, config.train, config.model.num_logits)(batch)
+    images, targets = TrainTransform(data, config.train, config.model.num_logits)(batch)
     cells = []
     for image, target in zip(images[:16].permute(0, 2, 3, 1).double().numpy(), targets[:16].tolist(), strict=True):
         values = 255 * (image * np.array(data.imagenet_std) + np.array(data.imagenet_mean))
