@@ -43,9 +43,8 @@ class RankExchange:
 
     def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
         self._rank, self._ranks = context.rank, context.world_size
-        self._gave_seconds = False
         self._group: Any = None
-        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._pending: tuple[Any, torch.Tensor, bool] | None = None  # the previous call
         if context.world_size > 1:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
@@ -60,7 +59,7 @@ class RankExchange:
     def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
         """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
 
-        All ranks must call it equally often. In a run of one process the request is of this call.
+        All ranks must call it equally often. In a run of one process the results are of this call.
 
         Args:
             seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The
@@ -70,19 +69,13 @@ class RankExchange:
         values[0] = request
         if seconds is not None:
             values[1 + 2 * self._rank : 3 + 2 * self._rank] = torch.tensor(seconds, dtype=torch.float64)
-        gave_seconds, self._gave_seconds = self._gave_seconds, seconds is not None
-        maxima = self._maxima(values)
-        if maxima is None:
-            return 0, None
-        return int(maxima[0]), maxima[1:].view(-1, 2) if gave_seconds else None
-
-    def _maxima(self, values: torch.Tensor) -> torch.Tensor | None:
-        """The maxima over all ranks of the previous call's values; None at first."""
-        if self._group is None:
-            return values
-        previous, maxima = self._pending, values.clone()
-        self._pending = dist.all_reduce(maxima, dist.ReduceOp.MAX, self._group, async_op=True), maxima
-        if previous is None:
-            return None
-        previous[0].wait()
-        return previous[1]
+        has_seconds = seconds is not None
+        if self._group is not None:
+            previous = self._pending
+            work = dist.all_reduce(values, dist.ReduceOp.MAX, self._group, async_op=True)
+            self._pending = work, values, has_seconds
+            if previous is None:
+                return 0, None
+            work, values, has_seconds = previous
+            work.wait()
+        return int(values[0]), values[1:].view(-1, 2) if has_seconds else None

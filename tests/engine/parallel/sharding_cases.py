@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,8 +31,8 @@ BASE = [
 FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 
-def build(options: list[str], context: ProcessContext) -> TrainState:
-    config = resolve(parse_command_line(["-opts", *BASE, *options]).config, Facts(context.world_size))
+def build(options: list[str], context: ProcessContext, base: Sequence[str] = BASE) -> TrainState:
+    config = resolve(parse_command_line(["-opts", *base, *options]).config, Facts(context.world_size))
     layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     return build_train_state(config, context, layout)[0]
 

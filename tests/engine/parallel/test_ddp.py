@@ -1,19 +1,23 @@
-"""Gradients of three ranks: buckets, 16-bit hooks, non-finite values, exact resume, a run of one rank continued."""
+"""Gradients of three ranks: buckets, 16-bit hooks, non-finite values; and synchronized batch norms of two."""
 
 from dataclasses import asdict
 
 import pytest
-import sharding_cases
+import timm
 import torch
-from conftest import assert_same_state
+from conftest import TINY_RESNET, assert_same_state
+from sharding_cases import batches, build, difference, train, weights
 from timm.models.deit import VisionTransformerDistilled
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
+from datasets.batch import Batch
 from engine.parallel.strategy import DDP
 from engine.precision.policy import Precision
+from engine.training.build import synchronize_batch_norms
 from utils.distributed import ProcessContext
+from utils.errors import UserError
 
 RANKS = 3
 
@@ -96,9 +100,9 @@ def test_a_model_with_two_outputs_is_wrapped(cpu_group):
 
 
 def weights_in_o3(context: ProcessContext) -> dict[str, torch.Tensor]:
-    state = sharding_cases.build(["AMP.ENABLED=true", "AMP.LEVEL=O3"], context)
-    sharding_cases.train(state, context)
-    return sharding_cases.weights(state)
+    state = build(["AMP.ENABLED=true", "AMP.LEVEL=O3"], context)
+    train(state, context)
+    return weights(state)
 
 
 @pytest.mark.slow
@@ -106,3 +110,48 @@ def test_stochastic_rounding_draws_the_same_numbers_on_all_ranks(ranks):
     first, *others = ranks(RANKS)(weights_in_o3)
     for other in others:
         assert_same_state(other, first)
+
+
+# PARALLEL.SYNC_BN: two ranks train the weights and statistics of one process with the whole batch
+
+STEPS = 3
+OPTIONS = [*TINY_RESNET, "TRAIN.OPTIMIZER.NAME=sgd", "TRAIN.BASE_LR=0.1", "TRAIN.WARMUP_EPOCHS=0", "SEED=3"]
+CASES = {
+    "fp32": [],
+    "norm with activation": ["MODEL.NAME=test_byobnet"],
+    "accumulation": ["TRAIN.ACCUM_ITER=2", "TRAIN.GRAD_CLIP=0.01"],
+    "recomputed": ["MODEL.GRAD_CHECKPOINTING=true"],
+}
+
+
+def trained(context: ProcessContext, options: list[str], whole: bool = False) -> dict[str, torch.Tensor]:
+    """The weights after three steps, with this rank's batches or with the batches of both ranks as one."""
+    sizes = [f"DATA.BATCH_SIZE={8 if whole else 4}"]
+    state = build([*options, *sizes], context, OPTIONS)
+    data = batches(context, size=32, channels=3)
+    if whole:
+        parts = [batches(ProcessContext(rank, rank, 2, 2, context.device), size=32, channels=3) for rank in (0, 1)]
+        data = (
+            Batch(*(torch.cat([getattr(one, name) for one in both]) for name in ("images", "targets")), 8)
+            for both in zip(*parts, strict=True)
+        )
+    if context.device.type == "cuda":
+        data = (Batch(batch.images.to(context.device), batch.targets.to(context.device), 8) for batch in data)
+    train(state, context, STEPS, data)
+    return {name: tensor.cpu() for name, tensor in weights(state).items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_two_gpus_equal_one_with_the_whole_batch(ranks, options):
+    one = ProcessContext(0, 0, 1, 1, torch.device("cuda:0"))
+    alone = trained(one, options, whole=True)
+    first, second = ranks(2, "0,1")(trained, [*options, "PARALLEL.SYNC_BN=true"])
+    assert difference(first, second) == 0 and difference(first, alone) < 1e-4
+
+
+@pytest.mark.parametrize("name, reason", [("test_vit", "no batch norms"), ("test_resnet", "no kernels for CPUs")])
+def test_a_model_without_batch_norms_and_cpus_are_refused(name, reason, cpu):
+    with pytest.raises(UserError, match=rf"^PARALLEL.SYNC_BN: .*{reason}"):
+        synchronize_batch_norms(timm.create_model(name), cpu.device)

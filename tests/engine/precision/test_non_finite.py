@@ -1,6 +1,8 @@
 """A run with persistent non-finite gradients aborts with finite weights and names the first non-finite module."""
 
+import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import timm
@@ -12,6 +14,7 @@ from torch import nn
 from engine.checkpoint.reader import load_checkpoint
 from engine.precision.non_finite import first_non_finite
 from engine.training import build
+from engine.training.step import TrainState
 from utils.errors import UserError
 
 
@@ -80,22 +83,24 @@ def test_in_place_activations_do_not_hide_the_module():
     assert not any(module._forward_hooks for name, module in model.named_modules() if name != "layer2.0.conv2")
 
 
-def inject_nan_after(step: int, path: str, monkeypatch) -> None:
-    """Makes the module at `path` return NaN in training, after its first `step` passes."""
-    build_state = build.build_train_state
+def hook_into(monkeypatch, module_of: Callable[[TrainState], nn.Module], hook: Callable) -> None:
+    """hook(number, output): the output of training pass `number` of the module, which counts from 1."""
+    build_state, numbers = build.build_train_state, itertools.count(1)
 
-    def build_with_nan(*args):
-        (state, notes), passes = build_state(*args), 0
-
-        def inject_nan(module, inputs, output):
-            nonlocal passes
-            passes += module.training
-            return output * math.nan if passes > step and module.training else output
-
-        state.precision.weights.compute.get_submodule(path).register_forward_hook(inject_nan)
+    def build_with_hook(*args):
+        state, notes = build_state(*args)
+        module_of(state).register_forward_hook(
+            lambda module, _, output: hook(next(numbers), output) if module.training else output
+        )
         return state, notes
 
-    monkeypatch.setattr("engine.training.session.build_train_state", build_with_nan)
+    monkeypatch.setattr("engine.training.session.build_train_state", build_with_hook)
+
+
+def inject_nan_after(step: int, path: str, monkeypatch) -> None:
+    """Makes the module at `path` return NaN in training, after its first `step` passes."""
+    module_of = lambda state: state.precision.weights.compute.get_submodule(path)  # noqa: E731
+    hook_into(monkeypatch, module_of, lambda number, output: output * math.nan if number > step else output)
 
 
 AMP = {
@@ -162,21 +167,12 @@ def test_search_for_the_module_keeps_running_statistics_finite(digits_argv, cpu,
 @pytest.mark.parametrize("amp", ["AMP=false", "AMP=true"])
 def test_running_statistics_stay_finite_after_a_nan_image(digits_argv, cpu, monkeypatch, amp):
     """The second batch has an image of NaN values: its step is skipped, the other steps are applied."""
-    build_state = build.build_train_state
 
-    def build_with_nan(*args):
-        (state, notes), batches = build_state(*args), 0
+    def inject_nan(number: int, outputs: tuple) -> tuple:
+        images, targets = outputs
+        return (images.index_fill(0, torch.tensor([3]), math.nan), targets) if number == 2 else outputs
 
-        def inject_nan(module, inputs, outputs):
-            nonlocal batches
-            batches += 1
-            images, targets = outputs
-            return (images.index_fill(0, torch.tensor([3]), math.nan), targets) if batches == 2 else outputs
-
-        state.transform.register_forward_hook(inject_nan)
-        return state, notes
-
-    monkeypatch.setattr("engine.training.session.build_train_state", build_with_nan)
+    hook_into(monkeypatch, lambda state: state.transform, inject_nan)
     folder = train(
         [*resnet_argv(digits_argv), amp, "TRAIN.NUM_EPOCHS=1", "TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true"], cpu
     )

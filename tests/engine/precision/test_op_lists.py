@@ -15,6 +15,13 @@ from engine.precision.policy import Precision
 from utils.errors import UserError
 
 
+def listed_vit(**options) -> tuple[nn.Module, Precision]:
+    """A model with the lists of its policy."""
+    model, listed = vit(), policy(**options)
+    listed.apply_op_lists(model)
+    return model, listed
+
+
 def gradients(model: nn.Module, precision: Precision | None, forward=None) -> dict[str, torch.Tensor]:
     """precision: None for the exact gradients of a model in fp64."""
     torch.manual_seed(1)
@@ -51,8 +58,7 @@ def test_all_ops_in_fp32_give_fp32_gradients():
 )
 @pytest.mark.parametrize("compiled", ["whole", "blocks"])
 def test_compiled_equals_eager(lists, compiled):
-    model, listed = vit(), policy(**lists)
-    listed.apply_op_lists(model)
+    model, listed = listed_vit(**lists)
     expected = gradients(model, listed)
     torch._dynamo.reset()
     if compiled == "whole":
@@ -94,36 +100,32 @@ PADDLE_BLACK = (
 
 def test_paddles_default_lists_are_accepted():
     """All names but `mul`. The loss is computed in fp32 in any case."""
-    model, listed = vit(), policy(black=PADDLE_BLACK, white=PADDLE_WHITE)
-    listed.apply_op_lists(model)
+    model, _ = listed_vit(black=PADDLE_BLACK, white=PADDLE_WHITE)
     dtypes = model.casting_mode.dtypes
     black, white = (torch.square, torch.softmax, nn.functional.cosine_similarity), (nn.functional.conv_transpose2d,)
     assert {dtypes[op] for op in black} == {FP32} and {dtypes[op] for op in (*white, torch.matmul)} == {BF16}
     assert nn.functional.cross_entropy not in dtypes
     with pytest.raises(UserError, match=r"AMP\.CUSTOM_WHITE_LIST: cross_entropy is neither"):
-        policy(white=("cross_entropy",)).apply_op_lists(vit())
+        listed_vit(white=("cross_entropy",))
 
 
 @pytest.mark.parametrize("lists", [{"black": ("mul",)}, {"white": ("mul",)}])
 def test_mul_is_refused_with_both_meanings(lists):
     with pytest.raises(UserError, match=r"LIST: mul is a matrix product in Paddle.* write linear or elementwise_mul$"):
-        policy(**lists).apply_op_lists(vit())
-    model = vit()
-    policy(black=("elementwise_mul",)).apply_op_lists(model)
+        listed_vit(**lists)
+    model, _ = listed_vit(black=("elementwise_mul",))
     assert model.casting_mode.dtypes.keys() >= {torch.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__}
 
 
 @pytest.mark.parametrize(("black", "white", "expected"), LISTS.values(), ids=LISTS.keys())
 def test_listed_ops_and_modules_have_their_dtype(black, white, expected):
-    model, listed = vit(), policy(black=black, white=white)
-    listed.apply_op_lists(model)
+    model, listed = listed_vit(black=black, white=white)
     assert output_dtypes(copy.deepcopy(model), listed).items() >= expected.items()
     assert list(model.state_dict()) == list(vit().state_dict())
 
 
 def test_black_listed_op_returns_half_in_o3():
-    model, listed = vit(), policy(black=("softmax", "linear"), level="O3")
-    listed.apply_op_lists(model)
+    model, listed = listed_vit(black=("softmax", "linear"), level="O3")
     assert set(output_dtypes(model, listed).values()) == {BF16}
 
 
@@ -169,4 +171,4 @@ def test_white_list_overrides_autocast_on_a_gpu():
 )
 def test_unknown_name_suggests_the_nearest_name(entry, hint):
     with pytest.raises(UserError, match=rf"AMP\.CUSTOM_WHITE_LIST: .*did you mean {hint}"):
-        policy(white=(entry,)).apply_op_lists(vit())
+        listed_vit(white=(entry,))

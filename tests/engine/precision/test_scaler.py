@@ -13,6 +13,7 @@ from torch import nn
 
 from configs.schema import Amp, Parallel, Train
 from engine.parallel.strategy import build_strategy
+from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
 from engine.training.optimization.optimizer import build_optimizer
 from utils.distributed import ProcessContext
@@ -63,6 +64,15 @@ def fleet(amp: Amp) -> FleetScale:
     return FleetScale(amp, amp.init_loss_scaling)
 
 
+def apply(scaler: LossScaler, optimizer: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float | None = None):
+    """A step; returns the gradient norm."""
+    scaler.scale(loss).backward()
+    norm = scaler.step(optimizer, max_norm)
+    scaler.update()
+    optimizer.zero_grad()
+    return norm
+
+
 class Training:
     """A model whose gradients overflow on request."""
 
@@ -77,10 +87,7 @@ class Training:
         bad = math.inf if self.scaler.skipped % 2 else math.nan
         # The loss is divided by the scale: a loss multiplied by 2^126 would overflow in every step.
         loss = self.model(torch.tensor([[bad if overflow else 1.0]])).sum() / self.scaler.get_scale()
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
+        apply(self.scaler, self.optimizer, loss)
         return self.scaler.get_scale(), self.scaler.skipped, self.model.weight.item() != before
 
 
@@ -193,10 +200,7 @@ def test_skipped_first_step_leaves_no_momentum():
         optimizer = build_optimizer(model, Train.model_validate({"OPTIMIZER": {"NAME": "SGD"}, "BASE_LR": 0.1}))
         for step in range(3 + skips):
             images = torch.full((2, 300), math.nan if step < skips else 1.0)
-            scaler.scale(model(images).square().mean()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+            apply(scaler, optimizer, model(images).square().mean())
         results.append(model.weight.detach())
     assert torch.equal(*results)
 
@@ -210,11 +214,7 @@ def test_non_finite_gradients_never_change_the_weights(fused, max_norm, bad):
     scaler = Precision(Amp(), CPU).scaler
 
     def step(value: float) -> torch.Tensor:
-        scaler.scale(model(torch.tensor([[1.0, value, value, 1.0]])).sum()).backward()
-        norm = scaler.step(optimizer, max_norm)
-        scaler.update()
-        optimizer.zero_grad()
-        return norm
+        return apply(scaler, optimizer, model(torch.tensor([[1.0, value, value, 1.0]])).sum(), max_norm)
 
     step(1.0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -237,10 +237,7 @@ def test_fused_clipping_equals_separate_clipping(optimizer_class, max_norm):
         scaler = Precision(fp16({"USE_DYNAMIC_LOSS_SCALING": False}), CPU).scaler
         for step in range(8):
             loss = model(torch.randn(4, 8)).square().sum() * (math.inf if step == 3 else step)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer, max_norm)
-            scaler.update()
-            optimizer.zero_grad()
+            apply(scaler, optimizer, loss, max_norm)
         assert scaler.skipped == 1
         results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     assert torch.allclose(*results, rtol=1e-5, atol=1e-7)
