@@ -24,7 +24,6 @@ KINDS = {  # name, arguments, size of the weights, sizes of the model
         "swin_tiny_patch4_window7_224", {"embed_dim": 8, "depths": (1, 1), "num_heads": (2, 4), "window_size": 4},
         64, (32, 96),
     ),
-    "convolutions": ("test_resnet", {}, 64, (32, 96)),
 }  # fmt: skip
 
 
@@ -38,15 +37,15 @@ def model_of(name: str, *argv: str, **kwargs) -> torch.nn.Module:
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_of_another_image_size_are_read_as_timm_reads_them(tmp_path, kind):
     name, arguments, before, sizes = KINDS[kind]
-    source = timm.create_model(name, num_classes=3, **arguments, **({"img_size": before} if arguments else {}))
+    source = timm.create_model(name, num_classes=3, img_size=before, **arguments)
     for parameter in source.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     torch.save(source.state_dict(), tmp_path / "weights.pth")
     overlay = {"file": str(tmp_path / "weights.pth"), "num_classes": 3, "input_size": (3, before, before)}
     for size in sizes:
         model = model_of(name, f"-image_size={size}", f"-pretrained={tmp_path / 'weights.pth'}", **arguments)
-        given = arguments | {"img_size": size} if arguments else {}
-        timms = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=3, **given).eval()
+        given = arguments | {"img_size": size, "num_classes": 3}
+        timms = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, **given).eval()
         images = torch.randn(2, 3, size, size)
         assert all(torch.equal(value, timms.state_dict()[key]) for key, value in model.state_dict().items())
         assert torch.allclose(model(images), timms(images), atol=1e-5) and model(images).std() > 1e-4

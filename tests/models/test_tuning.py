@@ -1,11 +1,11 @@
 """MODEL.TUNE: the frozen part has no graph and keeps no activations; adapters, beside peft and in each family."""
 
 import weakref
-from pathlib import Path
 
 import pytest
 import timm
 import torch
+from conftest import ROOT
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
@@ -181,16 +181,13 @@ def test_peft_opens_the_folder_with_the_same_outputs_and_gradients(tmp_path):
         assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4 * expected.abs().max()), name
 
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "families"
-SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32}
-TIMM = {  # arguments; None: the family is refused
-    "eva02_tiny_patch14_224": SMALL | {"img_size": 28},
-    "focalnet_tiny_srf": None,
-    "swinv2_cr_tiny_224": {"embed_dim": 24, "depths": (1, 2, 1, 1), "num_heads": (1, 2, 4, 8), "img_size": 64},
-    "vit_base_patch16_siglip_224": SMALL,
+SMALL = "{depth: 2, embed_dim: 48, num_heads: 3}"
+TIMM = {  # size of the images, arguments
+    "eva02_tiny_patch14_224": (28, SMALL),
+    "swinv2_cr_tiny_224": (64, "{embed_dim: 24, depths: [1, 2, 1, 1], num_heads: [1, 2, 4, 8]}"),
+    "vit_base_patch16_siglip_224": (32, SMALL),
 }
-PADDLE = ["CaiT", "CrossViT", "HaloNet", "PoolFormer", "SwinTransformer", "VOLO"]
-REFUSED_PADDLE = {"HaloNet", "PoolFormer"}
+PADDLE = ["CaiT", "CrossViT", "SwinTransformer", "VOLO"]
 
 
 def without_gradients(model: nn.Module, images: torch.Tensor) -> list[str]:
@@ -217,28 +214,14 @@ def without_gradients(model: nn.Module, images: torch.Tensor) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TIMM)
-def test_timms_families(name):
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=4, **(TIMM[name] or {}))
-    if TIMM[name] is None:
-        with pytest.raises(UserError, match=f"lora: {name} has no linear layers"):
-            add_adapters(model, Lora(), name)
-        return
-    add_adapters(model, Lora(), name)
-    size = TIMM[name].get("img_size", model.default_cfg["input_size"][-1])
-    assert without_gradients(model, torch.randn(2, 3, size, size)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", [FIXTURES / name for name in PADDLE], ids=lambda path: path.name)
-def test_paddlevits_families(folder):
-    options = ["-opts", "MODEL.TUNE=lora", "MODEL.LORA.RANK=4", "MODEL.DROPPATH=0.0"]
-    config = parse_command_line([f"-cfg={folder / 'model.yaml'}", *options]).config
-    if folder.name in REFUSED_PADDLE:
-        with pytest.raises(UserError, match=r"lora: .* has no linear layers"):
-            build_model(config.model, config.data, torch.device("cpu"))
-        return
+@pytest.mark.parametrize("name", [*TIMM, *PADDLE])
+def test_each_adapter_of_a_family_gets_a_gradient(name):
+    options = ["MODEL.TUNE=lora", "MODEL.LORA.RANK=4", "MODEL.DROPPATH=0.0", "MODEL.NUM_CLASSES=4"]
+    if name in TIMM:
+        size, arguments = TIMM[name]
+        options += [f"MODEL={{TYPE: timm, NAME: {name}, KWARGS: {arguments}}}", f"DATA.IMAGE_SIZE={size}"]
+    recipe = [f"-cfg={ROOT / 'tests/fixtures/families' / name / 'model.yaml'}"] if name in PADDLE else []
+    config = parse_command_line([*recipe, "-opts", *options]).config
     torch.manual_seed(0)
     model, _ = build_model(config.model, config.data, torch.device("cpu"))
     shape = config.data.image_channels, config.data.image_size, config.data.image_size
