@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from configs.data_sets import properties_of
 from configs.reading.option_layers import OptionLayers, flatten, paths
@@ -10,7 +10,7 @@ from configs.reading.yaml_io import format_value, shorten
 from configs.schema import Data, Model
 from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys, model_type
-from configs.schema.families.family import OWN_KEYS, ViT
+from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM
 from configs.schema.section import MAX_NAME_CHARS
 from utils.errors import UserError, did_you_mean
@@ -100,26 +100,21 @@ def described_model(config: dict[str, Any]) -> dict[str, Any]:
 
 def check_family(layers: OptionLayers) -> None:
     """Raises UserError if MODEL.TYPE names no family, or one that timm does not have."""
-    model = layers.values.get("MODEL")
+    model, origin = layers.values.get("MODEL"), layers.origin(("MODEL", "TYPE"))
     if model is not None and not isinstance(model, dict):
         raise UserError(f"{layers.origin(('MODEL',))}MODEL is {shorten(model)}: must be a section of keys")
-    name = (model or {}).get("TYPE", ViT.model_fields["type"].default)
-    origin = layers.origin(("MODEL", "TYPE"))
+    name, known = (model or {}).get("TYPE", "vit"), ", ".join(MODEL_SECTIONS)
     if not isinstance(name, str):
-        raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {', '.join(MODEL_SECTIONS)}")
-    if name.lower() not in MODEL_SECTIONS:
-        _refuse(name, origin)
-
-
-def _refuse(name: str, origin: str) -> NoReturn:
-    if name.lower() in NOT_IN_TIMM:
-        title, nearest = NOT_IN_TIMM[name.lower()]
+        raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
+    if (family := name.lower()) in MODEL_SECTIONS:
+        return
+    if family in NOT_IN_TIMM:
+        title, nearest = NOT_IN_TIMM[family]
         raise UserError(f"{origin}MODEL.TYPE {name}: timm has no {title}; the nearest families: {', '.join(nearest)}")
-    if name.lower() == "regnet":  # whose YAML file was not verified
+    if family == "regnet":  # whose YAML file was not verified
         timms = "MODEL.TYPE=timm MODEL.NAME=regnety_160"
         raise UserError(f"{origin}MODEL.TYPE {name}: use -opts {timms}, which reads PaddleViT's weights of it")
-    hint = did_you_mean(name.lower(), MODEL_SECTIONS)
-    known = ", ".join(MODEL_SECTIONS)
+    hint = did_you_mean(family, MODEL_SECTIONS)
     raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
 
 

@@ -39,9 +39,7 @@ class OptionLayers:
         merge(self.values, values)
 
     def add_key(self, dotted: str, value: Any, source: str) -> None:
-        for key in reversed(dotted.split(".")):
-            value = {key: value}
-        self.add(value, source)
+        self.add(nest({dotted: value}), source)
 
     def level(self, dotted: str) -> int:
         """The position of the option layer that gives the key, from 1; 0 for a default value."""
