@@ -6,14 +6,13 @@ from dataclasses import replace
 from configs.reading.command_line import Command
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import build_eval_loader
-from engine.plan.evaluation import plan_evaluation
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.folder import open_new_folder, start_log
 from engine.run.result import Result, write_result
 from engine.run.step_report import log_validation
-from engine.training.eval_model import build_eval_files, build_evaluation_session
+from engine.training.eval_model import build_eval_files, build_sessions
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.files import absolute_file
@@ -22,9 +21,9 @@ from utils.files import absolute_file
 def evaluate(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or the checkpoint that -resume names; writes `result.json`."""
     logger = start_log(command, context)
-    plan = plan_evaluation(command, context, logger)
-    session = build_evaluation_session(plan, context, logger)
-    config, samples, evaluator = plan.config, plan.samples, session.evaluator
+    (session,) = build_sessions(command, context, logger)
+    plan, evaluator = session.plan, session.evaluator
+    config, samples = plan.config, plan.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")
     bad_images = BadImageList(context.rank, folder)
     batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images)

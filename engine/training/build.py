@@ -24,11 +24,11 @@ from engine.training.eval_model import (
 from engine.training.losses.loss import StepLoss, build_loss, build_step_loss, read_class_weights
 from engine.training.optimization.optimizer import (
     build_optimizer,
+    build_schedule,
     check_sharded_optimizer,
     describe_optimizer,
     moments_per_parameter,
 )
-from engine.training.optimization.schedule import Schedule, build_schedule
 from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.step import TrainState
 from models.build import build_model
@@ -68,7 +68,9 @@ def build_train_state(
     shard_notes = _shard(config, strategy, precision, model, average)
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
-    optimizer, optimizer_notes = _build_optimizer(model, config, schedule)
+    optimizer = build_optimizer(model, train, schedule.peak_lr)
+    is_used = config.model.tuned != "probe"
+    optimizer_notes = [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] * is_used
     wrapped, wrap_notes = _wrap(compute_model, config, context, strategy, precision)
     notes += [*model_notes, *prepared_notes, *loss_notes, *shard_notes, *optimizer_notes, *wrap_notes]
     state = TrainState(
@@ -147,13 +149,6 @@ def _build_loss(
     names = plan.class_names if plan else None
     step_loss, teacher_notes = build_step_loss(loss, train, model, config.model, config.data, precision, names)
     return step_loss, notes + teacher_notes
-
-
-def _build_optimizer(model: nn.Module, config: Config, schedule: Schedule) -> tuple[torch.optim.Optimizer, list[str]]:
-    optimizer = build_optimizer(model, config.train, schedule.peak_lr)
-    if config.model.tuned == "probe":
-        return optimizer, []
-    return optimizer, [f"Optimizer: {describe_optimizer(optimizer, config.train.optimizer)}"]
 
 
 def _wrap(

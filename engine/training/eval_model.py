@@ -75,12 +75,8 @@ class EvaluationSession:
     meta_model: nn.Module
 
 
-def build_evaluation_session(plan: EvaluationPlan, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
-    """Builds and loads the model of the plan.
-
-    Raises:
-        UserError: the weights do not fit the model.
-    """
+def _build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
+    plan = plan_evaluation(command, context, logger)
     built = build_eval_model(plan.config, context, plan.needs_head)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
@@ -109,9 +105,12 @@ class _Ensemble(Evaluator):
 
 
 def build_sessions(command: Command, context: ProcessContext, logger: RunLogger) -> list[EvaluationSession]:
-    """The sessions of the runs that -resume names; raises UserError if their classes or images differ."""
-    plans = (plan_evaluation(one, context, logger) for one in (command, *command.others))
-    sessions = [build_evaluation_session(plan, context, logger) for plan in plans]
+    """The sessions of the runs that -resume names, or of the weights of MODEL.PRETRAINED.
+
+    Raises:
+        UserError: the weights do not fit the model; the classes or the images of the runs differ.
+    """
+    sessions = [_build_session(one, context, logger) for one in (command, *command.others)]
     first, *rest = map(_comparable, sessions) if command.others else [{}]
     for other, found in zip(command.others, rest, strict=True):
         for subject in (subject for subject in first if found[subject] != first[subject]):

@@ -27,7 +27,7 @@ from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
-from engine.training.optimization.schedule import lr_warning, schedule_warnings
+from engine.training.optimization.optimizer import lr_warning, schedule_warnings
 from engine.training.optimization.weight_average import average_warning, describe_average
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState

@@ -24,8 +24,7 @@ from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.run.step_timer import Phase, StepTimer
 from engine.training.losses.loss import StepLoss, class_logits
-from engine.training.optimization.optimizer import set_lr
-from engine.training.optimization.schedule import Schedule
+from engine.training.optimization.optimizer import Schedule, set_lr
 from engine.training.optimization.weight_average import WeightAverage
 from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects

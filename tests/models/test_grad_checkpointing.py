@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import assert_same_state
+from conftest import ROOT, assert_same_state
 from torch import nn
 
 from configs.reading.command_line import parse_command_line
@@ -67,3 +67,21 @@ def test_a_model_without_it_is_refused_in_one_line(name):
     config = parse_command_line([f"-image_size={240 if '240' in name else 224}", "-opts", *options]).config
     with pytest.raises(UserError, match=rf"^MODEL\.GRAD_CHECKPOINTING: timm does not support it for {name}; set"):
         build_model(config.model, config.data, CPU)
+
+
+@pytest.mark.parametrize("family", ["SwinTransformer", "PVTv2", "LeViT", "CaiT"])
+def test_gradients_and_statistics_of_families_are_bit_identical(family):
+    """Without a class token, with convolutions, with batch norm and two heads, with class attention."""
+    recipe, results = ROOT / "tests/fixtures/families" / family / "model.yaml", []
+    for checkpointing in ("false", "true"):
+        options = [f"MODEL.GRAD_CHECKPOINTING={checkpointing}", "MODEL.DROPPATH=0.2"]
+        options += ["MODEL.DISTILLED=true"] * (family == "LeViT")
+        config = parse_command_line([f"-cfg={recipe}", "-opts", *options]).config
+        torch.manual_seed(0)
+        model, _ = build_model(config.model, config.data, CPU)
+        for layer in (module for module in model.modules() if isinstance(module, nn.Linear)):
+            nn.init.normal_(layer.weight, std=0.1)
+        model.train()(torch.randn(2, 3, config.data.image_size, config.data.image_size)).square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+        results.append(gradients | dict(model.named_buffers()))
+    assert_same_state(*results)

@@ -65,12 +65,8 @@ def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | N
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         classes = logits.shape[-1]
-        dense = targets
-        if targets.ndim == 1:
-            dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
-        padding = dense[:, 0] == PADDING if targets.ndim > 1 else targets == PADDING
-        losses: torch.Tensor = bce(logits.float(), dense * (1 - smoothing) + smoothing / classes)
-        return losses.mean(-1).masked_fill(padding, 0).sum()
+        losses: torch.Tensor = bce(logits.float(), _dense(targets, classes) * (1 - smoothing) + smoothing / classes)
+        return losses.mean(-1).masked_fill(_is_padding(targets), 0).sum()
 
     return loss
 
@@ -83,11 +79,8 @@ def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tens
     function = LOSSES.build(options.name, options.kwargs)
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes, padding = logits.shape[-1], (targets if targets.ndim == 1 else targets[:, 0]) == PADDING
-        dense = targets = targets.clamp(min=0)
-        if targets.ndim == 1:
-            dense = targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
-        dense = dense.float()
+        classes, padding = logits.shape[-1], _is_padding(targets)
+        dense = _dense(targets.clamp(min=0), classes).float()
         try:
             losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / classes)
         except TypeError as error:  # such as a missing argument
@@ -99,6 +92,16 @@ def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tens
         return (weights * losses).masked_fill(padding, 0).sum()
 
     return loss
+
+
+def _dense(targets: torch.Tensor, classes: int) -> torch.Tensor:
+    """Targets with a column per class, (B, classes)."""
+    return targets if targets.ndim > 1 else targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+
+
+def _is_padding(targets: torch.Tensor) -> torch.Tensor:
+    """bool (B,): the positions without a sample."""
+    return (targets if targets.ndim == 1 else targets[:, 0]) == PADDING
 
 
 def read_class_weights(
@@ -201,10 +204,3 @@ def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Te
     """
     labels = teacher.argmax(-1).masked_fill(padding, PADDING)
     return F.cross_entropy(student, labels, reduction="sum", ignore_index=PADDING)
-
-
-def _is_padding(targets: torch.Tensor) -> torch.Tensor:
-    """bool (B,). A batch with padding is not mixed, so mixed targets (B, classes) have none."""
-    if targets.ndim > 1:
-        return torch.zeros(len(targets), dtype=torch.bool, device=targets.device)
-    return targets == PADDING

@@ -11,7 +11,7 @@ from conftest import ROOT
 from configs.batch_plan import plan_batches
 from configs.reading.command_line import parse_command_line
 from engine.checkpoint.epoch_layout import EpochLayout
-from engine.training.optimization.schedule import lr_warning
+from engine.training.optimization.optimizer import lr_warning
 from engine.training.session import _warnings
 
 COMMANDS = {

@@ -1,4 +1,7 @@
-"""A step on a GPU: the host does not wait for the device."""
+"""A step on a GPU: the host does not wait for the device; budgets of its memory traffic, which `pytest -s` prints.
+
+The traffic of ViT-B/16 at 224 pixels, 256 images: ops and bytes besides the matrix products, counted without a GPU.
+"""
 
 from itertools import cycle, repeat
 from typing import Any
@@ -15,6 +18,7 @@ from engine.precision.loss_scaler import LossScaler
 from engine.training.batch_size import build_state, ready_batches
 from engine.training.losses import teacher as losses_teacher
 from models.build import build_model
+from scripts.benchmarks.gpu.machine import TrafficCounter
 
 VIT = [
     "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
@@ -24,8 +28,6 @@ AUGMENTATION = [
     "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0", "TRAIN.ACCUM_ITER=2", "MODEL.DROPOUT=0.1", "MODEL.DROPPATH=0.5",
     "AMP.DECR_EVERY_N_NAN_OR_INF=2",
 ]  # fmt: skip
-
-
 DRAWN = ["TRAIN.RANDOM_ERASE_PROB=1.0", "DATA.AFFINE_DEGREES=10"]  # by the loading workers
 
 
@@ -42,6 +44,11 @@ def without_weights(model: Model, *rest: Any, **options: Any) -> tuple[nn.Module
     return build_model(model.model_copy(update={"pretrained": None}), *rest)
 
 
+def black_images(data: Data, drawn: dict[str, Any] | None = None) -> Batch:
+    images = torch.zeros(data.batch_size, 3, data.image_size, data.image_size, dtype=torch.uint8, device=GPU)
+    return Batch(images, torch.zeros(data.batch_size, dtype=torch.int64, device=GPU), data.batch_size, drawn or {})
+
+
 def train_on_fake_gpu(*options: str) -> None:
     """A fake tensor has no values: any op that would read one raises an exception."""
     config = config_of(*VIT, *options)
@@ -52,9 +59,7 @@ def train_on_fake_gpu(*options: str) -> None:
         patch.setattr(torch, "randint", lambda *size, real=torch.randint, **at: real(*size, **at) if at else 7)
         boxes = torch.zeros(2, 1, 4, dtype=torch.int64, device=GPU)
         drawn = {"affine": (torch.zeros(4, 2, 3, device=GPU),), "erase": (torch.tensor([0, 2]).to(GPU), boxes)}
-        images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8, device=GPU)
-        batch = Batch(images, torch.zeros(4, dtype=torch.int64, device=GPU), 4, drawn)
-        training_loop(build_state(config, CONTEXT), repeat(batch), CONTEXT)(3)
+        training_loop(build_state(config, CONTEXT), repeat(black_images(config.data, drawn)), CONTEXT)(3)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,44 @@ def test_the_host_does_not_wait_in_a_step_on_a_gpu(gpu, options):
         train(5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def traffic_of_step(*options: str) -> TrafficCounter:
+    """The second optimizer step of a run with these `options`."""
+    config = config_of(*options)
+    with fake_gpu():
+        train = training_loop(build_state(config, CONTEXT), repeat(black_images(config.data)), CONTEXT)
+        train(1)  # creates the state of the optimizer
+        with TrafficCounter(GPU) as counter:
+            train(1)
+    return counter
+
+
+VIT_B = [
+    "MODEL.EMBED_DIM=768", "MODEL.DEPTH=12", "MODEL.NUM_HEADS=12", "MODEL.PATCH_SIZE=16", "MODEL.NUM_CLASSES=1000",
+    "DATA.IMAGE_SIZE=224", "DATA.BATCH_SIZE=256", "TRAIN.GRAD_CLIP=1.0", "TRAIN.MIXUP_ALPHA=0", "TRAIN.CUTMIX_ALPHA=0",
+]  # fmt: skip
+BF16 = ["AMP.ENABLED=true", "AMP.DTYPE=bfloat16"]
+DROPOUT = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1"]  # of configs/vit_imagenet.yaml
+BUDGETS = {  # ops, GB
+    "fp32": ([], 247, 134.2),
+    "O1": (BF16, 523, 106.1),
+    "O2": ([*BF16, "AMP.LEVEL=O2"], 251, 69.9),
+    "O3": ([*BF16, "AMP.LEVEL=O3"], 255, 72.6),
+    "O1, dropout": ([*BF16, *DROPOUT], 597, 134.7),
+    "O2, dropout": ([*BF16, *DROPOUT, "AMP.LEVEL=O2"], 325, 98.2),
+    "O1, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2"], 619, 114.5),
+    "O2, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2", "AMP.LEVEL=O2"], 345, 76.7),
+    "O1, bf16_stream": (["AMP.PRESET=bf16_stream"], 552, 70.4),
+    "O1, EMA": ([*BF16, "TRAIN.MODEL_EMA=true"], 526, 107.1),
+}
+
+
+@pytest.mark.parametrize("variant", BUDGETS)
+def test_the_traffic_of_a_step_stays_within_its_budget(variant):
+    options, max_ops, max_gigabytes = BUDGETS[variant]
+    traffic = traffic_of_step(*VIT_B, *options)
+    gigabytes = traffic.num_bytes.total() / 1e9
+    print(f"\n| {variant} | {traffic.ops.total()} | {gigabytes:.1f} |", end="")
+    assert traffic.ops.total() <= max_ops
+    assert gigabytes <= max_gigabytes + 0.05

@@ -1,16 +1,23 @@
-"""Parameter groups, optimizers by name, and loading of optimizer state."""
+"""Parameter groups, optimizers by name, corrected weight decay, and loading of optimizer state."""
 
 import pytest
 import timm
 import torch
-from timm.optim import param_groups_layer_decay
+from timm.optim import create_optimizer_v2, param_groups_layer_decay
+from timm.scheduler import create_scheduler_v2
 from torch import nn
 
+from configs.batch_plan import BatchPlan
+from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Train
+from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
+from engine.training.build import build_train_state
 from engine.training.optimization.optimizer import build_optimizer, set_lr
+from engine.training.step import TrainState
+from models.timm_model import classifiers
 from utils.errors import UserError
 
 
@@ -100,7 +107,7 @@ def test_each_optimizer_is_that_of_timm(name):
     options, own, timms = train_options(NAME=name), model(), model()
     random = {"deterministic": True} if name == "kron" else {}
     try:
-        expected = timm.optim.create_optimizer_v2(timms, name, options.base_lr, options.weight_decay, **random)
+        expected = create_optimizer_v2(timms, name, options.base_lr, options.weight_decay, **random)
         trained = train(timms, expected)
     except Exception:
         with pytest.raises(UserError, match=rf"^TRAIN\.OPTIMIZER.*: {name} .*(second derivatives|required)"):
@@ -164,12 +171,68 @@ def test_loaded_optimizer_state_keeps_the_current_options():
         return build_optimizer(nn.Linear(3, 2), Train.model_validate({"WEIGHT_DECAY": weight_decay}))
 
     old, new = optimizer(0.1), optimizer(0.5)
-    for group in old.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
+    for parameter in (parameter for group in old.param_groups for parameter in group["params"]):
+        parameter.grad = torch.ones_like(parameter)
     old.step()
     Single().load_optimizer_state(new, old.state_dict())
     assert {group["weight_decay"] for group in new.param_groups} == {0.0, 0.5}
     assert all(
         torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(*(o.state.values() for o in (old, new)), strict=True)
     )
+
+
+STEPS, BATCH, TUNED_FOR, BASE_LR, DECAY = 8, 64, 8, 0.003, 0.3
+CORRECTED = {"adamc": {}, "sgdc": {}, "lamb": {"corrected_weight_decay": True}}
+
+
+def corrected_state(name: str, cpu, *options: str, batch: int = BATCH) -> TrainState:
+    """With a warm-up of 4 of the 8 steps, and a peak rate that is scaled to the batch."""
+    config = parse_command_line(
+        ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32",
+         "MODEL.KWARGS={depth: 2, embed_dim: 12}", f"TRAIN.OPTIMIZER.NAME={name}", f"TRAIN.BASE_LR={BASE_LR}",
+         f"TRAIN.OPTIMIZER.KWARGS={CORRECTED[name]}", f"TRAIN.WEIGHT_DECAY={DECAY}", "TRAIN.NUM_EPOCHS=2",
+         "TRAIN.WARMUP_EPOCHS=1", "TRAIN.WARMUP_START_LR=0", "TRAIN.END_LR=0", f"TRAIN.LINEAR_SCALED_LR={TUNED_FOR}",
+         "TRAIN.LR_SCHEDULER.WARMUP_PREFIX=false", *options]
+    ).config  # fmt: skip
+    return build_train_state(config, cpu, EpochLayout(4 * batch, BatchPlan(batch), config.seed))[0]
+
+
+def step_on_noise(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_corrected_weight_decay_is_that_of_timm(name, cpu):
+    """lr ** 2 / max_lr. train.py builds the optimizer with the scaled rate before the schedule changes it."""
+    state = corrected_state(name, cpu, "TRAIN.LAYER_DECAY=0.7", "TRAIN.HEAD_LR_SCALE=10.0")
+    ours = state.precision.weights.master
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=2, embed_dim=12)
+    model.load_state_dict(ours.state_dict())
+    peak = BASE_LR * BATCH / TUNED_FOR
+    optimizer = create_optimizer_v2(model, name, peak, DECAY, momentum=0.9, layer_decay=0.7, **CORRECTED[name])
+    head = {parameter for module in classifiers(model) for parameter in module.parameters()}
+    optimizer.param_groups[:] = [
+        group | {"params": [one], "lr_scale": group["lr_scale"] * (10 if one in head else 1)}
+        for group in optimizer.param_groups
+        for one in group["params"]
+    ]
+    scheduler, _ = create_scheduler_v2(
+        optimizer, "cosine", 2, warmup_epochs=1, warmup_lr=0, updates_per_epoch=4, step_on_epochs=False
+    )
+    for step in range(STEPS):
+        set_lr(state.optimizer, state.schedule.lr_at(step))
+        scheduler.step_update(step)
+        step_on_noise(ours, state.optimizer, step)
+        step_on_noise(model, optimizer, step)
+    for (key, found), expected in zip(ours.named_parameters(), model.parameters(), strict=True):
+        assert (found - expected).norm() <= 1e-6 * expected.norm(), key
+
+
+def test_a_resume_with_another_global_batch_has_the_rate_of_this_run(cpu):
+    old, new = (corrected_state("adamc", cpu, batch=size) for size in (BATCH, 16))
+    step_on_noise(old.precision.weights.master, old.optimizer, 0)
+    new.strategy.load_optimizer_state(new.optimizer, old.optimizer.state_dict())
+    assert {group["max_lr_snapshot"] for group in new.optimizer.param_groups} == {new.schedule.peak_lr}

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from conftest import assert_same_state, read_result, rows, states, train
+from conftest import ROOT, assert_same_state, read_result, rows, states, train
 from timm.utils import ModelEmaV3
 from torch import nn
 
+from configs.reading.command_line import parse_command_line
 from configs.schema import Train
 from engine.training.optimization.weight_average import average_warning, build_average
+from models.build import build_model
 
 NOT_SKIPPED = torch.tensor(False)
 
@@ -36,6 +38,20 @@ def test_the_average_is_that_of_timm(warmup):
         timms.update(model, step + 1 if warmup else 9)
         assert torch.allclose(ours.module.weight, timms.module.weight, atol=1e-6)
         assert not warmup or step or torch.allclose(ours.module.weight, model.weight)
+
+
+def test_tensors_with_several_names_are_averaged_once():
+    """CoaT has its position encodings under two names or more."""
+    config = parse_command_line([f"-cfg={ROOT / 'tests/fixtures/families/CoaT/model.yaml'}"]).config
+    model, _ = build_model(config.model, config.data, torch.device("cpu"))
+    average = average_of(model, MODEL_EMA_DECAY=0.5, MODEL_EMA_WARMUP=False)
+    start = {name: value.clone() for name, value in average.module.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+    average.update(NOT_SKIPPED)
+    for name, parameter in average.module.named_parameters():
+        assert torch.allclose(parameter, start[name] + 0.5, atol=1e-5), name
 
 
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.MODEL_EMA_WARMUP=true"]
