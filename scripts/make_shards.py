@@ -95,10 +95,7 @@ def parse_data(argv: list[str]) -> Data:
 
 
 def _read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
-    """The completed options, and the splits 'train', 'val' and, if the data set has one, 'test'.
-
-    Raises UserError: as `read_samples`; or the images are not encoded.
-    """
+    """The completed options, and the splits 'train', 'val' and, if there is one, 'test'; raises as `read_samples`."""
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
     names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
@@ -111,9 +108,7 @@ def _read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
 class PlannedSplit:
     """The samples of a split in the order in which they are written.
 
-    order: sample indices, int64 (N,).
-    keys: the key of each sample, by index.
-    size: of the shorter side of a stored image; None: images stay encoded.
+    order: sample indices, int64 (N,). keys: by index. size: of the shorter side of a stored image; None: stay encoded.
     """
 
     def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:

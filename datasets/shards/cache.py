@@ -66,9 +66,7 @@ class ShardCache:
         """Downloads a shard that is not in the cache; returns whether it is in the cache now.
 
         It removes the least recently used shards, but none of `keep`. Returns False if there is no room, the disk
-        fails, or another process still downloads the shard after `wait_seconds`.
-
-        Raises Unavailable: the shard cannot be read from its source.
+        fails, or another process still downloads the shard after `wait_seconds`. Raises the errors of the store.
         """
         wait_for(lambda: self._try_download(shard, keep), wait_seconds)
         return self._path(shard).exists()

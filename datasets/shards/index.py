@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_arrays, to_nfc
+from datasets.sources.shared_arrays import StringPacker, strings_in, to_arrays, to_nfc
 from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"
@@ -35,10 +35,8 @@ LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
 
 
 class Shard(NamedTuple):
-    """A tar file.
+    """A tar file: its path relative to the location of the data set, such as 'train-000001.tar', and its size.
 
-    name: its path relative to the location of the data set, such as 'train-000001.tar'.
-    num_bytes: its size.
     version: its ETag, or for a local file `LOCAL_VERSION` and the time of its last change in ns; None if unknown.
     is_assumed: whether the index was made without this version, so that the shard may be newer than its rows.
     """
@@ -98,23 +96,20 @@ class Index:
         """The index of the shard at `position`, with views of the arrays."""
         ends = self.arrays["ends"]
         start, end = int(ends[position - 1]) if position else 0, int(ends[position])
-        columns = {name: self.arrays[name][start:end] for name in _OF_IMAGES}
-        arrays = columns | self._strings(lambda one: one.part(start, end)) | {"ends": np.array([end - start])}
-        return replace(self, shards=[self.shards[position]], arrays=arrays)
+        return self._part(slice(start, end), [self.shards[position]], np.array([end - start]))
 
     def select(self, rows: np.ndarray) -> "Index":
         """The index of the images at `rows`, (M,), sorted, and of the shards that contain one of them."""
         used, counts = np.unique(self.shard_of[rows], return_counts=True)
-        columns = {name: self.arrays[name][rows] for name in _OF_IMAGES}
-        arrays = columns | self._strings(lambda one: one.select(rows)) | {"ends": np.cumsum(counts)}
-        return replace(self, shards=[self.shards[shard] for shard in used], arrays=arrays)
+        return self._part(rows, [self.shards[shard] for shard in used], np.cumsum(counts))
 
-    def _strings(self, select: Callable[[PackedStrings], PackedStrings]) -> dict[str, np.ndarray]:
-        """The arrays of the selected names, and groups."""
-        arrays: dict[str, np.ndarray] = {}
+    def _part(self, rows: slice | np.ndarray, shards: list[Shard], ends: np.ndarray) -> "Index":
+        arrays = {name: self.arrays[name][rows] for name in _OF_IMAGES} | {"ends": ends}
         for name in ("names", "groups") if self.group_key else ("names",):
-            arrays |= to_arrays(select(strings_in(self.arrays, name)), name)
-        return arrays
+            strings = strings_in(self.arrays, name)
+            part = strings.part(rows.start, rows.stop) if isinstance(rows, slice) else strings.select(rows)
+            arrays |= to_arrays(part, name)
+        return replace(self, shards=shards, arrays=arrays)
 
 
 def _columns(has_groups: object) -> dict[str, str]:
@@ -145,9 +140,8 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: st
 def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> Index:
     """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
-    With a `group_key`, all of them have groups; without, the groups are left out.
-
-    Raises UserError: some labels are numbers and others are names.
+    With a `group_key`, all of them have groups; without, the groups are left out. Raises UserError if some labels are
+    numbers and others are names.
     """
     labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
     example = {index.class_names is None: index.shards[0].name for index in labelled}

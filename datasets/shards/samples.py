@@ -35,8 +35,7 @@ Read = Callable[[], bytes]
 class ShardReader:
     """Reads ranges of shards. Each process that receives a pickled reader opens files and connections itself.
 
-    cache: of remote shards; None: each range is read from its source.
-    shards_in_use: shards that are read at a time.
+    cache: of remote shards; None: each range is read from its source. shards_in_use: that are read at a time.
     """
 
     def __init__(self, store: ShardStore, cache: ShardCache | None, shards_in_use: int) -> None:
@@ -99,11 +98,7 @@ def _open_local(store: ShardStore, shard: Shard) -> BinaryIO:
 
 
 class TarSamples(EncodedImages):
-    """Images in the tar shards of a store: a local folder, a web server, S3 or GCS.
-
-    index: of the samples of one split.
-    shuffled_shards: DATA.SHUFFLE_SHARDS.
-    """
+    """Images in the tar shards of a store. index: of the samples of one split. shuffled_shards: DATA.SHUFFLE_SHARDS."""
 
     def __init__(self, reader: ShardReader, index: Index, class_names: list[str], shuffled_shards: int) -> None:
         super().__init__(class_names)
@@ -152,10 +147,7 @@ class TarSamples(EncodedImages):
                 yield error
 
     def read_bytes(self, index: int) -> bytes:
-        """Reads an encoded image.
-
-        Raises UserError: the shard cannot be read, or differs from the index; BadImage if only the image differs.
-        """
+        """Raises UserError: the shard cannot be read, or differs from the index; BadImage if only the image differs."""
         return self._checked(index, partial(self.reader.read, self._shard_of(index), self._range(index)))
 
     def _range(self, index: int) -> tuple[int, int]:

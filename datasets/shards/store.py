@@ -144,10 +144,7 @@ class ShardStore:
             return [answer.result() for answer in [pool.submit(self._retry, n, partial(head, n)) for n in names]]
 
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Reads the bytes of each range (start, length) of a remote file at the same time.
-
-        Raises Unavailable; `RangesNotSupported` if the server sends whole files only.
-        """
+        """Reads the bytes of each range (start, length) of a remote file; raises RangesNotSupported, too."""
         assert isinstance(self.files, RemoteFiles)
         wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
         parts = self._retry(name, partial(self.files.read_ranges, name, wanted)) if wanted else []

@@ -97,8 +97,7 @@ def write_shard(
 ) -> tuple[WrittenShard, Sample | None]:
     """Writes `sample` and as many following ones as fit; returns also the first one that does not fit.
 
-    The shard is larger than `max_bytes` only if it has one sample. Raises OSError if it cannot be written; then there
-    is no file.
+    The shard is larger than `max_bytes` only if it has one sample. Raises OSError; then there is no file.
     """
     rows, size, end = [], 0, 0
     with open_atomically(path, "wb") as file:

@@ -85,7 +85,6 @@ class _Evaluation:
         return {name: tensor.clone() for name, tensor in self.built.fp32.state_dict().items()}
 
     def score(self, state: State) -> float:
-        """The metric that decides (`EVAL.BEST_METRIC`)."""
         self.built.fp32.load_state_dict(state)
         model = self.built.evaluator.precision.compute_copy(self.built.fp32)
         return self.built.evaluator.evaluate(model, self.batches)[0].score
