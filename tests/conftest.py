@@ -54,6 +54,7 @@ EMPTY_PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
+CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,7 +106,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def cpu() -> ProcessContext:
-    return ProcessContext(0, 0, 1, 1, torch.device("cpu"))
+    return CPU
 
 
 @pytest.fixture

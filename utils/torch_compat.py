@@ -181,13 +181,10 @@ def allow_recompilations(number: int) -> None:
 
 
 def split_graphs_at_ddp_buckets(enabled: bool) -> None:
-    """Returns whether a graph compiled under DistributedDataParallel ends where a bucket of gradients is full."""
+    """Sets whether a graph compiled under DistributedDataParallel ends where a bucket of gradients is full."""
     import torch._dynamo.config
 
     torch._dynamo.config.optimize_ddp = enabled
-
-
-# Autograd
 
 
 def compile_cache_folders() -> dict[str, str]:
@@ -203,6 +200,9 @@ def empty_compile_cache() -> AbstractContextManager[None]:
     from torch._inductor.utils import fresh_cache
 
     return fresh_cache()
+
+
+# Autograd
 
 
 def in_backward_pass() -> bool:

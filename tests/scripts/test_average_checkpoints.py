@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run, read_result, train
+from conftest import CPU, GREY, TINY_VIT, only_run, read_result, train
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
@@ -15,10 +15,7 @@ from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from scripts import average_checkpoints
 from scripts.weights.averages import add_to_mean
-from utils.distributed import ProcessContext
 from utils.errors import UserError
-
-CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 def train_digits(folder: Path, *more: str) -> Path:

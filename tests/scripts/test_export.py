@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, train
+from conftest import CPU, ROOT, TINY_VIT, noise_folder, only_run, read_result, train
 from PIL import Image
 from test_layers import loaded_with
 from timm.data import create_transform, resolve_model_data_config
@@ -31,11 +31,9 @@ from scripts.exporting.hf_folder import data_config
 from scripts.exporting.run import _PROGRAMS, Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
-from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 FAMILIES = Path(__file__).parents[1] / "fixtures" / "families"
-CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

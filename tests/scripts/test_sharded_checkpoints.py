@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, train
+from conftest import CPU, GREY, TINY_VIT, train
 from safetensors.torch import load_file
 from shard_files import to_shards
 
@@ -14,10 +14,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
 from scripts import export
-from utils.distributed import ProcessContext
 from utils.errors import UserError
-
-CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
