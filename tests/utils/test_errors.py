@@ -1,16 +1,132 @@
-"""How errors are printed."""
+"""The exit status of an error says whether a retry may cure it: real errors of each kind; how errors are printed."""
 
 import io
 import pickle
+import re
+import resource
 import sys
 
 import pytest
-import torch
+from PIL import Image
 
+from configs.reading.command_line import parse_command_line
+from configs.schema import Data
+from datasets.decoding.decode import open_image
+from datasets.registry import read_samples
+from datasets.shards.store import ShardStore
+from datasets.sources.files.image_checks import check_images
+from engine.checkpoint import run_folder
+from engine.checkpoint.reader import find_checkpoint
+from engine.commands import train
+from engine.commands.run import run
 from engine.run.log import RunLogger
-from utils.distributed import ProcessContext
-from utils.errors import Findings, UserError, combine_findings, escape_control_characters
+from models.weights.read import read_weights
+from utils.device import visible_gpus
+from utils.errors import (
+    MAY_PASS,
+    REFUSED,
+    Findings,
+    Unavailable,
+    UserError,
+    combine_findings,
+    error_from,
+    escape_control_characters,
+)  # fmt: skip
 from utils.processes.entry import run_and_report_errors
+from utils.signals import Interrupted
+
+
+def damaged(folder, name):
+    (folder / name).write_bytes(b"hello" * 100)
+    return str(folder / name)
+
+
+def read(folder, cpu):
+    data = Data.model_validate({"DATASET": "folder", "DATA_PATH": str(folder), "BATCH_SIZE": 1})
+    check_images(read_samples(data, None, cpu, "train", "val"), data, cpu)
+
+
+def images(folder, *names):
+    """Class folders in `folder` with two images of each class, and damaged or missing ones."""
+    for split in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (folder / split).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(folder / split / "0.png")
+    for name in names:
+        damaged(folder / "train/cat", name) if name.endswith(".jpg") else (folder / "train/cat/9.jpg").symlink_to(name)
+    return folder
+
+
+def full_memory(command, context):
+    raise MemoryError
+
+
+def lock_twice(folder):
+    with run_folder.lock_run_folder(folder), run_folder.lock_run_folder(folder):
+        pass
+
+
+REFUSED_ERRORS = {
+    "an unknown key": lambda folder, cpu: parse_command_line(["-opts", "TRAIN.NOPE=1"]),
+    "a damaged recipe": lambda folder, cpu: parse_command_line([f"-cfg={damaged(folder, 'a.yaml')}"]),
+    "a damaged image, which Pillow reports as an OSError": lambda folder, cpu: open_image(b"hello", 3, lambda: "a.jpg"),
+    "damaged arrays, which NumPy reports as an OSError": lambda folder, cpu: read_weights(damaged(folder, "a.npz")),
+    "a damaged checkpoint": lambda folder, cpu: find_checkpoint(damaged(folder, "a.pth"), folder),
+}
+MAY_PASS_ERRORS = {
+    "no recipe": lambda folder, cpu: parse_command_line([f"-cfg={folder / 'a.yaml'}"]),
+    "no data": lambda folder, cpu: read(folder / "gone", cpu),
+    "no image": lambda folder, cpu: read(images(folder, "gone"), cpu),
+    "no weights": lambda folder, cpu: read_weights(str(folder / "a.pth")),
+    "a server": lambda folder, cpu: ShardStore("http://127.0.0.1:9", 0.0).head(["a.tar"]),
+    "no GPU": lambda folder, cpu: visible_gpus("cuda"),
+    "a folder in use": lambda folder, cpu: lock_twice(folder),
+    "no folder for output": lambda folder, cpu: run_folder.make_run_folder(type(folder)("/proc/none"), "run"),
+    "out of memory": lambda folder, cpu: run(parse_command_line(["-dataset=fake"]), cpu),
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED_ERRORS, *MAY_PASS_ERRORS])
+def test_status_of(name, tmp_path, cpu, monkeypatch):
+    monkeypatch.setattr(run_folder, "_LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(train, "train", full_memory)
+    with pytest.raises(UserError) as caught:
+        (REFUSED_ERRORS | MAY_PASS_ERRORS)[name](tmp_path, cpu)
+    assert caught.value.status == (REFUSED if name in REFUSED_ERRORS else MAY_PASS)
+    assert pickle.loads(pickle.dumps(caught.value)).status == caught.value.status  # on the other ranks
+    assert run_and_report_errors(lambda argv: (_ for _ in ()).throw(caught.value), []) == caught.value.status
+
+
+def test_an_error_about_an_error_keeps_its_status():
+    for cause, status in ((UserError("a"), REFUSED), (Unavailable("a"), MAY_PASS), (OSError(28, "full"), MAY_PASS)):
+        assert error_from(cause, f"-resume: {cause}").status == status
+
+
+def test_a_retry_must_cure_all_findings():
+    assert combine_findings("two", [Unavailable("a"), Unavailable("b")]).status == MAY_PASS
+    assert combine_findings("two", [Unavailable("a"), "b.txt:1: label"]).status == REFUSED
+
+
+def test_status_of_a_signal():
+    def main(argv):
+        raise Interrupted(15)
+
+    assert run_and_report_errors(main, []) == 143
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_too_little_address_space_is_one_line(error, monkeypatch, capsys):
+    """Without a limit the same error is a traceback."""
+
+    def main(argv):
+        raise error
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4500000 * 1024, resource.RLIM_INFINITY))
+    assert run_and_report_errors(main, []) == MAY_PASS
+    assert re.fullmatch(r"error: ulimit -v is 4500000: .*\n", capsys.readouterr().err)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    with pytest.raises(type(error)):
+        run_and_report_errors(main, [])
+
 
 ESCAPE = "\x1b]0;harm\x07\x1b[31m\u202e\udcff\r"
 
@@ -43,8 +159,8 @@ def test_each_finding_is_a_line(capsys, count, more):
     assert printed_by(capsys, combine_findings("the data", ["list.txt:3: bad"])) == "error: list.txt:3: bad\n"
 
 
-def test_the_log_is_printable(tmp_path, capsys):
-    logger = RunLogger(tmp_path, ProcessContext(0, 0, 1, 1, torch.device("cpu")))
+def test_the_log_is_printable(tmp_path, capsys, cpu):
+    logger = RunLogger(tmp_path, cpu)
     logger.info(f"one\n{ESCAPE}")
     assert capsys.readouterr().out == f"one\n{escape_control_characters(ESCAPE)}\n"
     assert (tmp_path / "log.txt").read_text().endswith(f" one\n{escape_control_characters(ESCAPE)}\n")

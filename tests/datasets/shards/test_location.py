@@ -1,6 +1,14 @@
+"""Where shards are: a location and its pattern, and the shards of each split that are found there."""
+
+import json
+
 import pytest
 
+from datasets.shards.data_set import find_shards
 from datasets.shards.location import is_local, parse_location
+from datasets.shards.store import ShardStore
+from datasets.sources.split import split_of
+from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError
 
 
@@ -67,3 +75,101 @@ def test_a_pattern_has_a_bounded_number_of_names(monkeypatch):
     monkeypatch.setattr("datasets.shards.location.braceexpand", None)  # not called
     with pytest.raises(UserError, match="more than 10 names"):
         parse_location("/d/{" + ",".join(["{0..9}"] * 80) + "}.tar")
+
+
+def make(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+
+
+def find(data_path):
+    root, names = parse_location(str(data_path))
+    return find_shards(ShardStore(root, timeout_seconds=2), names)
+
+
+def test_split_of():
+    for name, split in {
+        "imagenet1k-train-0000.tar": "train", "imagenet1k-validation-63.tar": "val", "val/00001.tar": "val",
+        "training_1.tar": "train", "valid.tar": "val", "test.0.tar": "test", "train/val-0.tar": "train",
+        "Testing-0.tar": "test", "00000.tar": None, "trainset-0.tar": None,
+    }.items():  # fmt: skip
+        assert split_of(name) == split
+
+
+def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
+    names = ("train-1.tar", "train-0.tar", "val/0.tar", "x-test.tar")
+    make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar")
+    found = find(tmp_path)
+    assert found.splits == {"train": ["train-0.tar", "train-1.tar"], "val": ["val/0.tar"], "test": ["x-test.tar"]}
+    assert found.class_names is None and found.label_key == ""
+    found = find("http://host/a/{train/{0..1},val/9}.tar")
+    assert found.splits == {"train": ["train/0.tar", "train/1.tar"], "val": ["val/9.tar"]}
+
+
+def test_shards_without_a_split(tmp_path):
+    make(tmp_path, "00001.tar", "00000.tar")
+    found = find(tmp_path)
+    assert found.splits == {"all": ["00000.tar", "00001.tar"]}
+    make(tmp_path, "val-0.tar")
+    with pytest.raises(UserError, match=r"00000\.tar: .*val-0\.tar"):
+        find(tmp_path)
+
+
+def test_nothing_found(tmp_path):
+    for path, problem in ((tmp_path, "no shard"), (tmp_path / "missing", "does not exist")):
+        with pytest.raises(UserError, match=rf"{path}.* {problem}"):
+            find(path)
+    make(tmp_path, "a.tar.gz")
+    with pytest.raises(UserError, match=r"a\.tar\.gz.*compressed"):
+        find(tmp_path)
+    with range_server(tmp_path) as server, pytest.raises(UserError, match=rf"^{server.url}: .*cannot be listed"):
+        find(server.url)
+
+
+SHARDS = {
+    "train": {"filenames": ["t-1.tar", "t-0.tar"], "shard_lengths": [3, 4], "num_samples": 7, "alt_label": "species"},
+    "validation": {"filenames": ["v.tar"], "shard_lengths": [2], "num_samples": 2, "alt_label": "species"},
+}
+INFO = {"splits": SHARDS, "class_names": ["cat", "Ha\u0308her"]}
+
+
+def test_info_of_timm(tmp_path):
+    make(tmp_path, "t-0.tar", "t-1.tar", "v.tar", "not-listed.tar")
+    (tmp_path / "_info.json").write_text(json.dumps(INFO))
+    with range_server(tmp_path) as server:
+        for root in (tmp_path, server.url):
+            found = find(root)
+            assert found.splits == {"train": ["t-0.tar", "t-1.tar"], "val": ["v.tar"]}
+            assert found.class_names == ["cat", "Häher"] and found.label_key == "species"
+
+
+def with_splits(**splits):
+    return INFO | {"splits": splits}
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        (b"[" * 100_000, "JSON"),
+        (with_splits(other=SHARDS["train"]), "'other'"),
+        (with_splits(val={"filenames": ["a.tar"]}, valid={"filenames": ["b.tar"]}), "'valid'"),
+        *(
+            (with_splits(train={"filenames": names}), problem)
+            for names, problem in (
+                ([], "splits.train.filenames"), ([5], "splits.train.filenames.0"), (["../a.tar"], "../a.tar"),
+                (["pipe:a.tar"], "pipe:a.tar"), (["a\n.tar"], "a\\n.tar"),
+                (["a.tar", "a.tar"], "a shard or a class twice"),
+            )
+        ),
+        (with_splits(**{n: {"filenames": [f"{n}.tar"], "alt_label": n} for n in ("val", "test")}), "alt_label"),
+        (INFO | {"class_names": ["a", "a"]}, "a class twice"),
+        (INFO | {"class_names": ["a", 3]}, "class_names.1"),
+    ],
+)  # fmt: skip
+def test_hostile_info(tmp_path, info, problem):
+    (tmp_path / "_info.json").write_bytes(info if isinstance(info, bytes) else json.dumps(info).encode())
+    with pytest.raises(UserError) as error:
+        find(tmp_path)
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path}/_info.json: ") and problem in message and message.isprintable()
