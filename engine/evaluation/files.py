@@ -81,7 +81,9 @@ class EvaluationFiles:
         shares = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
         columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
         self._write_table(result.PER_CLASS, _CLASS_COLUMNS, zip(*columns, strict=True))
-        self._write_table(result.PAIRS, _PAIR_COLUMNS, _pair_rows(pairs, figures.count, names))
+        wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
+        pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
+        self._write_table(result.PAIRS, _PAIR_COLUMNS, pair_rows)
         edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
         columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
         self._write_table(result.CALIBRATION, _BIN_COLUMNS, zip(*columns, strict=True))
@@ -154,12 +156,6 @@ _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
 _COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
 _MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
-
-
-def _pair_rows(pairs: np.ndarray, count: np.ndarray, names: Sequence[str]) -> Iterable[list[Any]]:
-    wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS]
-    for true, predicted, number in wrong.tolist():
-        yield [names[true], names[predicted], number, _cell(100 * number / count[true])]
 
 
 def _cell(percent: float) -> str:

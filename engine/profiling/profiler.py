@@ -164,9 +164,9 @@ def step_times(events: list[dict[str, Any]], steps: int, on_gpu: bool) -> StepTi
     gpu_times: dict[str, float] = defaultdict(float)
     if on_gpu:
         work = _gpu_work(events, phases)
-        computation = [span for span in work if span.phase not in (Phase.COPY, Phase.COMMUNICATION)]
-        for layer in (computation, _of_phase(work, Phase.COMMUNICATION), _of_phase(work, Phase.COPY)):
-            gaps = _add_covered(gaps, layer, gpu_times)
+        order: dict[str, int] = {Phase.COMMUNICATION: 1, Phase.COPY: 2}  # computation is first
+        for place in range(3):
+            gaps = _add_covered(gaps, [span for span in work if order.get(span.phase, 0) == place], gpu_times)
     host_times: dict[str, float] = defaultdict(float)
     for start, stop in _add_covered(gaps, phases, host_times):
         host_times[Phase.OTHER] += stop - start
@@ -200,10 +200,6 @@ def _gpu_work(events: list[dict[str, Any]], phases: list[Span]) -> list[Span]:
         return phases[index].phase if index >= 0 and launched <= phases[index].stop else Phase.OTHER
 
     return [_span(event, phase_of(event)) for event in events if event.get("cat") in _GPU_WORK]
-
-
-def _of_phase(spans: list[Span], phase: str) -> list[Span]:
-    return [span for span in spans if span.phase == phase]
 
 
 def _add_covered(

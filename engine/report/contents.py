@@ -15,7 +15,7 @@ from configs.reading.compare import with_defaults
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
 from engine.run import result
-from engine.run.facts import FACTS, Facts, PixelBaseline, read_facts
+from engine.run.facts import FACTS, SPLITS, Facts, PixelBaseline, read_facts
 from engine.run.result import FINDINGS, RESULT, Rows, best_epoch, points
 from utils.errors import Unavailable, UserError, error_from
 from utils.files import read_json
@@ -25,7 +25,6 @@ from utils.tables import read_rows, to_float, unescaped_cell
 
 MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image
-SPLITS = {"train": "training", "val": "validation", "test": "test"}
 _WITHOUT_PAGE = ("predict-", "profile-")  # folders of these commands
 _TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
 _MAX_STATUS_CHARS = 50

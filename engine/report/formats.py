@@ -117,12 +117,12 @@ def tick_label(value: float) -> str:
     return number(value)
 
 
-def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """Keeps at most `limit` of the points, in order: the first, the last, and the extremes of each part between."""
-    if len(points) <= limit:
+def downsample(points: Sequence[Point]) -> list[Point]:
+    """Keeps at most `MAX_POINTS` points, in order: the first, the last, and the extremes of each part between."""
+    if len(points) <= MAX_POINTS:
         return list(points)
     inner = points[1:-1]
-    parts = (limit - 2) // 2
+    parts = (MAX_POINTS - 2) // 2
     kept = [points[0]]
     for part in range(parts):
         chunk = inner[len(inner) * part // parts : len(inner) * (part + 1) // parts]

@@ -19,7 +19,7 @@ FACTS = "facts.jsonl"
 MAX_CHARS = 1000  # of a warning
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 _KIND = "fact"  # the key with the kind of a record
-_SPLITS = {"val": "the validation split", "train": "the training split", "test": "the test split"}
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class EvaluationData:
     def images(self) -> str:
         if self.path is not None:
             return f"{self.number} images of {self.path}"
-        split = f": {_SPLITS[self.split]}" if self.split in _SPLITS else ""
+        split = f": the {SPLITS[self.split]} split" if self.split in SPLITS else ""
         return f"{self.number} images of {self.classes} of {self.model_classes} classes{split}"
 
 
