@@ -1,5 +1,7 @@
 """A photograph for the tests of decoding and crops."""
 
+import io
+
 import numpy as np
 import torch
 from PIL import Image
@@ -17,3 +19,8 @@ def as_tensor(image: Image.Image) -> torch.Tensor:
 
 def decode_image(data: bytes, channels: int, name: str = "x") -> torch.Tensor:
     return open_image(data, channels, lambda: name).pixels
+
+
+def encode(image: Image.Image, kind: str, **options) -> bytes:
+    image.save(stream := io.BytesIO(), kind, **options)
+    return stream.getvalue()

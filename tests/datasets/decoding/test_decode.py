@@ -16,16 +16,10 @@ from datasets.decoding.decode import open_image
 from datasets.decoding.images import BadImage
 from datasets.decoding.partial_jpeg import decode_part
 from datasets.transforms.host import random_crop_box
-from tests.datasets.photo import PHOTO, as_tensor, decode_image
+from tests.datasets.photo import PHOTO, as_tensor, decode_image, encode
 from utils.errors import UserError
 
 ALPHA = Image.radial_gradient("L").resize(PHOTO.size)
-
-
-def encode(image: Image.Image, kind: str, **options) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 def pillow(data: bytes, mode: str) -> torch.Tensor:
@@ -41,10 +35,6 @@ def assert_like_pillow(data: bytes) -> None:
         assert image.shape == reference.shape
         # Two builds of libjpeg may differ in the last bit.
         assert (image.int() - reference.int()).abs().max() <= 1
-
-
-def with_palette(**options) -> bytes:
-    return encode(PHOTO.quantize(64), "PNG", **options)
 
 
 def ycck_jpeg() -> bytes:
@@ -67,11 +57,8 @@ KINDS = {
     "png": lambda: encode(PHOTO, "PNG"),
     "png alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "PNG"),
     "png transparent colour": lambda: encode(PHOTO, "PNG", transparency=(255, 255, 255)),
-    "png 1 bit": lambda: encode(PHOTO.convert("1"), "PNG"),
-    "png palette, alpha": lambda: with_palette(transparency=bytes(range(64))),
+    "png palette, alpha": lambda: encode(PHOTO.quantize(64), "PNG", transparency=bytes(range(64))),
     "webp": lambda: encode(PHOTO, "WEBP"),
-    "gif transparent": lambda: encode(PHOTO.quantize(32), "GIF", transparency=0),
-    "tiff CMYK": lambda: encode(PHOTO.convert("CMYK"), "TIFF"),
     "ppm": lambda: encode(PHOTO, "PPM"),
     "pgm": lambda: encode(PHOTO.convert("L"), "PPM"),
 }
@@ -86,7 +73,7 @@ def test_pixels_equal_pillows(kind):
         decode_image(data, 3)
 
 
-@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 0), ("JPEG", 5), ("JPEG", 9), ("PNG", 6), ("TIFF", 3)])
+@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 5), ("JPEG", 9), ("PNG", 6)])
 def test_exif_orientation(kind, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -2,13 +2,11 @@
 
 import io
 import json
-import tarfile
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from source_helpers import options, write_image
 
 from configs.schema import Data
@@ -18,6 +16,7 @@ from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
+from tests.datasets.shards.tar_files import jpeg, tar_of
 from utils.distributed import single_process
 from utils.errors import UserError
 
@@ -191,19 +190,17 @@ def test_large_groups_and_classes_in_few_groups_are_named():
     assert any("2 class(es) are in fewer than 3 groups" in note for note in notes)
 
 
-def write_shards(folder, key="patient", without=()):
+def write_shards(folder, without=()):
+    files = {}
+    for path, label, group in IMAGES:
+        name, content = path.replace("/", "-").removesuffix(".jpg"), {} if group in without else {"patient": group}
+        files |= {
+            f"{name}.jpg": jpeg(label),
+            f"{name}.cls": b"%d" % label,
+            f"{name}.json": json.dumps(content).encode(),
+        }
     folder.mkdir()
-    with tarfile.open(folder / "data.tar", "w") as tar:
-        for path, label, group in IMAGES:
-            image = io.BytesIO()
-            Image.new("RGB", (8, 8), (9 * label, 0, 0)).save(image, "PNG")
-            content = {} if group in without else {key: group}
-            key_of_file = path.replace("/", "-").removesuffix(".jpg")
-            members = {"png": image.getvalue(), "cls": b"%d" % label, "json": json.dumps(content).encode()}
-            for extension, data in members.items():
-                info = tarfile.TarInfo(f"{key_of_file}.{extension}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    (folder / "data.tar").write_bytes(tar_of(files))
     return folder
 
 

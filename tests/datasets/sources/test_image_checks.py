@@ -1,7 +1,5 @@
 """Unusable images are found before the first step, and usable ones are never refused."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -10,14 +8,14 @@ from source_helpers import options, write_classes
 from datasets.sources.files import image_checks
 from datasets.sources.files.image_checks import check_images, find_bad_images
 from datasets.sources.files.split_folders import ClassFolders
+from tests.datasets import photo
 from utils.errors import Findings
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(256, size=(40, 50, 3), dtype=np.uint8))
 
 
 def encode(kind, image=NOISE, **parameters):
-    image.save(buffer := io.BytesIO(), kind, **parameters)
-    return buffer.getvalue()
+    return photo.encode(image, kind, **parameters)
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """Ranks with different data end before the first step: one line names the host and the first difference."""
 
-import io
-import tarfile
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +10,7 @@ from datasets.sources import checks
 from datasets.sources.checks import check_same_data
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.sources.source import source_class
+from tests.datasets.shards.tar_files import tar_of
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -76,11 +74,8 @@ def write_lists(root):
 def write_shards(root, image=b"red"):
     root.mkdir(exist_ok=True)
     for split in ("train", "val"):
-        with tarfile.open(root / f"{split}-0.tar", "w") as shard:
-            for name, content in (("0.jpg", b"blue"), ("0.cls", b"0"), ("1.jpg", image), ("1.cls", b"1")):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                shard.addfile(member, io.BytesIO(content))
+        files = {"0.jpg": b"blue", "0.cls": b"0", "1.jpg": image, "1.cls": b"1"}
+        (root / f"{split}-0.tar").write_bytes(tar_of(files))
 
 
 def rename_class(root):

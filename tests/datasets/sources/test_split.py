@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 from hashlib import blake2b
 from unicodedata import normalize
 
@@ -17,6 +16,7 @@ from datasets.sources.shared_arrays import StringPacker, strings_in
 from datasets.sources.source import source_class
 from datasets.sources.split import RunSplit, Splitter, hash_paths
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
+from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 
 PATHS = [f"{name}/{number}.jpg" for name in ("a", "ä") for number in range(10)]
@@ -120,9 +120,7 @@ def test_the_split_of_a_data_set_stays_without_one_image(tmp_path, dataset):
         if dataset == "csv":
             (root / "train.csv").write_text("\n".join(["image_path,target", *(f"{name},{name[:3]}" for name in names)]))
         if dataset == "tar":
-            with tarfile.open(root / "train-0.tar", "w") as tar:
-                for name in names:
-                    tar.add(root / name, name)
+            (root / "train-0.tar").write_bytes(tar_of({name: (root / name).read_bytes() for name in names}))
         samples = source_class(dataset)(options(root, dataset=dataset, cache_dir=str(tmp_path))).read("val")
         return list(strings_in(samples._arrays, "names")) if isinstance(samples, TarSamples) else names_of(samples)
 

@@ -12,7 +12,6 @@ import timm.data.auto_augment
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 from scipy import stats
-from sklearn.datasets import load_sample_images
 from torchvision import transforms
 from torchvision.transforms import Compose
 from torchvision.transforms.v2 import functional as TF
@@ -34,6 +33,7 @@ from datasets.transforms.policies import (
     timm_policies,
     to_pillow,
 )
+from tests.datasets.photo import PHOTO
 
 PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)).permute(2, 0, 1)
 GREY = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
@@ -188,7 +188,6 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(data, o
     assert all(not torch.equal(one, other) for i, one in enumerate(results) for other in results[:i])
 
 
-PHOTO = Image.fromarray(load_sample_images().images[1]).crop((150, 100, 350, 300)).resize((48, 48))
 POLICIES = ["rand-m9-mstd0.5-inc1", "rand-n3-p1.0-tweights", "3a", "originalr-mstd0.5", "augmix-m5-w4-d2-a0.5-mstd1"]
 MEAN = (0.485, 0.456, 0.406)
 
@@ -213,7 +212,7 @@ def test_images_equal_timms_with_the_same_generators(policy, mode, interpolation
         monkeypatch.setitem(timm.data.auto_augment.NAME_TO_OP, name, safe_posterize)
     mean = MEAN if mode == "RGB" else (0.5,)
     arguments = policy, 48, mean, interpolation
-    image, ours, theirs = PHOTO.convert(mode), TimmPolicy(*arguments), timm_policy(*arguments)
+    image, ours, theirs = PHOTO.resize((48, 48)).convert(mode), TimmPolicy(*arguments), timm_policy(*arguments)
     for seed in range(25):
         result = ours(image, random.Random(seed))
         rng = random.Random(seed)
