@@ -131,8 +131,12 @@ def _next(iterator: Iterator[Any], workers: list[BaseProcess], watchdog: Watchdo
                 raise Unavailable(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
             if timed_out and watchdog.seconds < limit_seconds:
                 continue
+            unanswered = (
+                f"no loading worker has answered for {limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
+                "responds, or raise TIMEOUT_SECONDS"
+            )
             problem = _exhausted_resource(error) or (
-                _timeout_message(limit_seconds) if timed_out or watchdog.has_expired else _death_message(workers)
+                unanswered if timed_out or watchdog.has_expired else _death_message(workers)
             )
             if problem is None:
                 raise  # an exception in a worker, with its traceback
@@ -144,13 +148,6 @@ def _exhausted_resource(error: Exception) -> str | None:
     if code == errno.EMFILE or str(error).startswith("Too many open files"):
         return f"too many open files for loading workers; {_FILES_FIX}"
     return f"shared memory is full: no room for loading workers; {SHARED_MEMORY_FIX}" if code == errno.ENOSPC else None
-
-
-def _timeout_message(limit_seconds: float) -> str:
-    return (
-        f"no loading worker has answered for {limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
-        "responds, or raise TIMEOUT_SECONDS"
-    )
 
 
 def _death_message(workers: list[BaseProcess]) -> str | None:

@@ -29,17 +29,15 @@ class RunSplit:
     """The split of the data of a run, as its checkpoints keep it.
 
     seed, fraction: DATA.SPLIT_SEED and DATA.VAL_FRACTION. held_out: the sorted paths of the validation images, in NFC
-    and relative to the folder of the data; empty if the data came with splits; None if the version that wrote the
-    checkpoint kept no list, and split by position. num_trained: the number of training images, in that case. trained:
-    `hash_paths` of the training images, sorted; empty if unknown. fold: DATA.FOLD and DATA.FOLDS; None without folds.
-    groups: DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images.
+    and relative to the folder of the data; empty if the data came with splits; None if not known. trained: `hash_paths`
+    of the training images, sorted; empty if unknown. fold: DATA.FOLD and DATA.FOLDS; None without folds. groups:
+    DATA.GROUPS. held_out_groups: the sorted names of the groups of the validation images.
     """
 
     seed: int
     fraction: float
     held_out: tuple[str, ...] | None
     trained: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64), compare=False)
-    num_trained: int | None = None
     fold: tuple[int, int] | None = None
     groups: str | None = None
     held_out_groups: tuple[str, ...] = ()
@@ -100,9 +98,8 @@ class Splitter:
             is_val = np.isin(hashes, _hashes_of(listed))
             if groups:
                 in_groups = np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
-                notes += (
-                    [f"{more} image(s) were added to held-out groups"] if (more := (in_groups & ~is_val).sum()) else []
-                )
+                if more := int((in_groups & ~is_val).sum()):
+                    notes.append(f"{more} image(s) were added to held-out groups")
                 is_val |= in_groups
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
@@ -113,8 +110,7 @@ class Splitter:
             if new.fold:
                 problem = f"no group is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are groups"
         else:
-            keys = None if is_same else hash_paths(paths, new.seed) if new.seed else hashes
-            is_val, small = _hold_out(strata, new.fraction, new.fold, new.seed, keys)
+            is_val, small = _hold_out(strata, new, hash_paths(paths, new.seed) if new.seed else hashes)
             if new.fold and small:
                 findings.append(
                     f"{data.data_path}: {len(small)} class(es) have fewer images than DATA.FOLDS {new.fold[1]}, such "
@@ -149,7 +145,7 @@ class Splitter:
         if len(ids) in (1, len(strata)):
             problem = "all images are of one group" if len(ids) == 1 else "each image is a group of its own"
             return is_val, [f"DATA.GROUPS {shorten(rule.groups)}: {problem}, such as {shorten(groups[0])}"], []
-        is_val = _hold_out(most_frequent(strata, group_of), rule.fraction, rule.fold, rule.seed, ids)[0][group_of]
+        is_val = _hold_out(most_frequent(strata, group_of), rule, ids)[0][group_of]
         return is_val, [], describe_groups(groups, group_of, strata, is_val, self.data.folds)
 
     def _changes(self, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
@@ -157,9 +153,7 @@ class Splitter:
         known, notes = self.known, []
         assert known
         if known.held_out is None:
-            number = int((~is_val).sum())
-            counts = f"(training images: {known.num_trained or 'unknown'} then, {number} now)"
-            return [f"{'' if is_same and number == known.num_trained else 'Warning: '}{_NO_LIST} {counts}"]
+            return [f"Warning: {_NO_LIST}"]
         held_out, is_trained = _hashes_of(known.held_out), np.isin(hashes, known.trained)
         missing, added = np.flatnonzero(~np.isin(held_out, hashes)), np.flatnonzero(~is_trained & ~is_val)
         num_missing = len(known.trained) - len(np.unique(hashes[is_trained]))
@@ -202,31 +196,25 @@ def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _hold_out(
-    strata: np.ndarray, fraction: float, fold: tuple[int, int] | None, seed: int, hashes: np.ndarray | None
-) -> tuple[np.ndarray, list[int]]:
+def _hold_out(strata: np.ndarray, rule: RunSplit, hashes: np.ndarray) -> tuple[np.ndarray, list[int]]:
     """Tells for each image whether it is held out, bool (N,); names an image of each class with fewer than the folds.
 
     Of a class of n images in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
     the folds of a class differ by at most one image, and classes of one size have the larger fold in turn. One
     image more moves at most one image across each boundary of folds.
-
-    Without `hashes`, positions are drawn at random.
     """
-    rng = np.random.Generator(np.random.PCG64(seed))
     is_val, small = np.zeros(len(strata), dtype=bool), list[int]()
     by_label = np.argsort(strata, kind="stable")
     for members in np.split(by_label, np.flatnonzero(np.diff(strata[by_label])) + 1):
-        keys = np.argsort(rng.permutation(len(members))) if hashes is None else hashes[members]
-        order, positions = np.unique(keys, return_inverse=True)  # a table may list an image twice
+        order, positions = np.unique(hashes[members], return_inverse=True)  # a table may list an image twice
         number = len(order)
-        if fold:
-            index, folds = fold
+        if rule.fold:
+            index, folds = rule.fold
             phase = int(strata[members[0]]) % folds
             start, end = ((i * number + phase) // folds for i in (index, index + 1))
             small += members[:1].tolist() if number < folds else []
         else:
-            start, end = 0, min(max(round(number * fraction), 1), number - 1)
+            start, end = 0, min(max(round(number * rule.fraction), 1), number - 1)
         is_val[members] = (start <= positions) & (positions < end)
     return is_val, small
 

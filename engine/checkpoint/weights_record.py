@@ -77,7 +77,7 @@ def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     fold = (data.get("FOLD") or 0, data["FOLDS"]) if data.get("FOLDS") else None
     rule = RunSplit(seed, fraction, (), fold=fold, groups=data.get("GROUPS"))
     if ENTRY not in content:
-        return RunSplit(seed, fraction, None, num_trained=content.get("geometry", {}).get("samples"))
+        return RunSplit(seed, fraction, None)
     match entry := content[ENTRY]:
         case None:
             return rule

@@ -75,9 +75,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
     if beside := len(found.select_images(root, files)):
         notes.append(f"{root}: {beside} image(s) beside the class folders are not read")
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
-    return Listing(
-        root=root, class_names=names, arrays=arrays, file=None, findings=found.findings, notes=notes + found.notes()
-    )
+    return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes())
 
 
 def read_images(root: Path) -> Listing:

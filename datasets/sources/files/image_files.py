@@ -28,7 +28,7 @@ class Listing:
 
     `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
     or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
-    images. Without a `file`, `lines` is empty. With DATA.GROUPS, the groups of the images are packed strings, too.
+    images, if there is one. With DATA.GROUPS, the groups of the images are packed strings, too.
 
     `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
     False if the names are only the labels.
@@ -56,8 +56,8 @@ class Listing:
 
     def select(self, indices: np.ndarray) -> "Listing":
         """The listing of the images at `indices` (M,), sorted and unique, with all `findings` and `notes`."""
-        columns = {name: values[indices] for name, values in self.arrays.items() if name in ("targets", "paths_crcs")}
-        columns["lines"] = self.arrays["lines"][indices] if self.file else self.arrays["lines"]
+        per_image = self.arrays.keys() & {"targets", "paths_crcs", "lines"}
+        columns = {name: self.arrays[name][indices] for name in per_image}
         columns |= to_arrays(self.groups.select(indices), "groups") if self.groups else {}
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
 
@@ -66,11 +66,8 @@ def listing_arrays(
     paths: StringPacker, targets: np.ndarray | None = None, lines: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """The `arrays` of a `Listing`; without `targets` each image has the label 0."""
-    columns = {
-        "paths_crcs": paths.crcs(),
-        "targets": np.zeros(len(paths), np.int64) if targets is None else targets,
-        "lines": np.empty(0, np.int32) if lines is None else lines,
-    }
+    targets = np.zeros(len(paths), np.int64) if targets is None else targets
+    columns = {"paths_crcs": paths.crcs(), "targets": targets} | ({} if lines is None else {"lines": lines})
     return to_arrays(paths.strings(), "paths") | columns
 
 

@@ -80,14 +80,10 @@ def test_images_of_the_training_are_named():
     assert part(PATHS, "val", RunSplit(0, 0.1, ()))[1][0].startswith("DIR: the run had a validation split")
 
 
-@pytest.mark.parametrize(("then", "warns"), [(14, False), (15, True), (None, True)])
-def test_a_checkpoint_without_a_list_is_split_as_it_was(then, warns):
-    rng, expected = np.random.Generator(np.random.PCG64(5)), []
-    for members in np.split(np.arange(20), 2):
-        expected += sorted(rng.permutation(members)[:3])
-    val, notes, _ = part(PATHS, "val", RunSplit(5, 0.3, None, num_trained=then), split_seed=5, val_fraction=0.3)
-    assert val == [PATHS[index] for index in expected]
-    assert len(notes) == 1 and notes[0].startswith("Warning: ") == warns and "14 now" in notes[0]
+def test_weights_without_a_list_are_warned_about():
+    val, (note,), _ = part(PATHS, "val", RunSplit(5, 0.3, None), split_seed=5, val_fraction=0.3)
+    assert val == part(PATHS, "val", split_seed=5, val_fraction=0.3)[0]
+    assert note.startswith("Warning: the checkpoint has no list of held-out images")
 
 
 def test_the_entry_of_a_checkpoint():
@@ -98,7 +94,7 @@ def test_the_entry_of_a_checkpoint():
     read = read_split(content, data)
     assert read == run and np.array_equal(read.trained, run.trained)
     assert read_split(json.loads(json.dumps(exported_entry(run))), data) == run
-    assert read_split({"geometry": {"samples": 9}}, data) == RunSplit(0, 0.9, None, num_trained=9)
+    assert read_split({}, data) == RunSplit(0, 0.9, None)
     assert read_split({ENTRY: None}, {}) == RunSplit(0, 0.1, ())
     assert read_split({ENTRY: None}, {"FOLDS": 5, "FOLD": 3}) == RunSplit(0, 0.1, (), fold=(3, 5))
     entry = content[ENTRY]
