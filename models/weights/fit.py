@@ -123,19 +123,19 @@ def _fit_heads(
             _keep_rows(_output_layers(head, model.get_submodule(head)), state, own, torch.tensor(rows))
         weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
         counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
-        is_wider = other_features and any(
-            state[name].ndim == 2 == own[name].ndim and name not in weights for name in in_file
-        )
+        matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
         if counts:
-            notes.append(f"{head}: {counts[0][0]} classes in the file, {counts[0][1]} in the model: new head")
+            reason = f"{counts[0][0]} classes in the file, {counts[0][1]} in the model"
         elif names and not in_file:
-            notes.append(f"{head}: not in the file: new head")
-        elif is_wider:
-            notes.append(f"{head}: other features in the file: new head")
+            reason = "not in the file"
+        elif other_features and not set(matrices) <= set(weights):
+            reason = "other features in the file"
         elif names and is_other:
-            notes.append(f"{head}: none of the classes in the file: new head")
-        if counts or not in_file or is_wider or is_other:
-            state.update({name: own[name] for name in names})
+            reason = "none of the classes in the file"
+        else:
+            continue
+        notes.append(f"{head}: {reason}: new head")
+        state.update({name: own[name] for name in names})
     return notes
 
 

@@ -72,6 +72,10 @@ class HaloNet(Model):
         return multiple
 
 
+_HALONET_TRAINING = {
+    "NUM_EPOCHS": 150, "WARMUP_EPOCHS": 3, "WEIGHT_DECAY": 8e-5, "BASE_LR": 0.1, "WARMUP_START_LR": 2e-4,
+    "END_LR": 2e-4, "LINEAR_SCALED_LR": 128,
+}  # fmt: skip
 HALONET = Family(
     title="HaloNet",
     keys=HaloNet,
@@ -79,18 +83,7 @@ HALONET = Family(
     arguments=arguments(
         *("stages", "widths", "block_size", "halo_size"), strides="stride", num_heads="num_head", activation="act"
     ),
-    defaults=family_defaults(
-        data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95},
-        train={
-            "NUM_EPOCHS": 150,
-            "WARMUP_EPOCHS": 3,
-            "WEIGHT_DECAY": 8e-5,
-            "BASE_LR": 0.1,
-            "WARMUP_START_LR": 2e-4,
-            "END_LR": 2e-4,
-            "LINEAR_SCALED_LR": 128,
-        },
-    ),
+    defaults=family_defaults(data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95}, train=_HALONET_TRAINING),
     renames=[
         (r"^stage(\d)\.blocks\.", shifted("stages.", ".", by=-1)),
         (r"\.creat_shortcut\.", ".shortcut."),

@@ -62,25 +62,16 @@ class BEiT(PlainTransformer):
     init_values: float = option(1e-4, "initial value of the layer scale", gt=0)
 
 
+_BEIT_TRAINING = {
+    "NUM_EPOCHS": 100, "WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "WARMUP_START_LR": 0.0, "END_LR": 1e-6,
+    "LAYER_DECAY": 0.65, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999,
+}  # fmt: skip
 BEIT = Family(
     title="BEiT",
     keys=BEiT,
     timm="beit_base_patch16_224",
     arguments=_transformer("use_abs_pos_emb", "use_rel_pos_bias", "init_values"),
-    defaults=family_defaults(
-        data=HALF,
-        model={"DROPPATH": 0.1},
-        train={
-            "NUM_EPOCHS": 100,
-            "WARMUP_EPOCHS": 20,
-            "BASE_LR": 4e-3,
-            "WARMUP_START_LR": 0.0,
-            "END_LR": 1e-6,
-            "LAYER_DECAY": 0.65,
-            "MODEL_EMA": True,
-            "MODEL_EMA_DECAY": 0.9999,
-        },
-    ),
+    defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
     dropped=[r".*\.relative_position_index"],
     corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
 )
@@ -203,6 +194,10 @@ class MAE(Model):
         return self.trans.patch_size
 
 
+_MAE_TRAINING = CROP_AND_FLIP | {
+    "NUM_EPOCHS": 800, "WARMUP_EPOCHS": 40, "BASE_LR": 1.5e-4, "LINEAR_SCALED_LR": 256,
+    "OPTIMIZER": {"BETAS": (0.9, 0.95)}, "RAND_AUGMENT_LAYERS": 9, "RAND_AUGMENT_MAGNITUDE": 5,
+}  # fmt: skip
 MAE_FINETUNING = Family(
     title="MAE",
     keys=MAE,
@@ -212,19 +207,7 @@ MAE_FINETUNING = Family(
         *("trans.mlp_ratio", "trans.qkv_bias"),
         dropout=DROPOUTS,
     ),
-    defaults=family_defaults(
-        data={"RANDOM_CROP_SCALE": (0.05, 1.0)},
-        train={
-            **CROP_AND_FLIP,
-            "NUM_EPOCHS": 800,
-            "WARMUP_EPOCHS": 40,
-            "BASE_LR": 1.5e-4,
-            "LINEAR_SCALED_LR": 256,
-            "OPTIMIZER": {"BETAS": (0.9, 0.95)},
-            "RAND_AUGMENT_LAYERS": 9,
-            "RAND_AUGMENT_MAGNITUDE": 5,
-        },
-    ),
+    defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),
     renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *_VIT_RENAMES],
     computed=["pos_embed"],
     corrections=[

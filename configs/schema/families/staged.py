@@ -170,24 +170,16 @@ def _levit_renames(model: LeViT) -> Sequence[Rename]:
     ]
 
 
+_LEVIT_TRAINING = {
+    "NUM_EPOCHS": 1000, "WEIGHT_DECAY": 0.025, "END_LR": 1e-5, "LINEAR_SCALED_LR": None, "MODEL_EMA": True,
+    "MIXUP_ALPHA": 0.2, "RANDOM_ERASE_PROB": 0.2, "DISTILLATION_TYPE": "hard",
+}  # fmt: skip
 LEVIT = Family(
     title="LeViT",
     keys=LeViT,
     timm="levit_128s",
     arguments=arguments("distilled", "img_size", "embed_dim", "key_dim", "depth", "num_heads", "attn_ratio"),
-    defaults=family_defaults(
-        model={"DROPPATH": 0.1},
-        train={
-            "NUM_EPOCHS": 1000,
-            "WEIGHT_DECAY": 0.025,
-            "END_LR": 1e-5,
-            "LINEAR_SCALED_LR": None,
-            "MODEL_EMA": True,
-            "MIXUP_ALPHA": 0.2,
-            "RANDOM_ERASE_PROB": 0.2,
-            "DISTILLATION_TYPE": "hard",
-        },
-    ),
+    defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
     renames=_levit_renames,
     dropped=[r".*\.attn_bias_idxs"],
 )
