@@ -1,0 +1,231 @@
+"""The times of micro-steps on a simulated GPU; a rank that is slower than the others is found with its cause, once."""
+
+import math
+import re
+import time
+from collections import deque
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import GREY, TINY_VIT, only_run
+from rank import run_commands
+from timm.models.vision_transformer import VisionTransformer
+
+from datasets.batch import Batch
+from datasets.loading.loader import Loader
+from engine.run.step_timer import FORWARD_PASS, LOADING, SlowRanks, StepTimer
+from utils.distributed import ProcessContext
+from utils.files import read_json
+from utils.status import STATUS, RunStatus
+
+NOTHING = torch.empty(0)
+
+
+class SimulatedGpu:
+    """A host and a GPU with one queue; the times are in seconds. Launching takes the host `launch`, spread evenly."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.free_at = 0.0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.time = math.inf
+
+            def record(self) -> None:
+                self.time = max(gpu.now, gpu.free_at)
+
+            def query(self) -> bool:
+                return self.time <= gpu.now
+
+            def elapsed_time(self, end: "Event") -> float:
+                assert self.query() and end.query()
+                return 1000 * (end.time - self.time)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+
+    def compute(self, launch: float, busy: float, kernels: int = 100) -> None:
+        for _ in range(kernels):
+            self.now += launch / kernels
+            self.free_at = max(self.now, self.free_at) + busy / kernels
+
+    def batches(self, period: float, copy: float = 0.001):
+        """The loader has finished batch n at (n + 1) x period."""
+        for number in range(10**6):
+            self.now = max(self.now, (number + 1) * period)
+            copied = torch.cuda.Event()
+            copied.time = self.now + copy
+            self.free_at = max(self.free_at, copied.time)  # the computation waits for the copy
+            yield Batch(NOTHING, NOTHING, 1, copied=copied)
+
+    def train(self, timer: StepTimer, batches, steps: int, launch: float, busy: float, accum: int = 1) -> float:
+        """launch, busy: of the two passes of a micro-step; a third is the forward pass. Returns the seconds of all."""
+        started, step_ends = self.now, deque()
+        for _ in range(steps):
+            for batch in islice(iter(lambda: timer.next_batch(batches), None), accum):
+                assert batch.copied
+                with timer:
+                    self.compute(launch / 3, busy / 3)
+                self.compute(2 * launch / 3, 2 * busy / 3)
+            with timer.launch_check():
+                self.compute(launch=0.001, busy=0.0002)
+            step_ends.append(self.free_at)
+            if len(step_ends) > 2:  # the host is at most two steps ahead
+                self.now = max(self.now, step_ends.popleft())
+            timer.take()
+        self.now = max(self.now, self.free_at)  # a report reads the metrics
+        return self.now - started
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    return SimulatedGpu(monkeypatch), StepTimer(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("accum", [1, 4])
+@pytest.mark.parametrize(
+    ("loader", "launch", "busy", "wait", "launch_bound"),
+    [
+        (0.080, 0.010, 0.075, 0.06, 0.0),  # the host spends 87% of the time in next()
+        (0.060, 0.010, 0.075, 0.00, 0.0),
+        (0.300, 0.010, 0.075, 0.75, 0.0),
+        (0.010, 0.080, 0.030, 0.01, 1.0),  # the copy is not hidden: the GPU has nothing to compute
+    ],
+)
+def test_shares_of_the_time(simulated, loader, launch, busy, wait, launch_bound, accum):
+    gpu, timer = simulated
+    batches = gpu.batches(loader)
+    gpu.train(timer, batches, 10, launch, busy, accum)
+    start = timer.totals()
+    seconds = gpu.train(timer, batches, 40, launch, busy, accum)
+    times = timer.totals().since(start)
+    assert times.data_wait_seconds / seconds == pytest.approx(wait, abs=0.015)
+    assert times.launch_bound_share == pytest.approx(launch_bound, abs=0.05)
+    assert times.forward_seconds == pytest.approx(40 * accum * max(busy, launch) / 3, rel=0.05)
+
+
+def test_times_that_are_read_late_count_once(simulated):
+    """While the GPU is behind, `take` returns what has ended; the rest follows."""
+    gpu, timer = simulated
+    batches = gpu.batches(period=0.2)
+    timer.next_batch(batches)
+    with timer:
+        gpu.compute(launch=0.001, busy=0.5)
+    assert timer.take() == (pytest.approx(0.201), 0.0)
+    gpu.now = 10.0
+    assert timer.take() == (0.0, pytest.approx(0.5))
+    assert timer.take() == (0.0, 0.0)
+
+
+def test_work_between_epochs_is_no_wait(simulated):
+    """An evaluation runs while the loader waits for the request of the next batch."""
+    gpu, timer = simulated
+    batches = gpu.batches(period=0.0)
+    gpu.train(timer, batches, 5, launch=0.01, busy=0.075)
+    start = timer.totals()
+    gpu.compute(launch=1.0, busy=60.0)
+    gpu.train(timer, batches, 5, launch=0.01, busy=0.075)
+    assert timer.totals().since(start).data_wait_seconds < 0.01
+
+
+def test_times_on_a_cpu():
+    timer = StepTimer(torch.device("cpu"))
+    timer.next_batch(iter([Batch(NOTHING, NOTHING, 1)]))
+    with timer, timer.launch_check():
+        torch.ones(100, 100) @ torch.ones(100, 100)
+    waited, forward = timer.take()
+    assert waited > 0 and forward > 0
+    assert timer.totals() == (waited, forward, 0, 0) and timer.totals().launch_bound_share is None
+    assert timer.take() == (0.0, 0.0)
+
+
+EVEN = (0.01, 0.10)  # waiting for data, forward pass
+
+
+@pytest.fixture
+def slow_ranks(cpu, tmp_path):
+    """A function that makes a `SlowRanks`; its status.json is in `tmp_path`."""
+    (status := RunStatus(tmp_path, world_size=2)).begin()
+    return lambda compares_forward=True: SlowRanks(compares_forward, cpu, status)
+
+
+def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, str]]:
+    """The notes in these equal steps, each with the number of steps done then."""
+    times = torch.tensor(seconds, dtype=torch.float64)
+    return [(step, note) for step in range(1, steps + 1) for note in ranks.add_step(times)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cause", "times"),
+    [
+        ((0.09, 0.10), LOADING, "90 ms per step against 10 ms"),
+        ((0.01, 0.18), FORWARD_PASS, "180 ms per step against 100"),
+    ],
+)
+def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, seconds, cause, times):
+    ((step, note),) = feed(slow_ranks(), 500, EVEN, EVEN, seconds, EVEN)
+    assert step == 50 and all(word in note for word in ("rank 2 on", " 73% ", cause, times))  # 0.19 s against 0.11 s
+    assert (status := read_json(tmp_path / STATUS)["slow_rank"])["rank"] == 2 and status["cause"] == cause
+
+
+def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
+    ranks, slow_loading, slow_forward = slow_ranks(), (0.09, 0.10), (0.01, 0.19)
+    assert len(feed(ranks, 90, EVEN, EVEN, slow_loading)) == 1
+    assert feed(ranks, 10, EVEN, EVEN, EVEN) == []
+    assert feed(ranks, 100, EVEN, EVEN, slow_loading) == []  # too short a recovery
+    ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
+    assert step == 50 and FORWARD_PASS in note
+    ((_, note),) = feed(ranks, 50, EVEN, EVEN, EVEN)
+    assert re.fullmatch("Rank 2 on .* is no longer slow", note) and read_json(tmp_path / STATUS)["slow_rank"] is None
+    assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
+
+
+@pytest.mark.parametrize(
+    ("compares_forward", "seconds", "causes"),
+    [
+        (True, (EVEN, (0.01, 0.14)), [FORWARD_PASS]),  # one of two ranks
+        (True, (EVEN, (0.01, 0.12)), []),  # 18%
+        (True, ((0.0, 0.004), (0.0, 0.008)), []),  # twice as long, but 4 ms
+        (False, (EVEN, EVEN, (0.01, 5.0)), []),  # the forward pass waits for other ranks
+        (False, (EVEN, EVEN, (0.09, 0.1)), [LOADING]),
+    ],
+)
+def test_noise_is_not_found(slow_ranks, compares_forward, seconds, causes):
+    notes = feed(slow_ranks(compares_forward), 200, *seconds)
+    assert len(notes) == len(causes) and all(cause in note for cause, (_, note) in zip(causes, notes, strict=True))
+
+
+def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(slow_ranks):
+    """Four workers: every fourth step waits."""
+    ranks = slow_ranks()
+    assert feed(ranks, 1, EVEN, (60.0, 0.1), EVEN) == []
+    bursts = ((0.0 if step % 4 else 0.4, 0.1) for step in range(99))
+    ((_, note),) = (found for seconds in bursts for found in feed(ranks, 1, EVEN, EVEN, seconds))
+    assert "rank 2 " in note and LOADING in note
+
+
+def train_with_a_slow_rank(context: ProcessContext, cause: str, output: Path) -> None:
+    """Rank 1 sleeps in every batch, or in every forward pass."""
+    to_device, forward = Loader._to_device, VisionTransformer.forward
+    seconds = 0.05 * (context.rank == 1)
+    options = [*TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=9", "TRAIN.MAX_STEPS=56", "VALIDATE_FREQ=100", "SAVE_FREQ=100"]
+    with pytest.MonkeyPatch.context() as patch:
+        if cause == LOADING:
+            patch.setattr(Loader, "_to_device", lambda *arguments: (time.sleep(seconds), to_device(*arguments))[1])
+        else:
+            patch.setattr(VisionTransformer, "forward", lambda *images: (time.sleep(seconds), forward(*images))[1])
+        run_commands(context, [["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *options]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", [LOADING, FORWARD_PASS])
+def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path, ranks, cause):
+    ranks(2)(train_with_a_slow_rank, cause, tmp_path)
+    folder = only_run(tmp_path)
+    (line,) = re.findall(r"Warning: (rank .*)", (folder / "log.txt").read_text())
+    pattern = r"rank 1 on \S+ was \d+(%| times) slower than the median rank for 50 steps; cause: (.*) \(\d+ ms .*\)"
+    assert re.fullmatch(pattern, line)[2] == cause
+    slow = read_json(folder / STATUS)["slow_rank"]
+    assert (slow["rank"], slow["cause"]) == (1, cause)
