@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,45 +46,41 @@ class EpochReport:
     seconds: float = 0.0
 
 
+@dataclass(eq=False)
 class Reporter(Observer):
     """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
 
-    Args:
+    Attributes:
         describe: counts the FLOPs, which takes part of a second.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
         metric: the one that decides which epoch is the best.
     """
 
-    def __init__(
-        self,
-        context: ProcessContext,
-        folder: Path,
-        logger: RunLogger,
-        scaler: LossScaler,
-        describe: Callable[[], Model],
-        timer: StepTimer,
-        *,
-        num_epochs: int,
-        report_freq: int,
-        images_per_epoch: int,
-        loggers: LoggerGroup,
-        max_steps: int | None = None,
-        metric: Metric = METRICS["top1"],
-    ) -> None:
-        self.context, self.folder, self.logger, self.scaler = context, folder, logger, scaler
-        self._describe, self.timer, self.loggers, self.metric = describe, timer, loggers, metric
-        self.num_epochs, self.report_freq, self.images_per_epoch = num_epochs, report_freq, images_per_epoch
-        self.last: StepReport | None = None
-        self._epochs: CsvFile | None = None  # of the main process
-        self._steps: CsvFile | None = None
-        self._epoch: EpochReport | None = None
-        self._time_left = TimeLeft(num_epochs, max_steps)
+    context: ProcessContext
+    folder: Path
+    logger: RunLogger
+    scaler: LossScaler
+    describe: Callable[[], Model]
+    timer: StepTimer
+    loggers: LoggerGroup
+    num_epochs: int
+    report_freq: int
+    images_per_epoch: int
+    max_steps: int | None = None
+    metric: Metric = METRICS["top1"]
+    last: StepReport | None = field(default=None, init=False)
+    _epochs: CsvFile | None = field(default=None, init=False)  # of the main process
+    _steps: CsvFile | None = field(default=None, init=False)
+    _epoch: EpochReport | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._time_left = TimeLeft(self.num_epochs, self.max_steps)
 
     @cached_property
     def model(self) -> Model:
         """The description of the model."""
-        return self._describe()
+        return self.describe()
 
     def start(self, epochs_done: int, steps_done: int) -> None:
         """Describes the model, and opens the files of the run: new, or resumed after these epochs and steps.
