@@ -9,18 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_pictures import evaluator_for
 from torch import nn
 
-from configs.schema import Amp, Data
+from configs.schema import Data
 from datasets.batch import PADDING
 from datasets.decoding.decode import LazyImage
 from datasets.sources.samples import Samples
-from datasets.transforms.device import Normalize
-from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.results import SampleResults
-from engine.parallel.strategy import Single
-from engine.precision.policy import Precision
 
 HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", "\x1b[31mred", "x" * 300, "-1"]
 
@@ -49,9 +46,7 @@ def results_for(targets: np.ndarray, predicted: np.ndarray) -> SampleResults:
 
 def files_for(folder: Path, class_names: list[str], sample_names: list[str], context) -> EvaluationFiles:
     data = Data.model_validate({"IMAGE_SIZE": 16})
-    precision = Precision(Amp(), context.device)
-    evaluator = Evaluator(Normalize(data), precision, Single(), context)
-    return EvaluationFiles(folder, Noise(sample_names), data, class_names, evaluator)
+    return EvaluationFiles(folder, Noise(sample_names), data, class_names, evaluator_for(context))
 
 
 def read_table(path: Path) -> list[list[str]]:

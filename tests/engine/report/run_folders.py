@@ -119,10 +119,8 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
         noise.save(folder / "pictures" / f"{index}-attention.jpg", quality=95)
 
 
-def add_split(folder: Path, split: str | None, name: str = "evaluation") -> None:
-    """The split in the summary of the evaluation."""
-    path = folder / name / "summary.json"
-    write_json(path, json.loads(path.read_text()) | {"split": split})
+def update_json(path: Path, **values: Any) -> None:
+    write_json(path, json.loads(path.read_text()) | values)
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from run_folders import (
     Reader,
-    add_split,
     make_evaluation_run,
     make_run,
     read_page,
+    update_json,
     write_facts,
     write_json,
     write_table,
@@ -97,7 +97,7 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
         assert sorted(found.removeprefix(line).split(", "))[-1] == sorted(end.split(", "))[-1] and found in page.text
     evaluations = [make_evaluation_run(tmp_path / name) for name in ("e", "f", "g")]
     for folder, (split, digest) in zip(evaluations, (("val", "1"), ("val", "2"), ("test", "3")), strict=True):
-        add_split(folder, split)
+        update_json(folder / "evaluation/summary.json", split=split)
         write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
     page, lines, _ = compare(*evaluations)
     assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1 and "test images differ" not in page.text
@@ -107,7 +107,7 @@ def test_a_figure_of_the_test_images_is_not_ranked_among_those_of_the_validation
     folders = [make_run(tmp_path / "trained")]
     for split in ("test", "val"):
         folders.append(make_evaluation_run(tmp_path / f"{split}-images"))
-        add_split(folders[-1], split)
+        update_json(folders[-1] / "evaluation/summary.json", split=split)
     page, _, _ = compare(*folders)
     assert "Training runs by validation top-1, the best first run best validation epoch" in page.text
     assert "Evaluations by top-1: of each split, the best first run validation test images/s state" in page.text
@@ -162,7 +162,7 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     keys = ("BASE_LR", "END_LR", "SMOOTHING", "MIXUP_ALPHA", "MIXUP_PROB", "GRAD_CLIP", "WEIGHT_DECAY")
     one, two = make_run(tmp_path / "one", 1, [f"TRAIN.{key}=0.1" for key in keys]), make_run(tmp_path / "two", 1)
     evaluation = make_evaluation_run(tmp_path / "evaluation")
-    add_split(evaluation, "test")
+    update_json(evaluation / "evaluation/summary.json", split="test")
     write_json(two / "result.json", {"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0})
     assert main([str(one), str(two)]) == 0
     assert "1 more in the CSV" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 import socket
 import subprocess
@@ -14,10 +13,10 @@ from PIL import Image
 from run_folders import (
     FACTS_OF_RUN,
     add_evaluation,
-    add_split,
     make_evaluation_run,
     make_run,
     read_page,
+    update_json,
     write_facts,
     write_json,
     write_table,
@@ -119,8 +118,7 @@ def test_the_state_comes_first(tmp_path, status, shown):
 
 def test_a_resumed_run_says_so(run):
     write_facts(run, [Devices(2, "cuda:0", "O1: float16"), *FACTS_OF_RUN[1:]])
-    status = json.loads((run / "status.json").read_text())
-    write_json(run / "status.json", status | {"started": "2026-01-03"})
+    update_json(run / "status.json", started="2026-01-03")
     page = read_page(run)
     assert "2026-01-03, resumed 1 time" in page.text and "O1: float16" in page.text
     assert "(2 times)" in page.text  # the warning
@@ -128,7 +126,7 @@ def test_a_resumed_run_says_so(run):
 
 def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     summary = run / "evaluation" / "summary.json"
-    write_json(summary, json.loads(summary.read_text()) | {"macro_f1": 82.9})
+    update_json(summary, macro_f1=82.9)
     rows = [("cat", 40, 99), ("<newt>", 1, 0), ("fox", 9, 0), ("dog", 0, "")]  # of dog there are no images
     table = ({"class": name, "count": count, "f1": f1} for name, count, f1 in rows)
     write_table(run / "evaluation" / "per_class.csv", ["class", "count", "f1"], table)
@@ -137,7 +135,7 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     assert f"top-1 30.00% epoch 3 of 300 macro F1 82.90% worst class {lost}" in head
     figures = ", macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
     assert class_figures(read_contents(run)) == figures
-    write_json(summary, json.loads(summary.read_text()) | {"epoch": 2})
+    update_json(summary, epoch=2)
     assert class_figures(read_contents(run)).endswith("have 0%; epoch 2)")
 
 
@@ -146,7 +144,7 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
 )
 def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, word):
     folder = make_evaluation_run(tmp_path / "eval-digits")
-    add_split(folder, split)
+    update_json(folder / "evaluation/summary.json", split=split)
     page = read_page(folder)
     head, _, rest = page.text.partition("Model and data")
     assert f"finished All images are evaluated. {word}top-1 87.50%" in head and f" {word}loss 0.5000" in head
@@ -173,7 +171,7 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
 def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
     write_json(run / "result.json", {"top1": 30.0, "test": {"top1": 28.5, "samples": 1000}})
     (run / "evaluation").rename(run / "evaluation-test")
-    add_split(run, "test", "evaluation-test")
+    update_json(run / "evaluation-test/summary.json", split="test")
     add_evaluation(run, ["cat", "dog"])
     page = read_page(run)
     assert "test top-1 28.50% 1,000 held-out images" in page.text
