@@ -7,18 +7,16 @@ import subprocess
 import sys
 
 import pytest
-from conftest import GREY, ROOT, TINY_VIT, only_run, states
+from conftest import ROOT, digits_flags, only_run, states
+from rank_pool import environment
 
 from utils.files import read_json
 from utils.signals import TERMINATION_SIGNALS
 from utils.status import STATUS
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
 
 def digits(output, *options: str) -> list[str]:
-    argv = ["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *TINY_VIT, *GREY, *options]
-    return [sys.executable, "main_single_gpu.py", *argv]
+    return [sys.executable, "main_single_gpu.py", *digits_flags(output), *options]
 
 
 @pytest.mark.slow
@@ -29,7 +27,7 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     if process == 0:
         os.chdir(ROOT)
         command = digits(tmp_path, "TRAIN.NUM_EPOCHS=100000", "REPORT_FREQ=1")
-        os.execve(sys.executable, command, ENVIRONMENT)
+        os.execve(sys.executable, command, environment())
     printed = b""
     while b"Epoch[002" not in printed:
         printed += os.read(terminal, 4096)
@@ -57,7 +55,7 @@ def test_sighup_is_ignored_under_nohup():
 def test_run_with_closed_standard_streams(tmp_path, shell):
     """From the start, or when the reader of a pipe ends: the log file has all lines."""
     command = ["bash", "-c", shell, "bash", *digits(tmp_path, "TRAIN.NUM_EPOCHS=1", "REPORT_FREQ=1")]
-    assert subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, timeout=300).returncode == 0
+    assert subprocess.run(command, cwd=ROOT, env=environment(), timeout=300).returncode == 0
     folder = only_run(tmp_path)
     assert read_json(folder / STATUS)["state"] == "finished" and "Best top-1" in (folder / "log.txt").read_text()
     assert states(folder)["epoch"] == 1  # no printed text is in the checkpoint

@@ -5,15 +5,14 @@ from bisect import bisect_left
 import pytest
 import torch
 from conftest import TINY_VIT
-from torch import nn
 
 from configs.reading.command_line import parse_command_line
-from configs.schema import Config, Data, Parallel
+from configs.schema import Config, Parallel
 from engine.precision.policy import Precision
 from engine.training.optimization.optimizer import moments_per_parameter
 from scripts import plan
 from scripts.planning.estimate import Cluster, estimate, parse_cluster, strategies
-from scripts.planning.workload import Workload, measure_passes, measure_workload
+from scripts.planning.workload import Workload, measure_workload
 from utils.errors import UserError
 
 TINY = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", *TINY_VIT]
@@ -70,17 +69,6 @@ def test_the_model_of_the_published_rates_is_vit_g(vit_g):
 
 
 # Memory
-
-
-def test_activations_of_a_chain_of_layers_have_a_closed_form():
-    """A tanh keeps its output, which is also the input of the next layer. Up to three more tensors live at the peak."""
-    width, depth, data = 12, 10, Data(IMAGE_SIZE=2)
-    with torch.device("meta"):
-        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
-    passes = measure_passes(nn.Sequential(nn.Flatten(), *layers), data, None, False)
-    tensors = passes.per_image / (4 * width)
-    assert depth <= tensors <= depth + 3
-    assert passes.fixed < 4 * (width + 1) * width * 3
 
 
 def test_activations_of_vits_agree_with_the_formula(vit_g):

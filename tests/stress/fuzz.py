@@ -74,7 +74,6 @@ KINDS = {
     "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
-    "exports": Kind(model_kinds.export_examples, model_kinds.read_export),
     "runs": Kind(model_kinds.run_examples, model_kinds.read_run, is_text=True),
     "sharded": Kind(model_kinds.sharded_examples, model_kinds.read_sharded, model_kinds.repair_sharded),
     "tar": Kind(data_kinds.tar_examples, data_kinds.read_tar, data_kinds.repair_tar),

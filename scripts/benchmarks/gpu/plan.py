@@ -90,7 +90,7 @@ LIMITS |= {"paddlevit": 420, "caltech256": 240}  # of programs, by kind:
 LIMITS |= {"eager": 60, "ranks": 90, "eager_fp32": 90, "cached": 90, "compiled": 150, "whole": 300}
 TABLES = ("paddlevit", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
-INTERVAL, SMALL_MODEL_INTERVAL, WARMUP_STEPS = 10, 50, 20  # steps; a report takes the time of a step of a small model
+INTERVAL, WARMUP_STEPS = 10, 20  # steps
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
 COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part of their own
 AUTOTUNED_TEST = "tests/engine/training/test_step_overhead.py::test_the_host_does_not_wait_in_a_step_on_a_gpu[options4]"
@@ -103,7 +103,7 @@ class Setting(NamedTuple):
     kind: a key of LIMITS. "cached": compiled as an earlier part has compiled it; "whole": the whole model is compiled.
     small: the small batch size.
     options: added to -opts. model: replaces the user's flags, for another model. variables: of its environment.
-    interval: steps between two reports.
+    interval: steps between two reports, which take the time of a step of a small model.
     """
 
     mode: str
@@ -121,7 +121,7 @@ DROPOUT = ("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")  # the shipped re
 STREAM = ("AMP.PRESET=bf16_stream",)
 NCHW = ("MODEL.CHANNELS_LAST=false",)
 NO_GEMM_TUNING = ("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=ATEN",)  # it takes minutes
-TINY = ("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT)
+TINY = Setting(O1, small=True, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50)
 BEFORE_PROFILES = {"O1": Setting(O1), "O2": Setting(O2)}
 BEFORE_TESTS = {
     "compiled": Setting(O1, "cached", programs=("ready", "bare")),
@@ -135,16 +135,8 @@ BEFORE_TESTS = {
 AFTER_TESTS = {
     "jpeg": Setting(O1, "compiled", programs=("jpeg",)),
     "timm": Setting(O1, "whole", programs=("timm", "jpeg"), options=("TRAIN.COMPILE=model",)),
-    "tiny": Setting(O1, small=True, model=TINY, interval=SMALL_MODEL_INTERVAL),
-    "tiny_max": Setting(
-        O1,
-        "whole",
-        small=True,
-        options=("TRAIN.COMPILE=max",),
-        model=TINY,
-        variables=NO_GEMM_TUNING,
-        interval=SMALL_MODEL_INTERVAL,
-    ),
+    "tiny": TINY,
+    "tiny_max": TINY._replace(kind="whole", options=("TRAIN.COMPILE=max",), variables=NO_GEMM_TUNING),
     "stream_compiled": Setting(O1, "compiled", options=STREAM),
     "dropout_compiled": Setting(O1, "compiled", options=DROPOUT),
     "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
