@@ -7,8 +7,7 @@
     python scripts/report.py RUN_A RUN_B -mistakes                # the images that A, B or both get wrong
 
 Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation, and
-confusion-N.csv the confusion matrix of all folds of group N. Give folders of runs that trained or evaluated (-eval);
-other folders give a line, and files are ignored. A page is one HTML file that needs no network.
+confusion-N.csv the confusion matrix of all folds of group N. Other folders give a line, and files are ignored.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.flags import Parser
+from configs.reading.flags import Parser, add_flag
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import format_value
 from engine.report import REPORT
@@ -64,10 +63,10 @@ def main(argv: list[str]) -> int:
         _write_groups(page.parent, groups)
         for problem in problems:
             print(escape_control_characters(problem), file=sys.stderr)
+        if not flags.csv:
+            print(_tables(runs, groups), end="\n\n")
     if flags.csv:
         _print_csv(runs)
-    elif len(folders) > 1:
-        print(_tables(runs, groups), end="\n\n")
     if paired:
         print(_write_mistakes(folders, *paired, page), end="\n\n")
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
@@ -81,10 +80,10 @@ def _parser() -> argparse.ArgumentParser:
         description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    parser.add_argument("-csv", "--csv", action="store_true", help="print CSV with all digits instead of the table")
-    parser.add_argument("-mistakes", "--mistakes", action="store_true", help="of two runs: the images each gets wrong")
+    add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
+    add_flag(parser, "mistakes", action="store_true", help="of two runs: the images each gets wrong")
     output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
-    parser.add_argument("-output", "--output", type=Path, metavar="FILE", help=output)
+    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     return parser
 
 
@@ -110,9 +109,8 @@ def _write(page: Path, content: str) -> None:
     try:
         atomic_write(page, content)
     except OSError as error:
-        raise error_from(
-            error, f"{page}: cannot be written ({error.strerror}); give another file with -output"
-        ) from None
+        fix = "give another file with -output"
+        raise error_from(error, f"{page}: cannot be written ({error.strerror}); {fix}") from None
 
 
 def _read_runs(folders: Sequence[Path]) -> tuple[list[RunContents], list[str]]:
@@ -179,10 +177,9 @@ def _print_csv(runs: Sequence[RunContents]) -> None:
     writer.writeheader()
     for index, (run, options) in enumerate(zip(runs, _options(runs), strict=True)):
         row = {"name": run.name, "split": run.split, "best_metric": run.metric.name, **run.figures}
-        row |= {"epoch": run.best[0]} if run.best else {}
+        row |= {"epoch": run.best and run.best[0], "status": run.short_status, "options": ", ".join(options)}
         row |= {} if run.is_evaluation else {"epochs": run.options["TRAIN.NUM_EPOCHS"]}
         row |= {name: run.measured(name) for name in (*_MEASURED, *BASELINES)}
-        row |= {"status": run.short_status, "options": ", ".join(options)}
         row |= zip(("images", "images_digest"), evaluated_images(run) or (), strict=False)
         writer.writerow(row | {key: values[index] for key, values in compared.items()})
 

@@ -28,14 +28,12 @@ class Group(NamedTuple):
     """Runs that differ only in SEED or DATA.FOLD.
 
     cells: by column: the options in which groups differ, by dotted key; the number of finished runs; mean and standard
-    deviation (n - 1) of their metric, its value on test images, and macro F1; None without a value. confusion: as
-    `Evaluation.confusion`, the sum of the held-out images of all folds, once per seed. notes: runs that are left out,
-    and the reason why there is no matrix.
+    deviation (n - 1) of their metric, its value on test images, and macro F1; None without a value.
     """
 
     cells: dict[str, Any]
-    confusion: tuple[list[str], list[list[int]]] | None
-    notes: list[str]
+    confusion: tuple[list[str], list[list[int]]] | None  # of the held-out images of all folds, once per seed
+    notes: list[str]  # runs that are left out, and the reason why there is no matrix
 
 
 def groups_of(runs: Sequence[RunContents]) -> list[Group]:
@@ -52,11 +50,8 @@ def groups_of(runs: Sequence[RunContents]) -> list[Group]:
 def _group(cells: dict[str, Any], members: list[RunContents]) -> Group:
     runs = [run for run in members if run.state in ("finished", "stopped") and run.score is not None]
     notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
-    figures = {
-        "": [run.score for run in runs],
-        "test_": [run.test_score for run in runs],
-        "macro_f1_": [run.figures.get("macro_f1") for run in runs],
-    }
+    figures = {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}
+    figures["macro_f1_"] = [run.figures.get("macro_f1") for run in runs]
     cells |= {"runs": len(runs)}
     for name, found in figures.items():
         values = [value for value in found if value is not None]
