@@ -1,9 +1,8 @@
 """`-batch_size=auto`: the largest batch size that fits into the memory, found before the run by trials.
 
-A trial is a training on random images, without data set, log file or checkpoints; benchmarks use it too.
-
-Each candidate trains two steps on random images in a process of its own: the peak memory belongs to it alone, a lack of
-memory ends no run, and the run that follows has the state of one with the size given.
+A trial trains two steps on random images, without data set, log file or checkpoints, in a process of its own: the peak
+memory belongs to it alone, a lack of memory ends no run, and the run that follows has the state of one with the size
+given. Benchmarks build the state and the batches of a trial, too.
 """
 
 import logging

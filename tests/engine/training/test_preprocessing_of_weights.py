@@ -55,14 +55,8 @@ def test_keys_of_the_user_win(tmp_path):
     (tmp_path / "recipe.yaml").write_text(
         f"BASE: ['{Path('configs/finetune.yaml').resolve()}']\nDATA:\n    CROP_PCT: 0.5\n"
     )
-    own = [
-        f"-cfg={tmp_path / 'recipe.yaml'}",
-        "-model=resnet18",
-        "-image_size=64",
-        "-opts",
-        "DATA.IMAGENET_STD=[1,1,1]",
-    ]
-    data, sources, warnings = completed(*own)
+    own = [f"-cfg={tmp_path / 'recipe.yaml'}", "-model=resnet18", "-image_size=64", "-opts"]
+    data, sources, warnings = completed(*own, "DATA.IMAGENET_STD=[1,1,1]")
     assert (data.crop_pct, data.image_size, data.imagenet_std) == (0.5, 64, (1, 1, 1))
     assert data.imagenet_mean == (0.485, 0.456, 0.406)
     assert sources.startswith("options: IMAGE_SIZE, CROP_PCT, IMAGENET_STD; timm's resnet18.a1_in1k: INTERPOLATION, ")
@@ -115,11 +109,7 @@ def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu
     stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]
     run, fact = run_on(photos, cpu, *recipe, f"-pretrained={weights}", *stop)
     expected = timms(name)
-    assert (tuple(fact.mean), tuple(fact.std), fact.crop_pct) == (
-        expected["mean"],
-        expected["std"],
-        expected["crop_pct"],
-    )
+    assert [tuple(fact.mean), tuple(fact.std), fact.crop_pct] == [expected[key] for key in ("mean", "std", "crop_pct")]
     assert (fact.image_size, fact.interpolation) == (32, "bilinear") and "options: IMAGE_SIZE" in fact.sources
     assert "----- " + str(fact) in (run / "log.txt").read_text()
     values = [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std]

@@ -120,7 +120,7 @@ def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
 # The images of the teacher
 
 
-def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher):
+def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher, tmp_path):
     pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
     teacher, notes = build(tiny_teacher)
     received = []
@@ -134,12 +134,9 @@ def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher):
     assert logits.shape == (2, 5) and not logits.requires_grad and not teacher.model.training
     assert notes[0].startswith(f"Teacher: tiny_teacher, weights: {tiny_teacher} (model), ")
     assert notes[0].endswith("12 pixels, mean [0.48, 0.46, 0.41], std [0.23, 0.22, 0.225], 5 classes")
-
-
-def test_equal_normalization_and_size_change_nothing(tmp_path):
-    teacher, _ = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
+    equal, _ = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
     images = torch.randn(2, 3, 8, 8)
-    assert teacher.preprocess(images) is images
+    assert equal.preprocess(images) is images
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
@@ -218,17 +215,6 @@ def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
         assert compute.eval()(images).shape == (4, 5)
 
 
-def test_a_distilled_model_without_distillation_trains_the_mean_of_its_heads():
-    model, options = DISTILLED["deit"]().train(), options_of("none")
-    loss, notes = step_loss(options, model, STUDENT, fp32())
-    outputs = model(torch.randn(4, 3, 16, 16))
-    actual = loss(outputs, torch.tensor([0, 1, 2, 3]), None)
-    assert not notes and outputs.shape == (4, 5)
-    torch.testing.assert_close(actual, F.cross_entropy(outputs, torch.tensor([0, 1, 2, 3]), reduction="sum"))
-    actual.backward()
-    assert all(head.weight.grad.abs().max() > 0 for head in model.get_classifier())
-
-
 # Runs on the digits
 
 
@@ -247,15 +233,10 @@ def student(output: Path, teacher: Path, *options: str, kind: str = "soft", mode
 
 def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
     """The teacher draws no random numbers, and its gradient has no part in the step."""
-    with_teacher = train(
-        student(tmp_path / "a", digits_teacher, *RANDOM, "TRAIN.DISTILLATION_ALPHA=0", "TRAIN.MAX_STEPS=4"), cpu
-    )
-    without = train(
-        student(
-            tmp_path / "b", digits_teacher, *RANDOM, "TRAIN.MAX_STEPS=4", "TRAIN.TEACHER_WEIGHTS=null", kind="none"
-        ),
-        cpu,
-    )
+    options = [*RANDOM, "TRAIN.MAX_STEPS=4"]
+    with_teacher = train(student(tmp_path / "a", digits_teacher, *options, "TRAIN.DISTILLATION_ALPHA=0"), cpu)
+    alone = [*options, "TRAIN.TEACHER_WEIGHTS=null"]
+    without = train(student(tmp_path / "b", digits_teacher, *alone, kind="none"), cpu)
     assert_same_state(states(with_teacher)["model"], states(without)["model"])
 
 
@@ -291,10 +272,7 @@ def refused(digits_teacher: Path, folder: Path) -> list[tuple[list[str], str]]:
         ([f"{weights}=no/x.pth"], rf"^{weights}: no/x.pth"),
         ([f"{model}=regnety_161"], rf"^{model}: regnety_161 .*did you mean reg"),
         ([f"{weights}={folder}/seven.pth"], rf"^{weights}: .* 7 classes .* 10"),
-        (
-            [f"{weights}={folder}/headless.pth", f"{model}=vit_digits"],
-            rf"^{weights}, teacher vit_digits: .*headless.pth",
-        ),
+        ([f"{weights}={folder}/headless.pth", f"{model}=vit_digits"], rf"^{weights}, teacher vit_.*: .*headless.pth"),
         ([f"{model}=vit_digits"], rf"^{weights}, teacher vit_digits: .*last.pth: "),
         ([f"{weights}={folder}/rgb.pth"], rf"^{model}: tiny_teacher .* 3 channels"),
         ([f"{weights}={folder}/odd.pth"], rf"^{model} tiny_teacher: DATA.IMAGE_SIZE 9 "),

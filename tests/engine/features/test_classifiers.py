@@ -1,4 +1,4 @@
-"""The fit of a probe against scikit-learn's LogisticRegression: the same objective on the same features."""
+"""Classifiers on features beside scikit-learn's: linear ones, k-NN; suspect labels in the order of cleanlab."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,15 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 
 from configs.schema import Loss
-from engine.features.classifiers import fit_linear, fit_probe, knn_top1, stratified_folds
+from engine.features.classifiers import (
+    fit_linear,
+    fit_probe,
+    knn_top1,
+    margins,
+    out_of_fold_margins,
+    standardize,
+    stratified_folds,
+)
 from engine.training.losses.loss import build_loss, read_class_weights
 
 N, F, C = 400, 12, 5
@@ -22,20 +30,15 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(features * np.logspace(-2, 2, F) + 3, dtype=torch.float32), torch.tensor(targets)
 
 
-def standardized(features: torch.Tensor) -> torch.Tensor:
-    return (features - features.mean(0)) / features.std(0, correction=0)
-
-
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
 @pytest.mark.parametrize("l2", [1e-1, 1e-3])
 def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
-    features, targets = standardized(data[0]), data[1]
+    inputs, targets = standardize(data[0])[0], data[1]
     options = Loss(CLASS_WEIGHTS=class_weight)
     weights = read_class_weights(options, targets.numpy(), C, torch.device("cpu"))
-    inputs = torch.cat([features, torch.ones(N, 1)], dim=1)
     fitted = fit_linear(inputs, targets, build_loss(options, 0.0, weights), l2, torch.zeros(C, F + 1)).double()
     reference = LogisticRegression(C=1 / (l2 * N), class_weight=class_weight, tol=1e-10, max_iter=10000)
-    reference.fit(features.double().numpy(), targets.numpy())
+    reference.fit(inputs[:, :-1].double().numpy(), targets.numpy())
     expected = torch.tensor(np.column_stack([reference.coef_, reference.intercept_]))
 
     def objective(parameters: torch.Tensor) -> float:
@@ -49,10 +52,10 @@ def test_loss_and_coefficients_of_scikit_learn(data, l2, class_weight):
 
 
 def test_several_labels_are_independent_regressions(data):
-    features = standardized(data[0])
+    inputs = standardize(data[0])[0]
+    features = inputs[:, :-1]
     targets = torch.tensor(np.random.default_rng(1).random((N, 3)) < 0.3 + 0.2 * (features[:, :3].numpy() > 0))
     loss = build_loss(Loss(NAME="bce"), 0.0)  # the mean over the three labels
-    inputs = torch.cat([features, torch.ones(N, 1)], dim=1)
     fitted = fit_linear(inputs, targets.to(torch.int8), loss, 1e-2 / 3, torch.zeros(3, F + 1))
     for label in range(3):
         reference = LogisticRegression(C=1 / (1e-2 * N), tol=1e-10, max_iter=10000).fit(features, targets[:, label])
@@ -99,3 +102,40 @@ def test_k_nn_is_that_of_scikit_learn(data):
     reference.fit(features[:300], targets[:300])
     expected = 100 * (reference.predict(features[300:]) == targets[300:].numpy()).mean()
     assert knn_top1(features[:300], targets[:300], features[300:], targets[300:], C) == pytest.approx(expected)
+
+
+def test_margins_are_those_of_cleanlab():
+    rank = pytest.importorskip("cleanlab.rank")
+    rng = np.random.default_rng(0)
+    probabilities, targets = rng.dirichlet(np.ones(5), 200), rng.integers(5, size=200)
+    found = margins(torch.tensor(probabilities), torch.tensor(targets))
+    expected = rank.get_normalized_margin_for_each_label(targets, probabilities)
+    assert (found.values + 1) / 2 == pytest.approx(expected)
+    wrong = found.values < 0
+    assert np.array_equal(found.others[wrong], probabilities.argmax(1)[wrong])
+
+
+def test_swapped_labels_are_first():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(4, size=400)
+    features = torch.tensor(rng.normal(size=(4, 16))[truth] * 2 + rng.normal(size=(400, 16)), dtype=torch.float32)
+    swapped = rng.choice(400, 20, replace=False)
+    targets = torch.tensor(truth)
+    targets[swapped] = (targets[swapped] + 1) % 4
+    found = out_of_fold_margins(features, targets, 4, build_loss(Loss(), 0.0), 1e-2, stratified_folds(targets))
+    first = np.argsort(found.values)[:20]
+    assert len(set(first) & set(swapped)) >= 18
+    assert (found.others[swapped] == truth[swapped]).mean() > 0.9
+
+
+def test_folds_keep_groups_together():
+    """An image is recognized by its copies: only folds of whole groups show that its label cannot be learned."""
+    rng = np.random.default_rng(1)
+    group_of = np.repeat(np.arange(40), 5)
+    targets = torch.tensor(np.repeat(rng.integers(2, size=40), 5))
+    features = torch.tensor(np.repeat(rng.normal(size=(40, 60)), 5, axis=0), dtype=torch.float32)
+    loss, errors = build_loss(Loss(), 0.0), []
+    for folds in (stratified_folds(targets), stratified_folds(targets, group_of)):
+        errors.append((out_of_fold_margins(features, targets, 2, loss, 1e-3, folds).values < 0).mean())
+    assert all(len(set(folds[group_of == group].tolist())) == 1 for group in range(40)) and len(folds.unique()) == 5
+    assert errors[0] == 0 and errors[1] > 0.25
