@@ -10,11 +10,18 @@ from typing import Any
 from configs.data_sets import properties_of
 from configs.parts import add_plugins, open_plugin
 from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, check_types, key_of_flag, nearest_key
-from configs.reading.flags import FLAGS, entry_parser, print_first_commands
+from configs.reading.flags import (
+    FLAGS,
+    Prediction,
+    Split,
+    entry_parser,
+    print_first_commands,
+    read_prediction,
+    runs_to_predict,
+)
 from configs.reading.key_help import print_help
 from configs.reading.layer_rules import LAYER_RULES, REMOVED, check_family, set_model
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
-from configs.reading.prediction import Prediction, Split, read_prediction, runs_to_predict
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.rules import complete
 from configs.schema import Config

@@ -11,7 +11,7 @@ from timm.models import get_pretrained_cfg
 from configs.data_sets import IMAGENET_CLASSES, properties_of
 from configs.parts import check_plugins
 from configs.reading.command_line import Command
-from configs.reading.prediction import Prediction, Split
+from configs.reading.flags import Prediction, Split
 from configs.rules import Facts, resolve
 from configs.schema import Config, Data, Model
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels

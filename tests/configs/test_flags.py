@@ -9,10 +9,9 @@ from conftest import ROOT
 from configs.reading.checks import key_of_flag
 from configs.reading.command_line import parse_command_line
 from configs.reading.compare import non_default_options
-from configs.reading.flags import entry_parser
+from configs.reading.flags import Prediction, entry_parser
 from configs.reading.key_help import all_keys
 from configs.reading.option_layers import flatten
-from configs.reading.prediction import Prediction
 from configs.reading.yaml_io import read_yaml
 from utils.errors import UserError
 

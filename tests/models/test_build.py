@@ -1,20 +1,23 @@
-"""Recipes and options -> models: sizes, initialization, frozen backbones, timm's families."""
+"""Recipes and options -> models: sizes, initialization, frozen backbones, timm's families; the features of a model."""
 
-from pathlib import Path
+import copy
 
 import numpy as np
 import pytest
+import timm
 import torch
+from conftest import ROOT
 from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line
+from configs.schema import Config
 from models.build import build_model
+from models.features import FeatureModel, pool_tokens
 from models.tuning import set_training
 from models.vit import build_vit
 from utils.errors import UserError
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
     "vit_tiny_patch16_224": 5.717, "vit_tiny_patch16_384": 5.790, "vit_small_patch32_224": 22.879,
     "vit_small_patch32_384": 22.915, "vit_small_patch16_224": 22.051, "vit_small_patch16_384": 22.197,
@@ -44,17 +47,18 @@ def test_every_recipe_builds(recipe):
     assert recipe not in MILLIONS or millions(model) == MILLIONS[recipe]
 
 
-def vit_of(config) -> VisionTransformer:
-    return build_vit(config.model, config.data)
-
-
-def vit_config(*options: str):
+def vit_config(*options: str) -> Config:
     tiny = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=2", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
     return parse_command_line(["-image_size=32", "-opts", *tiny, *options]).config
 
 
+def tiny_vit(*options: str) -> VisionTransformer:
+    config = vit_config(*options)
+    return build_vit(config.model, config.data)
+
+
 def test_forward_pass_equals_timms():
-    model = vit_of(vit_config("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5")).eval()
+    model = tiny_vit("MODEL.DROPOUT=0.5", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.5").eval()
     plain = VisionTransformer(
         img_size=32, patch_size=16, num_classes=5, embed_dim=24, depth=2, num_heads=3, qkv_bias=True
     ).eval()
@@ -67,7 +71,7 @@ def test_forward_pass_equals_timms():
 
 
 def test_dropout_rates_are_at_paddlevits_places():
-    model = vit_of(vit_config("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125"))
+    model = tiny_vit("MODEL.DROPOUT=0.25", "MODEL.ATTENTION_DROPOUT=0.5", "MODEL.DROPPATH=0.125")
     block = model.blocks[1]
     assert (model.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0.25,) * 4
     assert block.attn.attn_drop.p == 0.5 and block.drop_path1.drop_prob == 0.125
@@ -76,7 +80,7 @@ def test_dropout_rates_are_at_paddlevits_places():
 
 def test_average_pooling_of_the_patches():
     """The head gets the mean of the normalized patches; there is no class token."""
-    model = vit_of(vit_config("MODEL.GLOBAL_POOL=avg")).eval()
+    model = tiny_vit("MODEL.GLOBAL_POOL=avg").eval()
     model.head.reset_parameters()
     images = torch.randn(2, 3, 32, 32)
     patches = model.patch_embed(images) + model.pos_embed
@@ -87,7 +91,7 @@ def test_average_pooling_of_the_patches():
 @pytest.mark.parametrize("pool", ["avg", "token"])
 def test_fixed_position_embedding(pool):
     """sin and cos of both coordinates at wavelengths from 2 pi to 20,000 pi; the class token has zeros."""
-    model = vit_of(vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.GLOBAL_POOL={pool}"))
+    model = tiny_vit("MODEL.POS_EMBED=sincos2d", f"MODEL.GLOBAL_POOL={pool}")
     embedding = model.pos_embed[0, model.num_prefix_tokens :].view(2, 2, 24)
     assert not model.pos_embed.requires_grad
     assert model.num_prefix_tokens == (pool == "token")
@@ -100,11 +104,11 @@ def test_fixed_position_embedding(pool):
 
 
 def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
-    learned = vit_of(vit_config())
+    learned = tiny_vit()
     torch.save(learned.state_dict(), tmp_path / "learned.pth")
     config = vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.PRETRAINED={tmp_path / 'learned.pth'}")
     model, notes = build_model(config.model, config.data, CPU)
-    assert torch.equal(model.pos_embed, vit_of(config).pos_embed)
+    assert torch.equal(model.pos_embed, build_vit(config.model, config.data).pos_embed)
     assert torch.equal(model.cls_token, learned.cls_token)
     assert "fixed by a formula, not read: pos_embed" in notes
 
@@ -147,6 +151,50 @@ def test_options_that_a_model_of_timm_refuses(name, option, words):
 
 
 def test_attn_head_size():
-    model = vit_of(vit_config("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5"))
+    model = tiny_vit("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5")
     assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+NAMES = ["test_vit", "test_convnext", "test_resnet", "deit_tiny_patch16_224"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_are_timms_pre_logits(name):
+    images = torch.nn.functional.interpolate(IMAGES, 224 if "224" in name else 160)
+    model = timm.create_model(name, num_classes=5).eval()
+    with torch.inference_mode():
+        features = FeatureModel(model, name)(images)
+        expected = model.forward_head(model.forward_features(images), pre_logits=True)
+        assert torch.equal(features, expected.flatten(1))
+        assert torch.equal(model.get_classifier()(features), model(images))
+
+
+def vit_with_features(features: str, *options: str) -> torch.nn.Module:
+    config = vit_config(f"MODEL.FEATURES={features}", *options)
+    torch.manual_seed(0)
+    return build_model(config.model, config.data, CPU)[0].eval()
+
+
+@pytest.mark.parametrize(("features", "width"), [("token", 24), ("avg", 24), ("token_avg", 48)])
+def test_tokens_of_a_vit(features, width):
+    model = vit_with_features(features)
+    with torch.inference_mode():
+        tokens = model.forward_features(IMAGES)
+        parts = {"token": tokens[:, 0], "avg": tokens[:, 1:].mean(1)}
+        found = FeatureModel(copy.deepcopy(model), "vit")(IMAGES)
+        assert found.shape == (2, width) and model(IMAGES).shape == (2, 5)
+        assert torch.equal(found, torch.cat([parts[name] for name in features.split("_")], dim=1))
+        copied = copy.deepcopy(model)
+        copied.head.weight.data.fill_(1.0)  # the copy uses its own head
+        torch.testing.assert_close(copied(IMAGES), found.sum(1, keepdim=True) + copied.head.bias)
+
+
+def test_pooling_that_a_model_lacks_is_refused():
+    with pytest.raises(UserError, match=r"MODEL.FEATURES token: this model has no class token"):
+        vit_with_features("token", "MODEL.GLOBAL_POOL=avg")
+    with pytest.raises(UserError, match=r"MODEL.FEATURES avg: needs a ViT"):
+        pool_tokens(timm.create_model("test_resnet"), "avg", 5)
+    with pytest.raises(UserError, match="no classifier"):
+        FeatureModel(torch.nn.Linear(3, 3), "linear")
