@@ -98,7 +98,6 @@ class EpochLayout:
                 f"global batch size {size}; choose devices, -batch_size and -accum_iter whose "
                 f"product divides {used} (before: batch size {saved.batch.micro_step_size} over all devices, "
                 f"-accum_iter {saved.batch.accumulation}; DATA.GLOBAL_BATCH_SIZE={before_size} keeps that global batch "
-                f"size), "
-                f"{alternative}"
+                f"size), {alternative}"
             )
         return min(used // size, self.steps_per_epoch)

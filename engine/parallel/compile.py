@@ -46,21 +46,19 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     same_structure = not any(isinstance(module, DropPath) for module in model.modules())
     mode = _whole_model_mode(options, context)
     if is_sharded:
-        blocks = blocks_of(model) or [model]
+        by_block = True
+        parts = blocks_of(model) or [model]
         if not same_structure:
-            allow_recompilations(len(blocks))
-        for block in blocks:
-            block.compile(dynamic=False, mode=mode)
-        return f"{len(blocks)} blocks{f', {mode}' if mode else ''}"
-    blocks = list(getattr(model, "blocks", ()))
-    by_block = options.compile == "default" and bool(blocks) and same_structure
-    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
-    if by_block:
-        for block in blocks:
-            block.compile(dynamic=False)
-        return f"{len(blocks)} blocks"
-    model.compile(dynamic=False, mode=mode)
-    return f"the whole model{f', {mode}' if mode else ''}"
+            allow_recompilations(len(parts))
+    else:
+        blocks = list(getattr(model, "blocks", ()))
+        by_block = options.compile == "default" and bool(blocks) and same_structure
+        split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
+        parts = blocks if by_block else [model]
+    for part in parts:
+        part.compile(dynamic=False, mode=mode)
+    about = f"{len(parts)} blocks" if by_block else "the whole model"
+    return f"{about}, {mode}" if mode else about
 
 
 def run_eagerly() -> AbstractContextManager[None]:

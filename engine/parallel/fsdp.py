@@ -51,13 +51,12 @@ class FSDP(Strategy):
     @cached_property
     def mesh(self) -> DeviceMesh:
         """The ranks that share a copy of the model, in hsdp for each copy. The first access is a collective call."""
-        shape: tuple[int, ...] = (self.shards,)
-        names: tuple[str, ...] = (_SHARD,)
+        sizes = {_SHARD: self.shards}
         if self.options.strategy == "hsdp":
-            shape, names = (self.world_size // self.shards, self.shards), (_REPLICATE, _SHARD)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=names)
+            sizes = {_REPLICATE: self.world_size // self.shards} | sizes
+        mesh = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         if timeout := process_group_timeout(self.device):
-            for name in names:
+            for name in sizes:
                 set_process_group_timeout(timeout, mesh.get_group(name))
         return mesh
 
