@@ -1,6 +1,7 @@
 """Batches on a GPU: copies on a stream of their own, from pinned memory, of all tensors of a batch."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,36 +28,26 @@ def test_a_batch_is_used_after_its_copies(monkeypatch):
     """Stands for a GPU: streams and copies are recorded. The next batch is copied while this one is in use."""
     events: list[str] = []
 
-    class Stream:
-        def wait_stream(self, stream: "Stream") -> None:
-            events.append("wait")
-
-    @contextmanager
-    def on_stream(stream: Stream):
-        events.append("copy stream")
-        yield
-        events.append("main stream")
-
     def copy(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
         events.append("copy" if non_blocking else "blocking copy")
         return tensor.clone()
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
+    @contextmanager
+    def on_stream(stream: SimpleNamespace):
+        events.append("copy stream")
+        yield
+        events.append("main stream")
 
-        def record(self) -> None:
-            events.append("copied")
-
-    main_stream = Stream()
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main_stream)
+    stream = SimpleNamespace(wait_stream=lambda other: events.append("wait"))
+    event = SimpleNamespace(record=lambda: events.append("copied"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event if enable_timing else None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
     monkeypatch.setattr(torch.Tensor, "to", copy)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append("record"))
     batch = next(batches_on(ProcessContext(0, 0, 1, 1, torch.device("cuda:0")), "-num_workers=0"))
-    assert isinstance(batch.copied, Event)
+    assert batch.copied is event
     assert batch.images.shape == (4, 3, 16, 16) and set(batch.drawn) == {"affine", "erase"}
     assert events == ["copy stream", *["copy"] * TENSORS, "copied", "main stream", "wait", *["record"] * TENSORS]
 

@@ -5,12 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, assert_same_state, samples_for, train_batches_for
+from conftest import GREY, assert_same_state, eval_loader_for, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
+from datasets.decoding.images import BadImage
 from datasets.loading.loader import TrainBatches
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
 from engine.checkpoint.epoch_layout import EpochLayout
@@ -128,6 +129,14 @@ def test_data_options_that_do_not_fit(cpu):
         samples_for(parse_command_line(["-dataset=packed"]).config, cpu, "train")
     with pytest.raises(UserError, match=r"1437 .* do not fill .* 1500 .*; lower DATA\.GLOBAL_BATCH_SIZE"):
         samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
+
+
+def test_an_unreadable_image_is_an_error_that_says_how_to_skip_it(tmp_path, cpu):
+    (tmp_path / "x.jpg").write_bytes(b"\xff\xd8 not an image")
+    (tmp_path / "val_list.txt").write_text("x.jpg 0\n")
+    config = parse_command_line([f"-data_path={tmp_path}", "-num_workers=0"]).config
+    with pytest.raises(BadImage, match=r"x\.jpg: .*ON_BAD_IMAGE=skip$"):
+        next(iter(eval_loader_for(config, *samples_for(config, cpu, "val"), cpu)))
 
 
 @pytest.mark.parametrize(("num_samples", "world_size", "batch_size"), [(1024, 4, 16), (300, 2, 10)])

@@ -88,6 +88,7 @@ IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group
 def test_a_new_image_of_a_held_out_group_is_validation():
     run = part(IMAGES, "train", val_fraction=0.3)[2]
     assert len(run.held_out_groups) == 2 and len(run.held_out) == 6
+    assert not part(IMAGES, "val", run, val_fraction=0.3)[1]
     group = run.held_out_groups[0]
     now = [("9/new.jpg", 0, group), *(image for image in IMAGES if image[2] != group), ("9/other.jpg", 0, "p99")]
     (val, notes, _), resumed = part(now, "val", run, val_fraction=0.3), part(now, "train", run, val_fraction=0.3)[2]

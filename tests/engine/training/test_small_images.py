@@ -30,6 +30,7 @@ from engine.training.small_images import (
     read_thumbnails,
     ridge_top1,
 )
+from tests.datasets.sources.source_helpers import write_image
 from utils.tables import read_rows
 
 MEASURE = "engine.training.small_images.measure_baseline"
@@ -90,8 +91,7 @@ def test_it_sees_the_part_of_an_image_that_evaluations_show(tmp_path, cpu, resiz
         for number in range(20):
             pixels = np.full((20, 60, 3), 7, np.uint8)
             pixels[:, :15] += 200 * np.uint8(number % 2)
-            (tmp_path / split / str(number % 2)).mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(tmp_path / split / str(number % 2) / f"{number}.png")
+            write_image(tmp_path / split / str(number % 2) / f"{number}.png", pixels)
     flags = ["-dataset=folder", f"-data_path={tmp_path}", "-opts", f"DATA.RESIZE={resize}", "DATA.CROP_PCT=1.0"]
     data, *splits = splits_for(cpu, *flags)
     assert measure_baseline(data, *splits) == PixelBaseline(top1, 50.0, 20, 20)
@@ -160,9 +160,7 @@ def picture(seed, size=(96, 64)):
 def folder(tmp_path):
     for split, numbers in (("train", range(40)), ("val", range(100, 110))):
         for number in numbers:
-            path = tmp_path / "data" / split / "ab"[number % 2] / f"{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            picture(number).save(path, quality=90)
+            write_image(tmp_path / "data" / split / "ab"[number % 2] / f"{number}.jpg", picture(number))
     picture(7).crop((1, 1, 95, 63)).resize((60, 40)).save(tmp_path / "data" / "val" / "a" / "copy.jpg", quality=40)
     return tmp_path / "data"
 
