@@ -9,13 +9,7 @@ from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import MissingImage
-from datasets.sources.checks import (
-    check_same_data,
-    find_invalid_labels,
-    find_no_labels,
-    find_single_class,
-    find_too_few_samples,
-)
+from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, find_single_class
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
@@ -153,7 +147,7 @@ def _read(
             of_split.fit_targets(num_classes)
         findings += [*of_split.findings, *(unknown or find_invalid_labels(of_split, split, num_classes))]
         if not predicts:
-            findings += _find_problems(of_split, split, data, context)
+            findings += find_problems(of_split, split, data, context)
     if findings:
         by_text: dict[str, Finding] = {}
         for one in findings:  # two splits of one list have the same messages; its missing images are one problem
@@ -175,15 +169,6 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
     if shared := sorted(in_train & in_val - {""}):
         names = ", ".join(map(shorten, shared[:_SHOWN]))
         samples["train"].notes.append(f"Warning: {len(shared)} group(s) are in both train and val, such as {names}")
-
-
-def _find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[Finding]:
-    findings: list[Finding] = [*find_no_labels(samples, split)]
-    if split == "train" and not samples.findings:
-        findings += find_too_few_samples(len(samples), data, context.world_size)
-    if context.local_rank == 0:  # each host may have a disk of its own
-        findings += samples.find_missing_files()
-    return findings
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")

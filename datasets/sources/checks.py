@@ -17,7 +17,7 @@ from datasets.decoding.images import BadImage
 from datasets.sources.files.image_files import ImageFiles
 from datasets.sources.samples import EncodedImages, Samples, names_of_labels
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import UserError
+from utils.errors import Finding, UserError
 
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
@@ -44,11 +44,17 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
     ]
 
 
-def find_no_labels(samples: Samples, split: str) -> list[str]:
-    """Finds a multi-label split without any label, whose average precision is not defined."""
-    if not isinstance(samples, ImageFiles) or samples.targets.ndim == 1 or samples.targets.any():
-        return []
-    return [f"{samples.listing.file}: no image of the split {split} has a label; fill in the column target"]
+def find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[Finding]:
+    """Finds samples that can only be predicted: without any label, without files, or too few for a training."""
+    findings: list[Finding] = []
+    if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
+        fix = "fill in the column target"  # the average precision is not defined
+        findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
+    if split == "train" and not samples.findings:
+        findings += _find_too_few_samples(len(samples), data, context.world_size)
+    if context.local_rank == 0:  # each host may have a disk of its own
+        findings += samples.find_missing_files()
+    return findings
 
 
 def find_single_class(samples: Samples) -> list[str]:
@@ -64,7 +70,7 @@ def find_single_class(samples: Samples) -> list[str]:
     return [f"{root}: contains only one folder, {name}; {fix}"]
 
 
-def find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
+def _find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
     """Finds training samples that do not fill one batch on every rank, or one global batch."""
     if data.global_batch_size:
         needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"
