@@ -1,4 +1,7 @@
-"""Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.11, 2.15."""
+"""Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.11, 2.15.
+
+In this order: torch.distributed, GradScaler, optimizers, attention, torch.compile, autograd, ops, loading workers.
+"""
 
 import hmac
 import io
@@ -31,7 +34,7 @@ from utils.errors import Unavailable
 # The base class of all batch norms. There is no public one.
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
-# `pickle.Unpickler` in Python: a subclass decides which operations there are, and what they do.
+# `pickle.Unpickler` in Python, for subclasses.
 PythonUnpickler: Any = pickle._Unpickler
 
 # Context manager: calls inside it reach no `TorchFunctionMode`. An alias, because torch.compile recognizes the class.
@@ -94,9 +97,6 @@ def sign_object_collectives(key: bytes) -> None:
     module._pickler, module._unpickler = signing, verifying
 
 
-# DistributedDataParallel
-
-
 def ddp_figures(wrapped: nn.Module) -> dict[str, Any]:
     """`DistributedDataParallel._get_ddp_logging_data`; {} if this torch has none.
 
@@ -105,9 +105,6 @@ def ddp_figures(wrapped: nn.Module) -> dict[str, Any]:
     """
     read = getattr(wrapped, "_get_ddp_logging_data", None)
     return read() if read else {}
-
-
-# GradScaler
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:
@@ -141,9 +138,6 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-# Attention
-
-
 def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
     """The kernel that `F.scaled_dot_product_attention` chooses for these arguments, as 'flash_attention'; None if the
     kernels that are enabled do not support them. The names come from `SDPBackend`."""
@@ -156,9 +150,6 @@ def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
                 return None
             raise
     return None if kernel == SDPBackend.ERROR else kernel.name.lower()
-
-
-# torch.compile
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -202,9 +193,6 @@ def empty_compile_cache() -> AbstractContextManager[None]:
     return fresh_cache()
 
 
-# Autograd
-
-
 def in_backward_pass() -> bool:
     """Returns whether this thread is executing a backward pass, which includes the recomputation of activations."""
     return torch._C._current_graph_task_id() != -1
@@ -228,20 +216,14 @@ def current_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
-# ATen ops, as a `TorchDispatchMode` shows them
-
-
 def op_name(op: Any) -> str:
-    """'add' for torch.ops.aten.add.Tensor."""
+    """'add' for torch.ops.aten.add.Tensor, an op as a `TorchDispatchMode` shows it."""
     return op._schema.name.partition("::")[2]
 
 
 def returns_view(op: Any) -> bool:
     """Returns whether an output of the op is a view of an input."""
     return any(value.alias_info and not value.alias_info.is_write for value in op._schema.returns)
-
-
-# Loading workers
 
 
 def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
