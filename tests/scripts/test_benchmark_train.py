@@ -18,6 +18,7 @@ from scripts.benchmarks.programs import BARE, OURS, Program, Reading, build_prog
 from scripts.flags import split_flags
 from utils.errors import UserError
 from utils.metrics import Metrics
+from utils.processes.launch import read_stat
 
 TINY = ["-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]
 
@@ -135,9 +136,8 @@ time.sleep(100)
 
 def assert_ended(pid: int) -> None:
     """Waits until the process does not exist, or is a zombie."""
-    stat = Path(f"/proc/{pid}/stat")
     for _ in range(500):
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+        if read_stat(pid)[0] in ("", "Z"):
             return
         time.sleep(0.02)
     pytest.fail("the process is still running")
