@@ -4,7 +4,7 @@ import torch
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
-from configs.schema import Config, Train
+from configs.schema import Config
 from configs.schema.model import Model
 from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import TrainTransform
@@ -106,16 +106,15 @@ def _build_model(config: Config, device: torch.device, plan: Plan | None) -> tup
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
     rows, notes = _match_classes(options, plan)
     model, weight_notes = build_model(options, config.data, device, head_rows=rows)
-    tuned = _describe_tuning(model, config.model.tuned, config.train)
-    return model, [*(f"Pretrained: {note}" for note in weight_notes + notes), *tuned]
+    return model, [*(f"Pretrained: {note}" for note in weight_notes + notes), *_describe_tuning(model, config)]
 
 
-def _describe_tuning(model: nn.Module, tuned: str, options: Train) -> list[str]:
+def _describe_tuning(model: nn.Module, config: Config) -> list[str]:
     """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
-    if tuned in ("full", "probe"):
+    if (tuned := config.model.tuned) in ("full", "probe"):
         return []
     total, trained = count_parameters(model)
-    moments, base = moments_per_parameter(options), total - adapter_size(model)
+    moments, base = moments_per_parameter(config.train), total - adapter_size(model)
     states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
     return [
         f"Tuned ({tuned}): {trained / 1e6:.3f} of {total / 1e6:.3f} M parameters; gradients and moments in fp32 take "

@@ -5,6 +5,7 @@ The session decides no option, and writes nothing. The record is opened when the
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ def _record(session: Session, folder: Path, logger: RunLogger, status: RunStatus
         folder,
         logger,
         precision.scaler,
-        lambda: describe_model(state.meta_model, config.data, precision.dtype, precision.tf32, state.context),
+        partial(describe_model, state.meta_model, config.data, precision.dtype, precision.tf32, state.context),
         state.timer,
         num_epochs=config.train.num_epochs,
         report_freq=config.report_freq,
