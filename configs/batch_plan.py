@@ -1,11 +1,22 @@
-"""The images of an optimizer step. Without torch."""
+"""The images of an optimizer step, the steps of an epoch, and the position of a resumed run. Without torch."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from configs.reading.yaml_io import format_value
 from configs.schema import Config
 from utils.errors import UserError
 
 _WHOLE_EPOCH = 10**9  # micro-steps: more than any epoch has
+# The values without which the order of samples inside an epoch is another one, and their names in an error
+_SAME_IN_AN_EPOCH = {
+    "samples": "the number of samples in DATA.DATA_PATH",
+    "seed": "SEED",
+    "repeats": "DATA.REPEATED_AUGMENTATION",
+    "shuffle_shards": "DATA.SHUFFLE_SHARDS",
+    "shards_crc": "the shards of DATA.DATA_PATH in the order with checksum",
+    "balanced": "DATA.BALANCED_SAMPLING",
+}
 
 
 @dataclass(frozen=True)
@@ -68,3 +79,89 @@ def _fix(total: int, batch_size: int, ranks: int) -> str:
     micro_step = batch_size * ranks
     nearest = max(1, round(total / micro_step)) * micro_step
     return f"no batch size divides it on {ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"
+
+
+@dataclass(frozen=True)
+class EpochLayout:
+    """The values that determine the order of samples. A bit-exact resume needs an equal `geometry`.
+
+    Without whole steps, the last step of an epoch may have fewer micro-batches. With them the samples of every step are
+    a function of (samples, global batch size, seed, epoch, repeats) alone.
+    """
+
+    samples: int
+    batch: BatchPlan
+    seed: int
+    repeats: int = 1  # crops of a sample in an epoch (DATA.REPEATED_AUGMENTATION)
+    shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: no shards
+    shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards
+    balanced: bool = False  # DATA.BALANCED_SAMPLING
+
+    @classmethod
+    def of_geometry(cls, geometry: dict[str, Any]) -> "EpochLayout":
+        """The layout with the entry `geometry` of a checkpoint, whose number of ranks is not known.
+
+        Raises:
+            KeyError, TypeError: the entry is invalid.
+        """
+        values = dict(geometry)
+        size, accumulation = values.pop("batch_size"), values.pop("accum_iter")
+        batch = BatchPlan(size, accumulation, whole_steps=values.pop("whole_steps", False))
+        return cls(batch=batch, **values)
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """The entry of a checkpoint."""
+        batch = self.batch
+        values = asdict(self) | {"batch_size": batch.micro_step_size, "accum_iter": batch.accumulation}
+        del values["batch"]
+        return values | {"whole_steps": batch.whole_steps}
+
+    @property
+    def batches_per_epoch(self) -> int:
+        batches = self.samples // self.batch.micro_step_size
+        return batches - batches % self.batch.accumulation if self.batch.whole_steps else batches
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.batches_per_epoch // self.batch.accumulation)
+
+    def changed_global_batch(self, checkpoint: dict[str, Any]) -> str | None:
+        """A line for the log if the checkpoint has another global batch size: the learning rate may no longer fit."""
+        before, now = EpochLayout.of_geometry(checkpoint["geometry"]).batch.global_size, self.batch.global_size
+        if before == now:
+            return None
+        keep = f"DATA.GLOBAL_BATCH_SIZE={before} keeps it"
+        return f"the global batch size is {now}, before {before}; {keep} on any number of ranks"
+
+    def steps_done(self, checkpoint: dict[str, Any]) -> int:
+        """The number of steps of this layout that use the same samples as the checkpoint's steps.
+
+        Raises:
+            UserError: no whole number of steps does.
+        """
+        saved = EpochLayout.of_geometry(checkpoint["geometry"])
+        done: int = checkpoint["done_steps"]
+        if done == 0 or saved.geometry == self.geometry:
+            return done
+        alternative = "or resume from a checkpoint at the end of an epoch (epoch-*.pth)"
+        for field, name in _SAME_IN_AN_EPOCH.items():
+            before, now = getattr(saved, field), getattr(self, field)
+            if before != now:
+                raise UserError(
+                    f"-resume: the checkpoint is inside an epoch with {name} {format_value(before)}, but this run has "
+                    f"{format_value(now)}; set it as before, {alternative}"
+                )
+        if done == saved.steps_per_epoch:
+            return self.steps_per_epoch
+        before_size, size = saved.batch.global_size, self.batch.global_size
+        used = done * before_size
+        if used % size:
+            raise UserError(
+                f"-resume: the checkpoint has used {used} samples of its epoch, which is not a multiple of this run's "
+                f"global batch size {size}; choose devices, -batch_size and -accum_iter whose "
+                f"product divides {used} (before: batch size {saved.batch.micro_step_size} over all devices, "
+                f"-accum_iter {saved.batch.accumulation}; DATA.GLOBAL_BATCH_SIZE={before_size} keeps that global batch "
+                f"size), {alternative}"
+            )
+        return min(used // size, self.steps_per_epoch)

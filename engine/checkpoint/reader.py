@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from configs.batch_plan import EpochLayout
 from configs.reading.yaml_io import format_value, parse_value
 from configs.weights import PADDLE
 from datasets.sources.samples import list_names
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import (
     BEST,
     FILE,

@@ -15,12 +15,11 @@ from itertools import cycle
 
 import torch
 
-from configs.batch_plan import plan_batches
+from configs.batch_plan import EpochLayout, plan_batches
 from configs.rules import Facts, resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.worker_server import start_worker_server
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.build import build_train_state
 from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes

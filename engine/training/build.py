@@ -4,11 +4,11 @@ import torch
 from timm.layers import convert_sync_batchnorm
 from torch import nn
 
+from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from configs.schema.model import Model
 from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import TrainTransform
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan

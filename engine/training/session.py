@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from configs.batch_plan import EpochLayout
 from configs.reading.command_line import Command, to_yaml
 from configs.reading.compare import non_default_options
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files
 from engine.evaluation.evaluate import Evaluator

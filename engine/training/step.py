@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from datasets.batch import Batch
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
 from engine.precision.non_finite import first_non_finite

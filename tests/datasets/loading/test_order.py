@@ -8,13 +8,12 @@ import torch
 from conftest import GREY, assert_same_state, eval_loader_for, samples_for, train_batches_for
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from configs.batch_plan import BatchPlan, plan_batches
+from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.reading.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import TrainBatches
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
-from engine.checkpoint.epoch_layout import EpochLayout
 from utils.errors import UserError
 
 KINDS = {

@@ -11,11 +11,10 @@ import torch
 from conftest import GREY, TINY_VIT
 from torch import nn
 
-from configs.batch_plan import plan_batches
+from configs.batch_plan import EpochLayout, plan_batches
 from configs.reading.command_line import parse_command_line
 from configs.rules import Facts, resolve
 from datasets.batch import Batch
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.step import TrainState, train_steps

@@ -12,9 +12,8 @@ from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, states, tra
 from sharding_cases import FSDP, against_ddp, difference, whole
 from torch import nn
 
-from configs.batch_plan import BatchPlan
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.reading.command_line import parse_command_line
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
 from engine.parallel.strategy import build_strategy
 from engine.precision.non_finite import first_non_finite

@@ -8,9 +8,8 @@ import pytest
 import torch
 from conftest import ROOT
 
-from configs.batch_plan import plan_batches
+from configs.batch_plan import EpochLayout, plan_batches
 from configs.reading.command_line import parse_command_line
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.training.optimization.optimizer import lr_warning
 from engine.training.session import _warnings
 

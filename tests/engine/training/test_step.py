@@ -23,11 +23,10 @@ from conftest import (
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-from configs.batch_plan import BatchPlan
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.loading.sampler import epoch_order
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.checkpoint.reader import load_checkpoint
 from engine.parallel.strategy import DDP
 from engine.training.build import build_train_state

@@ -27,14 +27,13 @@ from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler_factory import scheduler_kwargs
 from torch import nn
 
-from configs.batch_plan import BatchPlan
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform
 from datasets.transforms.policies import _build as build_policy
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.progress import EpochProgress
 from engine.training.build import build_train_state
 from engine.training.step import TrainState, train_steps

@@ -7,10 +7,9 @@ from timm.optim import create_optimizer_v2, param_groups_layer_decay
 from timm.scheduler import create_scheduler_v2
 from torch import nn
 
-from configs.batch_plan import BatchPlan
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.reading.command_line import parse_command_line
 from configs.schema import Amp, Train
-from engine.checkpoint.epoch_layout import EpochLayout
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
