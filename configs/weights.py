@@ -14,7 +14,7 @@ from configs.reading.layer_rules import architecture
 from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
-from configs.schema.loss import WEIGHTS_EXTENSIONS
+from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 from utils.file_formats.hf_folder import read_metadata, weight_file

@@ -7,8 +7,7 @@ from PaddleViT's `config.py`; each model family has its own in `families/`. This
 from configs.schema.compute import Amp, Parallel
 from configs.schema.config import Config
 from configs.schema.data import Data
-from configs.schema.loss import Distillation, Loss
 from configs.schema.model import Model
-from configs.schema.train import LRScheduler, Optimizer, Train
+from configs.schema.train import Distillation, Loss, LRScheduler, Optimizer, Train
 
 __all__ = ["Amp", "Config", "Data", "Distillation", "LRScheduler", "Loss", "Model", "Optimizer", "Parallel", "Train"]

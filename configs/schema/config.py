@@ -11,10 +11,9 @@ from configs.schema.compute import Amp, Parallel
 from configs.schema.data import Data
 from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
-from configs.schema.loss import Loss
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import Name, Names, Path, Section, as_names, option
-from configs.schema.train import Train
+from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
 
 

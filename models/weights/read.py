@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from configs.reading.yaml_io import parse_value
-from configs.schema.loss import WEIGHTS_EXTENSIONS
+from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.weights import PADDLE, find_weights
 from models.tuning import A, merge_adapters
 from models.weights.names import Converter, State, find_entry, google_to_timm, summarize_names
