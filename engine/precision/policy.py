@@ -5,14 +5,14 @@ that does not need a method makes it empty.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from configs.schema import Amp, Config
 from engine.precision.loss_scaler import LossScaler
-from engine.precision.master_weights import MasterWeights, half_copy
+from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import apply_op_lists, keeps_fp32_weights, set_norm_dtypes
 from models.blocks import is_sharded
@@ -57,12 +57,6 @@ TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]
 
 FLOAT32 = "float32"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-class Average(Protocol):
-    """An average of the master weights, updated after the optimizer."""
-
-    def update(self, skipped: torch.Tensor) -> None: ...
 
 
 class Precision:
@@ -176,7 +170,7 @@ class Precision:
         return self.weights.compute
 
     def step(
-        self, optimizer: torch.optim.Optimizer, max_norm: float | None, seed: int, average: Average | None = None
+        self, optimizer: torch.optim.Optimizer, max_norm: float | None, seed: int, average: WeightAverage | None = None
     ) -> torch.Tensor:
         """Computes the weights of the next step from the gradients of this one.
 

@@ -12,6 +12,7 @@ from datasets.transforms.device import TrainTransform
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
+from engine.precision.master_weights import WeightAverage, build_average
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Fact
 from engine.run.flops import copy_to_meta, count_parameters
@@ -22,14 +23,13 @@ from engine.training.eval_model import (
     dummy_images,
 )
 from engine.training.losses.loss import StepLoss, build_loss, build_step_loss, read_class_weights
-from engine.training.optimization.optimizer import (
+from engine.training.optimizer import (
     build_optimizer,
     build_schedule,
     check_sharded_optimizer,
     describe_optimizer,
     moments_per_parameter,
 )
-from engine.training.optimization.weight_average import WeightAverage, build_average
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions

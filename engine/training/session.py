@@ -20,6 +20,7 @@ from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.plan.training import Plan
+from engine.precision.master_weights import average_warning, describe_average
 from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.flops import describe_model
 from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder, record_environment
@@ -28,8 +29,7 @@ from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
 from engine.training.eval_model import build_eval_files, build_evaluator
-from engine.training.optimization.optimizer import lr_warning, schedule_warnings
-from engine.training.optimization.weight_average import average_warning, describe_average
+from engine.training.optimizer import lr_warning, schedule_warnings
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState
 from models.tuning import random_backbone_warning

@@ -21,7 +21,7 @@ from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
-from engine.training.optimization.optimizer import moments_per_parameter, set_lr
+from engine.training.optimizer import moments_per_parameter, set_lr
 from engine.training.step import TrainState
 from models.weights.shards import read_model_state, read_optimizer_state
 from utils.distributed import ProcessContext, broadcast_object

@@ -19,13 +19,13 @@ from configs.schema import Config
 from datasets.batch import Batch
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
+from engine.precision.master_weights import WeightAverage
 from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.run.step_timer import Phase, StepTimer
 from engine.training.losses.loss import StepLoss, class_logits
-from engine.training.optimization.optimizer import Schedule, set_lr
-from engine.training.optimization.weight_average import WeightAverage
+from engine.training.optimizer import Schedule, set_lr
 from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError

@@ -25,7 +25,7 @@ from configs.schema import Config, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize
 from engine.training.batch_size import build_state, ready_batches
-from engine.training.optimization.optimizer import build_optimizer, set_lr
+from engine.training.optimizer import build_optimizer, set_lr
 from scripts.benchmarks.images import IMAGENET, link_images, make_images
 from scripts.benchmarks.programs import PROGRAMS, add_turn_flags, build_program, parse_names, run_turn
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable

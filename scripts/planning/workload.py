@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from configs.schema import Config, Data
 from engine.precision.policy import Precision
 from engine.run.flops import count_parameters, training_flops
-from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS, moments_per_parameter
+from engine.training.optimizer import SHARDED_OPTIMIZERS, moments_per_parameter
 from models.blocks import blocks_of
 from models.build import build_model
 from models.kernels import EXPLICIT

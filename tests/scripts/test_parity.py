@@ -15,7 +15,7 @@ from timm.scheduler import create_scheduler_v2
 from configs.reading.command_line import parse_command_line
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
-from engine.training.optimization.optimizer import build_schedule
+from engine.training.optimizer import build_schedule
 from scripts.benchmarks import parity
 from scripts.benchmarks.parity import RECIPE
 from scripts.benchmarks.timm_command import check_recipe, timm_flags

@@ -9,7 +9,7 @@ from conftest import TINY_VIT
 from configs.reading.command_line import parse_command_line
 from configs.schema import Config, Parallel
 from engine.precision.policy import Precision
-from engine.training.optimization.optimizer import moments_per_parameter
+from engine.training.optimizer import moments_per_parameter
 from scripts import plan
 from scripts.planning.estimate import Cluster, estimate, parse_cluster, strategies
 from scripts.planning.workload import Workload, measure_workload

@@ -9,7 +9,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
-from engine.training.optimization.optimizer import Schedule
+from engine.training.optimizer import Schedule
 from utils.errors import UserError
 from utils.tables import read_rows
 

@@ -18,7 +18,7 @@ from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
 from engine.parallel.strategy import build_strategy
 from engine.precision.non_finite import first_non_finite
 from engine.training.build import build_train_state
-from engine.training.optimization.optimizer import SHARDED_OPTIMIZERS
+from engine.training.optimizer import SHARDED_OPTIMIZERS
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.torch_compat import process_group_timeout, set_process_group_timeout

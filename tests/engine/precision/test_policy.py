@@ -12,8 +12,8 @@ from torch.torch_version import TorchVersion
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Amp
+from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, set_process_switches
-from engine.training.optimization.weight_average import WeightAverage
 
 
 @pytest.mark.parametrize(

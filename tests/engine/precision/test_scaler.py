@@ -15,7 +15,7 @@ from configs.schema import Amp, Parallel, Train
 from engine.parallel.strategy import build_strategy
 from engine.precision.loss_scaler import LossScaler
 from engine.precision.policy import Precision
-from engine.training.optimization.optimizer import build_optimizer
+from engine.training.optimizer import build_optimizer
 from utils.distributed import ProcessContext
 
 CPU = torch.device("cpu")

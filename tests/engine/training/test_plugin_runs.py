@@ -25,7 +25,7 @@ from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.report.page import write_report
 from engine.training.losses.loss import build_loss
-from engine.training.optimization.optimizer import build_optimizer
+from engine.training.optimizer import build_optimizer
 from utils.errors import UserError
 
 OPTIONS = [

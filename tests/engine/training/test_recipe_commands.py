@@ -10,7 +10,7 @@ from conftest import ROOT
 
 from configs.batch_plan import EpochLayout, plan_batches
 from configs.reading.command_line import parse_command_line
-from engine.training.optimization.optimizer import lr_warning
+from engine.training.optimizer import lr_warning
 from engine.training.session import _warnings
 
 COMMANDS = {

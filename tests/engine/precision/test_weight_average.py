@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Train
-from engine.training.optimization.weight_average import average_warning, build_average
+from engine.precision.master_weights import average_warning, build_average
 from models.build import build_model
 
 NOT_SKIPPED = torch.tensor(False)

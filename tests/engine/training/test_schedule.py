@@ -7,7 +7,7 @@ import torch
 from timm.scheduler import create_scheduler_v2
 
 from configs.schema import Train
-from engine.training.optimization.optimizer import build_schedule, lr_warning, schedule_warnings
+from engine.training.optimizer import build_schedule, lr_warning, schedule_warnings
 
 
 def paddlevit_lr(epoch: int, train: Train) -> float:

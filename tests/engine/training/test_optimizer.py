@@ -14,7 +14,7 @@ from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
 from engine.training.build import build_train_state
-from engine.training.optimization.optimizer import build_optimizer, set_lr
+from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.step import TrainState
 from models.timm_model import classifiers
 from utils.errors import UserError

@@ -1,1 +1,0 @@
-"""The optimizer, its learning rate, and the average of the weights."""
