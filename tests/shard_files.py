@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from timm.models import VisionTransformer
 
 from datasets.sources.split import RunSplit
-from engine.checkpoint.reader import FORMAT, load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import split_to_entry
 from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, describe_file, encode_content, write_manifest
 from utils.metrics import NUM_SUMS

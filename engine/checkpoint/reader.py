@@ -16,6 +16,7 @@ from datasets.sources.samples import list_names
 from engine.checkpoint.run_folder import (
     BEST,
     FILE,
+    FORMAT,
     checkpoints_by_progress,
     is_checkpoint,
     is_run_folder,
@@ -32,7 +33,6 @@ from utils.files import tensors_in, verify_checksum
 from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS
 
-FORMAT = 6
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
 _CONTENT = {
     "model": dict, "ema": dict | None, "optimizer": dict, "precision": dict, "epoch": int,

@@ -13,17 +13,19 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
-from engine.checkpoint.reader import FORMAT
 from engine.checkpoint.run_folder import (
     BEST,
+    FORMAT,
     LAST,
     PREVIOUS,
+    BackgroundWriter,
+    available_bytes,
+    copy_to_host,
     folder_path,
     link_copies,
     remove_temporary,
     replace_other_kind,
 )
-from engine.checkpoint.writer import BackgroundWriter, available_bytes, copy_to_host
 from models.blocks import local_tensor
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import Unavailable

@@ -13,9 +13,8 @@ from conftest import TINY_RESNET, assert_same_state, train
 from shard_files import content
 
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_best
-from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, checkpoints_by_progress
+from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, CheckpointWriter, checkpoints_by_progress
 from engine.checkpoint.shard_writer import ShardWriter
-from engine.checkpoint.writer import CheckpointWriter
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -162,7 +161,7 @@ def test_nothing_to_resume(tmp_path, monkeypatch, resume):
 
 def test_a_model_with_batch_norm_is_saved_without_a_copy(cpu, monkeypatch, tmp_path):
     """Its running statistics are views of one tensor. Host memory is too small for a copy of the state."""
-    monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
+    monkeypatch.setattr("engine.checkpoint.run_folder.available_bytes", lambda: 0)
     argv = ["-dataset=fake", "-batch_size=8", f"-output={tmp_path}", "-opts", *TINY_RESNET, "MODEL.NUM_CLASSES=1000"]
     model = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=2"], cpu) / LAST)["model"]
     assert model["bn1.num_batches_tracked"] == 2 and model["bn1.running_mean"].any()

@@ -14,7 +14,8 @@ from conftest import assert_same_state
 from safetensors.torch import load_file, save_file
 from shard_files import checkpoint_state, content, seal, write_shard, write_shards
 
-from engine.checkpoint.reader import FORMAT, load_checkpoint
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
 from utils.errors import UserError
