@@ -8,7 +8,7 @@ from configs.reading.command_line import Command
 from configs.schema import Config
 from configs.schema.data import AUTO
 from datasets.registry import recognize_dataset
-from engine.parallel.rank_exchange import check_same_options
+from engine.parallel.strategy import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
 from utils.device import (
     Shortage,

@@ -23,7 +23,7 @@ from datasets.sources.samples import Samples, number_by, number_of_classes
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from engine.checkpoint.weights_record import weights_record
-from engine.parallel.rank_exchange import check_same_options
+from engine.parallel.strategy import check_same_options
 from engine.plan.training import describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger

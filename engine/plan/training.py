@@ -22,7 +22,7 @@ from datasets.sources.samples import Samples, number_of_classes
 from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.weights_record import record_of, weights_record
-from engine.parallel.rank_exchange import check_same_options
+from engine.parallel.strategy import check_same_options
 from engine.run.facts import Preprocessing
 from engine.run.folder import check_same_checkpoint
 from engine.run.log import RunLogger

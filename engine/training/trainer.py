@@ -15,7 +15,7 @@ from datasets.batch import Batch
 from engine.checkpoint.run_folder import LAST, build_writer, saved_path
 from engine.checkpoint.weights_record import split_to_entry
 from engine.evaluation.results import SampleResults
-from engine.parallel.rank_exchange import RankExchange
+from engine.parallel.strategy import RankExchange
 from engine.progress import EpochProgress, Observer
 from engine.run.result import RESULT, Result
 from engine.run.step_report import log_validation
