@@ -24,8 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from configs.reading.checks import non_default_options
 from configs.reading.command_line import parse_command_line
-from configs.reading.compare import non_default_options
 from configs.reading.flags import Parser, add_flag
 from configs.reading.key_help import all_keys
 from configs.reading.yaml_io import shorten

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from configs.reading.compare import shared_options
+from configs.reading.checks import shared_options
 from configs.reading.yaml_io import format_value
 from configs.schema import Config, Parallel
 from utils.distributed import ProcessContext, gather_objects

@@ -8,8 +8,8 @@ from typing import Any
 
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.parts import check_plugins
+from configs.reading.checks import experiment_mismatch, with_defaults
 from configs.reading.command_line import Command
-from configs.reading.compare import experiment_mismatch, with_defaults
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import parse_value
 from configs.rules import Facts, resolve, warnings

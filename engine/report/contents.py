@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.parts import PLUGINS_FOLDER
-from configs.reading.compare import with_defaults
+from configs.reading.checks import with_defaults
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.reading.yaml_io import read_yaml, shorten
 from engine.run import result

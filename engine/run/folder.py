@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
+from configs.reading.checks import non_default_lines
 from configs.reading.command_line import Command, parse_command_line, to_yaml
-from configs.reading.compare import non_default_lines
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_environment

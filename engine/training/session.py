@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.batch_plan import EpochLayout
+from configs.reading.checks import non_default_options
 from configs.reading.command_line import Command, to_yaml
-from configs.reading.compare import non_default_options
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from configs.parts import running_plugins
+from configs.reading.checks import changed_options
 from configs.reading.command_line import to_yaml
-from configs.reading.compare import changed_options
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
 from engine.checkpoint.weights_record import ENTRY

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from configs.reading.checks import key_of_flag
+from configs.reading.checks import key_of_flag, non_default_options
 from configs.reading.command_line import parse_command_line
-from configs.reading.compare import non_default_options
 from configs.reading.flags import Prediction, entry_parser
 from configs.reading.key_help import all_keys
 from configs.reading.option_layers import flatten

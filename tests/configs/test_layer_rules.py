@@ -6,8 +6,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from configs.reading.checks import changed_options
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.compare import changed_options
 from configs.reading.layer_rules import REMOVED
 from configs.reading.option_layers import OptionLayers
 from configs.schema import Amp

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from configs.reading.checks import changed_options, non_default_lines, shared_options
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.compare import changed_options, non_default_lines, shared_options
 from configs.reading.yaml_io import parse_value
 from configs.schema import Amp, Config
 from utils.errors import UserError
