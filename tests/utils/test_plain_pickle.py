@@ -45,7 +45,7 @@ def test_pickles_of_python_2(tmp_path):
     assert content["data"].array().tolist() == [255, 1] and content["names"] == ["a"]
 
 
-@pytest.mark.parametrize("value", [print, OSError(), 1j])
+@pytest.mark.parametrize("value", [print, OSError(), 1j, bytearray(b"a")])
 def test_every_other_name_is_refused(value, tmp_path):
     for protocol in (0, 2, 4, 5):
         with pytest.raises(ForbiddenName):

@@ -70,7 +70,14 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
         state = self.stack.pop()
         self.stack[-1].set_state(state)
 
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = PythonUnpickler.dispatch | {pickle.BUILD[0]: load_build}
+    def load_bytearray8(self) -> None:
+        """Python's own would allocate the size that the file states. Older protocols name the type: refused."""
+        raise ForbiddenName("builtins.bytearray")
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = PythonUnpickler.dispatch | {
+        pickle.BUILD[0]: load_build,
+        pickle.BYTEARRAY8[0]: load_bytearray8,
+    }
 
 
 def _encode(text: str, encoding: str) -> str:
