@@ -199,7 +199,7 @@ def resolve(options: Config, facts: Facts) -> Config:
 
 
 def batch_size_follows_memory(options: Config, facts: Facts) -> Config:
-    """DATA.BATCH_SIZE auto is the largest size that fits into the memory; two steps of a new run measure it."""
+    """DATA.BATCH_SIZE auto is the largest size that fits into the memory; a resumed run keeps its size."""
     if options.data.batch_size or facts.fitting_batch_size is None:
         return options
     return options.with_data(batch_size=facts.fitting_batch_size)

@@ -64,7 +64,10 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
 
 
 def check_types(layers: OptionLayers) -> None:
-    """As `check_options`, of the given keys, without contradictions of keys: the rules, which run next, need types."""
+    """Checks each given key by the type of its field, as the rules, which run next, need it. Raises as `check_options`.
+
+    Contradictions of keys are checked after the rules.
+    """
     try:
         Config.model_validate(layers.values)
     except ValidationError as invalid:

@@ -69,8 +69,9 @@ def build_train_state(
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
-    is_used = config.model.tuned != "probe"
-    optimizer_notes = [f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"] * is_used
+    optimizer_notes = []
+    if config.model.tuned != "probe":  # which takes no step of the optimizer
+        optimizer_notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
     wrapped, wrap_notes = _wrap(compute_model, config, context, strategy, precision)
     notes += [*model_notes, *prepared_notes, *loss_notes, *shard_notes, *optimizer_notes, *wrap_notes]
     state = TrainState(

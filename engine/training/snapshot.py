@@ -54,7 +54,9 @@ class SaveTrigger:
         is_time = self.is_main and time.monotonic() >= self._next_save
         if is_time:
             self._next_save = math.inf  # requests once
-        return _SAVE + self.signals.number if self.signals.number else _SAVE * is_time
+        if self.signals.number:
+            return _SAVE + self.signals.number
+        return _SAVE if is_time else 0
 
     def is_due(self, request: int, steps_done: int | None) -> bool:
         """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.

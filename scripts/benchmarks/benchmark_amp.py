@@ -5,8 +5,9 @@
     python scripts/benchmarks/benchmark_amp.py -accuracy -seeds 8 -cfg=configs/vit_digits.yaml -modes fp32,O1-bf16
 
 Each turn starts main_single_gpu.py on random images in memory (`-loader`: on the data of the recipe), in a process of
-its own: the peak memory belongs to one mode, and running out of memory is a result. An iteration is one forward and
-backward pass. `-accuracy` compares the top-1 of the last epoch. `-table`: see docs/benchmarks.md.
+its own: the peak memory belongs to one mode, and running out of memory is a result. Memory is torch's peak allocation
+on a GPU, and the peak of the process on a CPU. An iteration is one forward and backward pass. `-accuracy` compares the
+top-1 of the last epoch. `-table`: see docs/benchmarks.md.
 """
 
 import argparse
