@@ -105,10 +105,16 @@ _FIX = "extract the archive again"
 
 
 class Cifar10(Source):
-    """The extracted Python version: the folder `folder`, which is DATA_PATH or inside it."""
+    """The extracted Python version: the folder `folder`, which is DATA_PATH or inside it.
 
-    folder, label_key, names_file, names_key = "cifar-10-batches-py", "labels", "batches.meta", "label_names"
-    train, val = tuple(f"data_batch_{number}" for number in range(1, 6)), ("test_batch",)
+    label_key: of a batch. names_file: has the class names under `names_key`. train, val: the files of the batches.
+    """
+
+    folder = "cifar-10-batches-py"
+    label_key = "labels"
+    names_file, names_key = "batches.meta", "label_names"
+    train = tuple(f"data_batch_{number}" for number in range(1, 6))
+    val = ("test_batch",)
 
     def read(self, split: str) -> ImageArray:
         root = find_folder(self.root, self.folder)
@@ -122,10 +128,13 @@ class Cifar10(Source):
 
 
 class Cifar100(Cifar10):
-    """With 100 fine labels."""
+    """As `Cifar10`, with 100 fine labels."""
 
-    folder, label_key, names_file, names_key = "cifar-100-python", "fine_labels", "meta", "fine_label_names"
-    train, val = ("train",), ("test",)
+    folder = "cifar-100-python"
+    label_key = "fine_labels"
+    names_file, names_key = "meta", "fine_label_names"
+    train = ("train",)
+    val = ("test",)
 
 
 def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:

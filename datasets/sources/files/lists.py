@@ -208,7 +208,9 @@ def _to_listing(
     else:
         targets = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)[target_ids]
     arrays = listing_arrays(rows.paths, targets, lines)
-    listing = Listing(rows.root, class_names, arrays, rows.file, rows.findings, rows.notes, not is_numeric)
+    listing = Listing(
+        rows.root, class_names, arrays, rows.file, rows.findings, rows.notes, has_class_names=not is_numeric
+    )
     _report_repeated_images(listing)
     return listing
 
