@@ -98,7 +98,7 @@ def test_temporary_faults_are_invisible(server, store, fault):
 
 
 def test_interrupted_stream_resumes_where_it_was(server, store):
-    server.fail(*[body(sent=300_000, reset=True)] * 3)
+    server.fail(*[body(sent=300_000)] * 3)  # no reset: it may discard bytes that were not read yet
     assert whole(store) == DATA
     assert server.requests[-1][2].startswith("bytes=")
     server.fail(*[body(sent=300_000, ranges=False)] * 2, body(ranges=False), body(ranges=False))
