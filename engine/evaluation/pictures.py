@@ -43,7 +43,7 @@ _COLORS = (
 def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
     """Writes `<index>.jpg` of each sample: the crop that the model sees; returns the crops, uint8 (C, S, S).
 
-    An image that cannot be read has no picture. Those of an earlier evaluation are removed. Raises OSError.
+    An image that cannot be read has no picture. The pictures of an earlier evaluation are removed. Raises OSError.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

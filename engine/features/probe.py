@@ -134,7 +134,7 @@ def write_suspects(
 ) -> str:
     """Lists the samples for which another class is predicted, the lowest margin first; returns a line for the log.
 
-    The order is that of cleanlab's normalized margin (Northcutt et al., "Confident Learning", 2021).
+    The order is by cleanlab's normalized margin (Northcutt et al., "Confident Learning", 2021).
 
     indices: of the margins in `samples`, (N,). Raises OSError.
     """

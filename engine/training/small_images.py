@@ -4,8 +4,8 @@ The pixel baseline is the top-1 of a linear classifier of small images, which a 
 function of torch, and takes no random number of the run.
 
 With near copies, an evaluation is optimistic. Two images are near copies if the cosine of their thumbnails of 8x8
-pixels, without the mean, is 0.99; or 0.93, and 0.1 above that of the sixth most similar training image, since skies and
-seas resemble many others. docs/data.md has what this finds in CIFAR-10.
+pixels, without the mean, is at least 0.99; or at least 0.93, and 0.1 above the cosine with the sixth most similar
+training image, since skies and seas resemble many others. docs/data.md has what this finds in CIFAR-10.
 
 Legend: N training images, M evaluated images, F values of a small image or thumbnail.
 """
