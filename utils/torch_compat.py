@@ -206,16 +206,6 @@ def backward_in_function_mode(scalars: list[torch.Tensor]) -> None:
     )
 
 
-# The number that autograd gives to the next node of the graph in this thread.
-next_sequence_number = torch.autograd._get_sequence_nr
-
-
-def current_sequence_number() -> int | None:
-    """The number of the node whose backward function is executing; None outside of a backward function."""
-    node = torch._C._current_autograd_node()
-    return None if node is None else node._sequence_nr()
-
-
 def op_name(op: Any) -> str:
     """'add' for torch.ops.aten.add.Tensor, an op as a `TorchDispatchMode` shows it."""
     return op._schema.name.partition("::")[2]
