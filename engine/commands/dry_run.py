@@ -13,7 +13,7 @@ from engine.run.flops import count_parameters, forward_flops
 from engine.run.folder import log_options
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
-from engine.training.eval_model import build_sessions
+from engine.training.eval_session import build_sessions
 from engine.training.losses.loss import build_loss
 from engine.training.session import build_session
 from engine.training.small_images import measure_baseline

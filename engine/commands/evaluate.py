@@ -12,7 +12,7 @@ from engine.report.page import write_report
 from engine.run.folder import open_new_folder, start_log
 from engine.run.result import Result, write_result
 from engine.run.step_report import log_validation
-from engine.training.eval_model import build_eval_files, build_sessions
+from engine.training.eval_session import build_eval_files, build_sessions
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.files import absolute_file

@@ -8,7 +8,7 @@ from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.commands.label import label
 from engine.features.store import embed
 from engine.run.folder import check_shared, open_new_folder, start_log
-from engine.training.eval_model import build_sessions
+from engine.training.eval_session import build_sessions
 from utils.distributed import ProcessContext
 
 

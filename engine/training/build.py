@@ -17,7 +17,7 @@ from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Fact
 from engine.run.flops import copy_to_meta, count_parameters
 from engine.run.step_timer import StepTimer
-from engine.training.eval_model import (
+from engine.training.eval_session import (
     apply_op_lists,
     attention_notes,
     dummy_images,

@@ -13,7 +13,7 @@ from engine.report import REPORT
 from engine.run.folder import next_command
 from engine.run.result import TEST_EVALUATION, Result, TestResult, write_result
 from engine.run.step_report import log_validation
-from engine.training.eval_model import EvalModel, build_eval_files, build_eval_model
+from engine.training.eval_session import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_files import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer
 from utils.device import device_name, peak_memory_bytes

@@ -28,7 +28,7 @@ from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
-from engine.training.eval_model import build_eval_files, build_evaluator
+from engine.training.eval_session import build_eval_files, build_evaluator
 from engine.training.optimizer import lr_warning, schedule_warnings
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState

@@ -24,7 +24,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.run.flops import count_parameters
-from engine.training.eval_model import build_eval_model
+from engine.training.eval_session import build_eval_model
 from models.weights.read import checked_archive_bytes
 from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
