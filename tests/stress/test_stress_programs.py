@@ -5,6 +5,7 @@ import mmap
 import time
 from pathlib import Path
 
+import doc_commands
 import endure
 import fault_bench
 import fuzz
@@ -20,6 +21,7 @@ from faults.scene import Scene
 from fuzz import KINDS, Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pages.commands import read_commands
 
 from utils.errors import UserError
 
@@ -108,7 +110,13 @@ def test_faults_are_chosen_by_their_names():
 
 
 def test_an_unknown_test_is_refused():
-    for program, argv in ((endure, ["x"]), (fuzz, ["x"]), (try_clusters, ["x"]), (fault_bench, ["-only", "nonsense"])):
+    for program, argv in (
+        (endure, ["x"]),
+        (fuzz, ["x"]),
+        (try_clusters, ["x"]),
+        (fault_bench, ["-only", "nonsense"]),
+        (doc_commands, ["-only", "nonsense"]),
+    ):
         with pytest.raises(UserError):
             program.main(argv)
 
@@ -123,3 +131,38 @@ def test_one_table_of_all_programs(capsys, monkeypatch, tmp_path):
     printed = capsys.readouterr().out
     assert "| fuzz: policies | 2 | 0 | 0 |" in printed and "ended with status 3" in printed
     assert [len(result["failures"]) for result in json.loads((tmp_path / "all.json").read_text())] == [0, 1]
+
+
+PAGE = """
+Try `python main_single_gpu.py -h
+TRAIN`, not `pip install` or `report.py -csv`.
+```shell
+# a comment
+RUN=$(ls -d out)  # a variable
+python main_single_gpu.py -resume=$RUN \\
+    -epochs=2                       # status 3
+for seed in 0 1; do
+    bash run.sh $seed
+done
+```
+```text
+torchrun train.py
+Epoch[001/300]
+```
+```python
+python = 1
+```
+"""
+
+
+def test_commands_of_a_page(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    commands = read_commands(tmp_path / "page.md")
+    found = [(one.line, one.text.split("\n")[0], one.status, one.variables) for one in commands]
+    assert found == [
+        (2, "python main_single_gpu.py -h TRAIN", 0, []),
+        (6, "RUN=$(ls -d out)  # a variable", 0, ["RUN"]),
+        (7, "python main_single_gpu.py -resume=$RUN \\", 3, []),
+        (9, "for seed in 0 1; do", 0, []),
+        (14, "torchrun train.py", 0, []),
+    ]

@@ -1,0 +1,191 @@
+"""Runs the commands of README.md and docs/ as they are written, so that none of them stops working.
+
+    python tests/stress/doc_commands.py                       # about 15 minutes on two cores
+    python tests/stress/doc_commands.py -only 'data|README'
+
+Each page has a folder with a copy of the project and with small data, runs and weights under the names of the page
+(pages/folder.py); its commands run there in order, two pages at a time. A command that no table below names runs
+without a change, on a CPU. The flags and files of a command that is not run are checked.
+"""
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from faults.processes import reset_signals
+from pages.commands import Command, read_commands
+from pages.folder import ROOT, Workshop
+from results import Result, parser, report, show_progress
+
+from configs.reading.flags import FLAGS
+from utils.errors import UserError
+from utils.processes.entry import run_and_report_errors
+
+# Texts that stand for others, in this order.
+REPLACED = (
+    (r"/dataset/", "dataset/"),
+    (r"/data/imagenet-tar", "imagenet-tar"),
+    (r"=\.\.\./cait", "=PaddleViT/image_classification/CaiT/configs/cait"),
+    (r"vit_base_patch16_224.pdparams", "tests/fixtures/paddlevit_small/vit.pdparams"),
+    (r"-cfg=\.\.\. -data_path=\.\.\.", "-cfg=tests/fixtures/paddlevit_small/vit.yaml -dataset=fake"),
+    (r"-cfg=(\.\.\.|CONFIG.yaml|a1.yaml)", "-cfg=configs/vit_digits.yaml"),
+    (r"output/\.\.\.", "output/vit_digits-20260101-12-00"),
+    (r"RUN \[RUN \.\.\.\]", "RUN RUN2"),
+    (r"(main_multi_gpu.py)( \.\.\.|$)", r"\1 -cfg=configs/vit_digits.yaml"),
+    (r" \.\.\.", " -dataset=fake"),
+    (r"-data_path=URL", "-data_path=$(cat url)"),
+    (r"range_server.py shards 10 &", "range_server.py shards 10 >url & sleep 5"),
+    (r"torchrun (--standalone )?--nproc_per_node=\d", "torchrun --standalone --nproc_per_node=2"),
+    (r"0\.\.4", "0..1"),
+    (r"SEED=0(,1|\.\.2)", "SEED=0"),
+    (r"BASE_LR=1e-3,2e-3", "BASE_LR=1e-3"),
+)
+
+# Flags that make a command small: those of each expression that it matches are added to its end.
+_TINY = "-opts MODEL.EMBED_DIM=48 MODEL.DEPTH=1 MODEL.NUM_HEADS=3 DATA.IMAGE_SIZE=32"
+ADDED = (
+    (r"main_\w+.py (?!-h)|quickstart.sh", "-device=cpu"),
+    (r"main_\w+.py (?!.*(-h|-eval|-embed|-predict|-resume=.*RUN|-resume=output|probe.yaml) )|quickstart|sweep",
+     "-opts TRAIN.MAX_STEPS=2 DATA.NUM_WORKERS=0"),
+    (r"^(?!.*(torchrun|distributed|-ngpus)).*main_multi", "-ngpus=2"),
+    (r"-resume.* -epochs=100", "-epochs=3"),
+    (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
+    (r"test.sh", "tests/test_layers.py"),
+    (r"benchmark_train", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2 {_TINY}"),
+    (r"benchmark_input", f"-rounds=1 -seconds=0.1 -batch_size=4 {_TINY}"),
+    (r"benchmark_amp.*-accuracy", f"-seeds=1 -epochs=1 -modes=fp32 -batch_size=128 {_TINY}"),
+    (r"benchmark_amp(?!.*-accuracy)", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -modes=fp32 -batch_size=2 {_TINY}"),
+    (r"benchmark_gpu", f"-parts=O1 -minutes=5 -small_batch=2 -large_batch=2 -timed_images=8 {_TINY}"),
+    (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1"),
+    (r"transfer.py", "-seeds=1"),
+    (r"fault_bench", "-only='worker killed'"),
+    (r"endure.py saves", "-n 10"),
+    (r"endure.py soak", "-n 1"),
+    (r"fuzz.py", "-n 20"),
+)  # fmt: skip
+
+# Commands that do not run here: the reason, and what tests them.
+NOT_RUN = (
+    (r"^(pip|python3 -m pip) (?!.*&&)", "installs packages"),
+    (r"^git clone", "downloads"),
+    (r"^docker ", "docker"),
+    (r"^(sbatch|srun)", "Slurm: try_clusters.py slurm"),
+    (r"^mpirun|pgrep -n mpirun", "Open MPI: try_clusters.py mpirun"),
+    (r"^kubectl|scripts/kubernetes/torchrun.py", "Kubernetes: tests/scripts/test_cluster_files.py"),
+    (r"torchrun --nnodes", "several hosts: try_clusters.py two_hosts"),
+    (r"-m paddle|torchrun.* train.py", "the command of another program"),
+    (r"=s3://", "a bucket: tests/datasets/shards/test_s3.py"),
+    (r"https://host/", "a web server: faults/tar_served.py"),
+    (r"LOGGERS=.wandb", "wandb and mlflow: tests/engine/run/test_loggers.py"),
+    (r"run_all.py", "runs this program"),
+    (r"try_clusters.py", "as root, 20 minutes: run_all.py runs it"),
+)
+_LIMIT_SECONDS = 600
+
+
+def main(argv: list[str]) -> int:
+    flags = parser("Runs the commands of README.md and docs/.")
+    flags.add_argument("-only", default="", metavar="REGEX", help="only pages whose name matches")
+    flags = flags.parse_args(argv)
+    every = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = {page: read_commands(page) for page in every if re.search(flags.only, page.name)}
+    if not pages:
+        raise UserError(f"-only {flags.only}: matches no page")
+    reset_signals()
+    with tempfile.TemporaryDirectory(prefix="pages-") as root, ThreadPoolExecutor(2) as pool:
+        workshop = Workshop(Path(root))
+        order = sorted(pages, key=lambda page: -len(pages[page]))
+        results = list(pool.map(lambda page: run_page(workshop, page, pages[page]), order))
+    return report(results, flags.json)
+
+
+def run_page(workshop: Workshop, page: Path, commands: list[Command]) -> Result:
+    result, started = Result(page.name, len(commands)), time.monotonic()
+    folder, groups = workshop.make_folder(page), []
+    for command in commands:
+        begun, reason = time.monotonic(), " ".join(matching(NOT_RUN, command.text))
+        if reason:
+            problem = check(workshop, command, folder)
+            result.skipped.append(f"line {command.line}: {reason}")
+        else:
+            problem = run(workshop, command, folder, groups)
+        if problem:
+            result.failures.append(f"line {command.line}: {problem}")
+        seconds = time.monotonic() - begun
+        show_progress(f"{command.place} {problem or reason or 'works'} ({seconds:.0f} s): {command.text}")
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def matching(table: tuple[tuple[str, str], ...], text: str) -> list[str]:
+    return [value for pattern, value in table if re.search(pattern, text, re.S)]
+
+
+def adapted(text: str) -> str:
+    for pattern, replacement in REPLACED:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+def run(workshop: Workshop, command: Command, folder: Path, groups: list[int]) -> str:
+    """Runs a command, and returns the problem. The variables that it sets are for the next ones."""
+    lines = ["touch .variables; . ./.variables", adapted(command.text)]
+    if command.variables:
+        lines.append(f"declare -p {' '.join(command.variables)} >>.variables")
+    environment = workshop.environment(" ".join(matching(ADDED, lines[1])))
+    with open(folder / ".printed", "w") as printed:
+        process = subprocess.Popen(
+            ["bash", "-c", "\n".join(lines)], cwd=folder, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    groups.append(process.pid)
+    try:
+        status = process.wait(_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return f"does not end in {_LIMIT_SECONDS} s"
+    if status == command.status:
+        return ""
+    return f"status {status}: {' / '.join((folder / '.printed').read_text().strip().splitlines()[-3:])[-500:]}"
+
+
+def check(workshop: Workshop, command: Command, folder: Path) -> str:
+    """Returns a missing file, or an unknown flag, of a command that is not run."""
+    words = shlex.split(adapted(command.text), comments=True)
+    named = [word for word in words if re.match(r"(configs|scripts|tests)/|main_\w+\.py$", word)]
+    if missing := [name for name in named if not (folder / name).exists()]:
+        return f"{missing[0]} does not exist"
+    script = next((name for name in named if name.endswith(".py") and "kubernetes" not in name), None)
+    if not script:
+        return ""
+    argv = words[words.index(script) + 1 :]
+    if script.startswith("main_"):
+        code = "import sys; from configs.reading.command_line import parse_command_line as p; p(sys.argv[1:])"
+        return _error([sys.executable, "-c", code, *argv], workshop, folder)
+    printed = subprocess.run([sys.executable, script, "-h"], cwd=folder, capture_output=True, text=True).stdout
+    known = {*re.findall(r"-\w+", printed), *(f"-{flag.name}" for group in FLAGS.values() for flag in group), "-opts"}
+    unknown = [word for word in argv if re.match("-[a-z]", word) and word.partition("=")[0] not in known]
+    return f"{unknown[0]} is unknown" if unknown else ""
+
+
+def _error(command: list[str], workshop: Workshop, folder: Path) -> str:
+    process = subprocess.run(command, cwd=folder, env=workshop.environment(), capture_output=True, text=True)
+    return process.stderr.strip()[-300:] if process.returncode else ""
+
+
+if __name__ == "__main__":
+    sys.exit(run_and_report_errors(main, sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""The folder of a page: a copy of the project, and small data, runs and weights under the names that the page uses."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+
+import timm
+from conftest import TINY_VIT
+from rank_pool import environment as environment_of_user
+from safetensors.torch import save_file
+
+from tests.datasets.shards.tar_files import jpeg, write_shards
+from tests.scripts.test_benchmark_train import TIMM
+
+ROOT = Path(__file__).parents[3]
+_NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "shared")
+_PUBLISHED = ("vit_small_patch16_224", "resnet50", "vit_small_patch16_dinov3.lvd1689m")
+_PUBLISHED += ("vit_base_patch16_dinov3.lvd1689m", "vit_base_patch16_224")
+_RUNS = ("RUN", "RUN2", "RUN3", "RUN_A", "RUN_B", "SWEEP/a", "SWEEP/b", "output/RUN", "output/vit_digits-sweep-1/a")
+_RUNS += ("output/vit_digits-sweep-1/b", "output/vit_digits-20260101-12-00")
+_EVALUATION = "output/eval-other-20260102-12-00"
+_PYTHON = """#!/usr/bin/env bash
+if [[ "$1 $2" == "-m pip" ]]; then exit; fi
+eval "set -- \\"\\$@\\" $ADDED"
+exec {} "$@"
+"""
+_TIMM = f"""
+import sys
+from pathlib import Path
+if sys.argv[sys.argv.index("--val-split") + 1]:  # the top-1 is wanted, not the speed
+    run = Path(sys.argv[sys.argv.index("--output") + 1], "run")
+    run.mkdir(parents=True)
+    (run / "summary.csv").write_text("epoch,eval_top1\\n1,90\\n")
+    sys.exit()
+{TIMM}"""
+
+
+class Workshop:
+    """What all pages share: trained runs, weights in the cache of the Hub, programs that add flags.
+
+    root: holds it, and a folder for each page.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.home, self.bin = root, root / "home", root / "venv/bin"
+        self._make_programs()
+        self._publish()
+        (self.home / "pytorch-image-models").mkdir()
+        (self.home / "pytorch-image-models/train.py").write_text(_TIMM)
+        recipe = [f"-cfg={ROOT / 'configs/vit_digits.yaml'}", "-device=cpu"]
+        options = [*TINY_VIT, "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=256"]
+        self.run = self._start([*recipe, f"-output={root / 'runs'}", "-opts", *options])
+        self.evaluation = self._start(["-eval", f"-pretrained={self.run / 'best.pth'}", f"-output={root / 'evals'}"])
+
+    def environment(self, added: str = "") -> dict[str, str]:
+        """added: flags for each Python program of the command."""
+        own = {"HOME": str(self.home), "HF_HOME": str(self.home / "hub"), "HF_HUB_OFFLINE": "1", "ADDED": added}
+        own["PYTHONPYCACHEPREFIX"] = str(self.root / "pycache")
+        base = environment_of_user()
+        return base | own | {"PATH": f"{self.bin}:{base['PATH']}"}
+
+    def make_folder(self, page: Path) -> Path:
+        """A copy of the project, with the names that the page uses."""
+        text, folder = page.read_text(), self.root / page.stem
+        shutil.copytree(ROOT, folder, ignore=_NOT_COPIED)
+        (folder / ".venv").symlink_to(self.bin.parent)
+        for name, make in self._makers().items():
+            if re.search(rf"(?<![\w-]){re.escape(name.rpartition('/')[0] if name[-2] == '/' else name)}\b", text):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                make(folder / name)
+        if plugin := re.search(r"```python\n(import random\n.*?)```", text, re.S):
+            (folder / "my_parts.py").write_text(plugin[1])
+        return folder
+
+    def _makers(self) -> dict[str, Callable[[Path], object]]:
+        family = ROOT / "tests/fixtures/families/CaiT"
+        cait = "image_classification/CaiT/configs/cait_xxs24_224.yaml"
+        return {
+            **dict.fromkeys(_RUNS, lambda path: shutil.copytree(self.run, path)),
+            _EVALUATION: lambda path: shutil.copytree(self.evaluation, path),
+            **dict.fromkeys(("flowers", "DIR", "DATA", "photos", "TEST", "CIFAR-10-images/train"), write_images),
+            **dict.fromkeys(("CIFAR-10-images/test", "imagenet/train", "imagenet/val"), write_images),
+            "Sign-Language-Digits-Dataset": lambda path: write_images(path / "Dataset", "abcd", 126),
+            "other_digits": lambda path: write_images(path, [str(digit) for digit in range(10)], 2),
+            **dict.fromkeys(("dataset/imagenet", "dataset/imagenet-r"), _write_imagenet),
+            "dataset/caltech256": lambda path: write_images(path, [f"{n:03d}.class" for n in range(1, 258)], 3),
+            "imagenet-tar": write_shards,
+            "cat.jpg": lambda path: path.write_bytes(jpeg(0)),
+            "images.txt": lambda path: path.write_text("docs/digits/0.png\n"),
+            f"PaddleViT/{cait}": lambda path: shutil.copy(family / "model.yaml", path),
+            "P/CaiT/configs/cait_xxs24_224.yaml": lambda path: shutil.copy(family / "model.yaml", path),
+            "cait_xxs24_224": lambda path: shutil.copy(family / "weights.pdparams", f"{path}.pdparams"),
+            "weights.safetensors": lambda path: shutil.copy(self._file_of(_PUBLISHED[0]), path),
+        }
+
+    def _make_programs(self) -> None:
+        self.bin.mkdir(parents=True)
+        programs = {"python": sys.executable, "python3": sys.executable, "pip": "true"}
+        programs["torchrun"] = f"{sys.executable} -m torch.distributed.run"
+        for name, command in programs.items():
+            (self.bin / name).write_text(_PYTHON.format(command))
+            (self.bin / name).chmod(0o755)
+        (self.bin / "activate").touch()
+        files = ("requirements.txt", "requirements-export.txt", "requirements-dev.txt")
+        (self.bin.parent / ".installed").write_text("".join((ROOT / file).read_text() for file in files))
+
+    def _file_of(self, name: str) -> Path:
+        repository = timm.get_pretrained_cfg(name).hf_hub_id.replace("/", "--")
+        return self.home / "hub/hub" / f"models--{repository}/snapshots/1/model.safetensors"
+
+    def _publish(self) -> None:
+        """Writes random weights where the Hub's client keeps its downloads."""
+        for name in _PUBLISHED:
+            file = self._file_of(name)
+            file.parent.mkdir(parents=True)
+            (file.parents[2] / "refs").mkdir()
+            (file.parents[2] / "refs/main").write_text("1")
+            save_file(timm.create_model(name).state_dict(), file, metadata={"format": "pt"})
+
+    def _start(self, flags: Sequence[str]) -> Path:
+        command = [sys.executable, str(ROOT / "main_single_gpu.py"), *flags]
+        subprocess.run(command, env=self.environment(), stdout=subprocess.DEVNULL, check=True)
+        (run,) = Path(flags[-1].removeprefix("-output=") if "evals" in flags[-1] else self.root / "runs").iterdir()
+        return run
+
+
+def write_images(folder: Path, classes: Sequence[str] = ("cat", "dog"), count: int = 20) -> None:
+    """A folder per class, `train.csv`, and `groups.csv` beside the folder."""
+    table, groups = ["image_path,target,id,breed,patient"], ["path,group"]
+    for name, number in product(classes, range(count)):
+        file = f"{name}/p{number // 3:02d}_{number:03d}.jpg"
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(jpeg(number))
+        table.append(f"{file},{name},{file},{name},{number // 3}")
+        groups.append(f"{file},{number // 3}")
+    if folder.name == "DIR":
+        (folder / "train.csv").write_text("\n".join(table) + "\n")
+        (folder / "groups.csv").write_text("\n".join(groups) + "\n")
+
+
+def _write_imagenet(folder: Path) -> None:
+    for split in ("train", "val"):
+        write_images(folder / split, count=8)
+        lines = [f"{path.relative_to(folder)} {path.parent.name == 'dog':d}" for path in folder.glob(f"{split}/*/*")]
+        (folder / f"{split}_list.txt").write_text("\n".join(sorted(lines)) + "\n")
