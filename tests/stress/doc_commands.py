@@ -8,12 +8,7 @@ Each page has a folder with a copy of the project and with small data, runs and 
 without a change, on a CPU. The flags and files of a command that is not run are checked.
 """
 
-import contextlib
-import os
 import re
-import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from faults.processes import reset_signals
 from pages.commands import Command, read_commands
 from pages.folder import ROOT, Workshop
+from pages.runner import Runner
 from results import Result, parser, report, show_progress
 
-from configs.reading.flags import FLAGS
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 
@@ -39,11 +34,12 @@ REPLACED = (
     (r"=\.\.\./cait", "=PaddleViT/image_classification/CaiT/configs/cait"),
     (r"vit_base_patch16_224.pdparams", "tests/fixtures/paddlevit_small/vit.pdparams"),
     (r"-cfg=\.\.\. -data_path=\.\.\.", "-cfg=tests/fixtures/paddlevit_small/vit.yaml -dataset=fake"),
-    (r"-cfg=(\.\.\.|CONFIG.yaml|a1.yaml)", "-cfg=configs/vit_digits.yaml"),
+    (r"-cfg=(\.\.\.|CONFIG.yaml)", "-cfg=configs/vit_digits.yaml"),
     (r"output/\.\.\.", "output/vit_digits-20260101-12-00"),
     (r"RUN \[RUN \.\.\.\]", "RUN RUN2"),
     (r"(main_multi_gpu.py)( \.\.\.|$)", r"\1 -cfg=configs/vit_digits.yaml"),
     (r" \.\.\.", " -dataset=fake"),
+    (r"DIR/images", "DIR"),
     (r"-data_path=URL", "-data_path=$(cat url)"),
     (r"range_server.py shards 10 &", "range_server.py shards 10 >url & sleep 5"),
     (r"torchrun (--standalone )?--nproc_per_node=\d", "torchrun --standalone --nproc_per_node=2"),
@@ -61,6 +57,7 @@ ADDED = (
     (r"^(?!.*(torchrun|distributed|-ngpus)).*main_multi", "-ngpus=2"),
     (r"-resume.* -epochs=100", "-epochs=3"),
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
+    (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),
     (r"test.sh", "tests/test_layers.py"),
     (r"benchmark_train", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2 {_TINY}"),
     (r"benchmark_input", f"-rounds=1 -seconds=0.1 -batch_size=4 {_TINY}"),
@@ -91,42 +88,48 @@ NOT_RUN = (
     (r"run_all.py", "runs this program"),
     (r"try_clusters.py", "as root, 20 minutes: run_all.py runs it"),
 )
-_LIMIT_SECONDS = 600
 
 
 def main(argv: list[str]) -> int:
     flags = parser("Runs the commands of README.md and docs/.")
     flags.add_argument("-only", default="", metavar="REGEX", help="only pages whose name matches")
     flags = flags.parse_args(argv)
-    every = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    pages = {page: read_commands(page) for page in every if re.search(flags.only, page.name)}
+    pages = {page: read_commands(page) for page in find_pages() if re.search(flags.only, page.name)}
     if not pages:
         raise UserError(f"-only {flags.only}: matches no page")
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="pages-") as root, ThreadPoolExecutor(2) as pool:
         workshop = Workshop(Path(root))
+        runners = {page: Runner(workshop.make_folder(page), workshop.environment) for page in pages}
         order = sorted(pages, key=lambda page: -len(pages[page]))
-        results = list(pool.map(lambda page: run_page(workshop, page, pages[page]), order))
+        try:
+            results = list(pool.map(lambda page: run_page(runners[page], page.name, pages[page]), order))
+        finally:  # Ctrl-C ends the running commands
+            pool.shutdown(wait=False, cancel_futures=True)
+            for runner in runners.values():
+                runner.close()
     return report(results, flags.json)
 
 
-def run_page(workshop: Workshop, page: Path, commands: list[Command]) -> Result:
-    result, started = Result(page.name, len(commands)), time.monotonic()
-    folder, groups = workshop.make_folder(page), []
+def find_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def run_page(runner: Runner, name: str, commands: list[Command]) -> Result:
+    result, started = Result(f"commands: {name}", len(commands)), time.monotonic()
     for command in commands:
-        begun, reason = time.monotonic(), " ".join(matching(NOT_RUN, command.text))
-        if reason:
-            problem = check(workshop, command, folder)
-            result.skipped.append(f"line {command.line}: {reason}")
+        if runner.is_closed:
+            break
+        begun, text, reasons = time.monotonic(), adapted(command.text), matching(NOT_RUN, command.text)
+        if reasons:
+            problem = runner.check(text)
+            result.skipped.append(f"line {command.line}: {reasons[0]}")
         else:
-            problem = run(workshop, command, folder, groups)
-        if problem:
-            result.failures.append(f"line {command.line}: {problem}")
-        seconds = time.monotonic() - begun
-        show_progress(f"{command.place} {problem or reason or 'works'} ({seconds:.0f} s): {command.text}")
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+            problem = runner.run(text, " ".join(matching(ADDED, text)), command.variables, command.status)
+        result.failures += [f"line {command.line}: {problem}"] if problem else []
+        outcome = problem or ", ".join(reasons) or "works"
+        show_progress(f"{command.place}: {outcome} ({time.monotonic() - begun:.0f} s): {command.text}")
+    runner.close()
     result.seconds = time.monotonic() - started
     return result
 
@@ -139,52 +142,6 @@ def adapted(text: str) -> str:
     for pattern, replacement in REPLACED:
         text = re.sub(pattern, replacement, text)
     return text
-
-
-def run(workshop: Workshop, command: Command, folder: Path, groups: list[int]) -> str:
-    """Runs a command, and returns the problem. The variables that it sets are for the next ones."""
-    lines = ["touch .variables; . ./.variables", adapted(command.text)]
-    if command.variables:
-        lines.append(f"declare -p {' '.join(command.variables)} >>.variables")
-    environment = workshop.environment(" ".join(matching(ADDED, lines[1])))
-    with open(folder / ".printed", "w") as printed:
-        process = subprocess.Popen(
-            ["bash", "-c", "\n".join(lines)], cwd=folder, env=environment, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    groups.append(process.pid)
-    try:
-        status = process.wait(_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return f"does not end in {_LIMIT_SECONDS} s"
-    if status == command.status:
-        return ""
-    return f"status {status}: {' / '.join((folder / '.printed').read_text().strip().splitlines()[-3:])[-500:]}"
-
-
-def check(workshop: Workshop, command: Command, folder: Path) -> str:
-    """Returns a missing file, or an unknown flag, of a command that is not run."""
-    words = shlex.split(adapted(command.text), comments=True)
-    named = [word for word in words if re.match(r"(configs|scripts|tests)/|main_\w+\.py$", word)]
-    if missing := [name for name in named if not (folder / name).exists()]:
-        return f"{missing[0]} does not exist"
-    script = next((name for name in named if name.endswith(".py") and "kubernetes" not in name), None)
-    if not script:
-        return ""
-    argv = words[words.index(script) + 1 :]
-    if script.startswith("main_"):
-        code = "import sys; from configs.reading.command_line import parse_command_line as p; p(sys.argv[1:])"
-        return _error([sys.executable, "-c", code, *argv], workshop, folder)
-    printed = subprocess.run([sys.executable, script, "-h"], cwd=folder, capture_output=True, text=True).stdout
-    known = {*re.findall(r"-\w+", printed), *(f"-{flag.name}" for group in FLAGS.values() for flag in group), "-opts"}
-    unknown = [word for word in argv if re.match("-[a-z]", word) and word.partition("=")[0] not in known]
-    return f"{unknown[0]} is unknown" if unknown else ""
-
-
-def _error(command: list[str], workshop: Workshop, folder: Path) -> str:
-    process = subprocess.run(command, cwd=folder, env=workshop.environment(), capture_output=True, text=True)
-    return process.stderr.strip()[-300:] if process.returncode else ""
 
 
 if __name__ == "__main__":

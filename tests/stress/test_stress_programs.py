@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fuzz import KINDS, Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pages.commands import read_commands
+from pages.runner import Runner
 
 from utils.errors import UserError
 
@@ -160,9 +162,32 @@ def test_commands_of_a_page(tmp_path):
     commands = read_commands(tmp_path / "page.md")
     found = [(one.line, one.text.split("\n")[0], one.status, one.variables) for one in commands]
     assert found == [
-        (2, "python main_single_gpu.py -h TRAIN", 0, []),
-        (6, "RUN=$(ls -d out)  # a variable", 0, ["RUN"]),
-        (7, "python main_single_gpu.py -resume=$RUN \\", 3, []),
-        (9, "for seed in 0 1; do", 0, []),
-        (14, "torchrun train.py", 0, []),
+        (2, "python main_single_gpu.py -h TRAIN", 0, ()),
+        (6, "RUN=$(ls -d out)  # a variable", 0, ("RUN",)),
+        (7, "python main_single_gpu.py -resume=$RUN \\", 3, ()),
+        (9, "for seed in 0 1; do", 0, ()),
+        (14, "torchrun train.py", 0, ()),
     ]
+
+
+def test_tables_of_commands():
+    """An expression that no command of a page matches has no use."""
+    texts = [command.text for page in doc_commands.find_pages() for command in read_commands(page)]
+    adapted = [doc_commands.adapted(text) for text in texts]
+    for table, where in ((doc_commands.NOT_RUN, texts), (doc_commands.REPLACED, texts), (doc_commands.ADDED, adapted)):
+        for entry in table:
+            assert any(doc_commands.matching((entry,), text) for text in where), entry
+
+
+def test_commands_run_and_are_checked(tmp_path):
+    for name in ("configs", "scripts", "utils", "main_multi_gpu.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    runner = Runner(tmp_path, lambda added: os.environ | {"ADDED": added})
+    assert not runner.run("A=$(echo 3)", variables=("A",)) + runner.run("sleep 60 & exit $A", status=3)
+    assert runner.run("echo a; echo $ADDED; false", "b") == "status 1: a / b"
+    command = "srun python main_multi_gpu.py -cfg=configs/vit_digits.yaml -opts"
+    assert not runner.check(f"{command} SEED=1 # a comment")
+    assert "TRAIN.EPOCHS" in runner.check(f"{command} TRAIN.EPOCHS=1")
+    assert runner.check("sbatch scripts/slurm/none.sbatch") == "scripts/slurm/none.sbatch does not exist"
+    assert runner.check("python scripts/plan.py -devices=8xH100 -amp -nods 4") == "-nods is unknown"
+    runner.close()

@@ -30,9 +30,10 @@ class Command:
         return int(said[1]) if said else 0
 
     @property
-    def variables(self) -> list[str]:
+    def variables(self) -> tuple[str, ...]:
         """The variables that it sets for the next lines, if it does nothing else."""
-        return re.findall(r"(\w+)=", self.text.partition("#")[0]) if _VARIABLES.fullmatch(self.text) else []
+        sets_only = _VARIABLES.fullmatch(self.text)
+        return tuple(re.findall(r"(\w+)=", self.text.partition("#")[0])) if sets_only else ()
 
 
 def read_commands(path: Path) -> list[Command]:

@@ -9,9 +9,11 @@ from itertools import product
 from pathlib import Path
 
 import timm
+import torch
 from conftest import TINY_VIT
 from rank_pool import environment as environment_of_user
 from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
 
 from tests.datasets.shards.tar_files import jpeg, write_shards
 from tests.scripts.test_benchmark_train import TIMM
@@ -19,10 +21,11 @@ from tests.scripts.test_benchmark_train import TIMM
 ROOT = Path(__file__).parents[3]
 _NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "shared")
 _PUBLISHED = ("vit_small_patch16_224", "resnet50", "vit_small_patch16_dinov3.lvd1689m")
-_PUBLISHED += ("vit_base_patch16_dinov3.lvd1689m", "vit_base_patch16_224")
+_PUBLISHED += ("vit_base_patch16_dinov3.lvd1689m",)
 _RUNS = ("RUN", "RUN2", "RUN3", "RUN_A", "RUN_B", "SWEEP/a", "SWEEP/b", "output/RUN", "output/vit_digits-sweep-1/a")
 _RUNS += ("output/vit_digits-sweep-1/b", "output/vit_digits-20260101-12-00")
 _EVALUATION = "output/eval-other-20260102-12-00"
+_TINY = {"embed_dim": 48, "depth": 1, "num_heads": 3}
 _PYTHON = """#!/usr/bin/env bash
 if [[ "$1 $2" == "-m pip" ]]; then exit; fi
 eval "set -- \\"\\$@\\" $ADDED"
@@ -51,10 +54,9 @@ class Workshop:
         self._publish()
         (self.home / "pytorch-image-models").mkdir()
         (self.home / "pytorch-image-models/train.py").write_text(_TIMM)
-        recipe = [f"-cfg={ROOT / 'configs/vit_digits.yaml'}", "-device=cpu"]
         options = [*TINY_VIT, "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=256"]
-        self.run = self._start([*recipe, f"-output={root / 'runs'}", "-opts", *options])
-        self.evaluation = self._start(["-eval", f"-pretrained={self.run / 'best.pth'}", f"-output={root / 'evals'}"])
+        self.run = self._start("runs", f"-cfg={ROOT / 'configs/vit_digits.yaml'}", "-opts", *options)
+        self.evaluation = self._start("evaluations", "-eval", f"-pretrained={self.run / 'best.pth'}")
 
     def environment(self, added: str = "") -> dict[str, str]:
         """added: flags for each Python program of the command."""
@@ -72,8 +74,8 @@ class Workshop:
             if re.search(rf"(?<![\w-]){re.escape(name.rpartition('/')[0] if name[-2] == '/' else name)}\b", text):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 make(folder / name)
-        if plugin := re.search(r"```python\n(import random\n.*?)```", text, re.S):
-            (folder / "my_parts.py").write_text(plugin[1])
+        for name, content in re.findall(r"`(\w+\.(?:py|yaml))`:[^`]*```\w+\n(.*?)```", text, re.S):
+            (folder / name).write_text(content)
         return folder
 
     def _makers(self) -> dict[str, Callable[[Path], object]]:
@@ -82,11 +84,11 @@ class Workshop:
         return {
             **dict.fromkeys(_RUNS, lambda path: shutil.copytree(self.run, path)),
             _EVALUATION: lambda path: shutil.copytree(self.evaluation, path),
-            **dict.fromkeys(("flowers", "DIR", "DATA", "photos", "TEST", "CIFAR-10-images/train"), write_images),
-            **dict.fromkeys(("CIFAR-10-images/test", "imagenet/train", "imagenet/val"), write_images),
+            **dict.fromkeys(("flowers", "DIR", "DATA", "photos", "CIFAR-10-images/train"), write_images),
+            **dict.fromkeys(("CIFAR-10-images/test", "dataset/imagenet/train"), write_images),
             "Sign-Language-Digits-Dataset": lambda path: write_images(path / "Dataset", "abcd", 126),
-            "other_digits": lambda path: write_images(path, [str(digit) for digit in range(10)], 2),
-            **dict.fromkeys(("dataset/imagenet", "dataset/imagenet-r"), _write_imagenet),
+            **dict.fromkeys(("TEST", "other_digits"), lambda path: write_images(path, "0123456789", 2)),
+            **dict.fromkeys(("imagenet", "dataset/imagenet", "dataset/imagenet-r"), _write_imagenet),
             "dataset/caltech256": lambda path: write_images(path, [f"{n:03d}.class" for n in range(1, 258)], 3),
             "imagenet-tar": write_shards,
             "cat.jpg": lambda path: path.write_bytes(jpeg(0)),
@@ -94,6 +96,7 @@ class Workshop:
             f"PaddleViT/{cait}": lambda path: shutil.copy(family / "model.yaml", path),
             "P/CaiT/configs/cait_xxs24_224.yaml": lambda path: shutil.copy(family / "model.yaml", path),
             "cait_xxs24_224": lambda path: shutil.copy(family / "weights.pdparams", f"{path}.pdparams"),
+            "vit.pth": lambda path: torch.save(VisionTransformer(32, **_TINY).state_dict(), path),
             "weights.safetensors": lambda path: shutil.copy(self._file_of(_PUBLISHED[0]), path),
         }
 
@@ -121,11 +124,11 @@ class Workshop:
             (file.parents[2] / "refs/main").write_text("1")
             save_file(timm.create_model(name).state_dict(), file, metadata={"format": "pt"})
 
-    def _start(self, flags: Sequence[str]) -> Path:
-        command = [sys.executable, str(ROOT / "main_single_gpu.py"), *flags]
+    def _start(self, output: str, *flags: str) -> Path:
+        """Returns the folder of the run."""
+        command = [sys.executable, str(ROOT / "main_single_gpu.py"), f"-output={self.root / output}", *flags]
         subprocess.run(command, env=self.environment(), stdout=subprocess.DEVNULL, check=True)
-        (run,) = Path(flags[-1].removeprefix("-output=") if "evals" in flags[-1] else self.root / "runs").iterdir()
-        return run
+        return next((self.root / output).iterdir())
 
 
 def write_images(folder: Path, classes: Sequence[str] = ("cat", "dog"), count: int = 20) -> None:
@@ -139,7 +142,7 @@ def write_images(folder: Path, classes: Sequence[str] = ("cat", "dog"), count: i
         groups.append(f"{file},{number // 3}")
     if folder.name == "DIR":
         (folder / "train.csv").write_text("\n".join(table) + "\n")
-        (folder / "groups.csv").write_text("\n".join(groups) + "\n")
+        (folder.parent / "groups.csv").write_text("\n".join(groups) + "\n")
 
 
 def _write_imagenet(folder: Path) -> None:
