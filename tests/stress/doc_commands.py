@@ -33,7 +33,7 @@ REPLACED = (
     (r"/data/imagenet-tar", "imagenet-tar"),
     (r"=\.\.\./cait", "=PaddleViT/image_classification/CaiT/configs/cait"),
     (r"vit_base_patch16_224.pdparams", "tests/fixtures/paddlevit_small/vit.pdparams"),
-    (r"-cfg=\.\.\. -data_path=\.\.\.", "-cfg=tests/fixtures/paddlevit_small/vit.yaml -dataset=fake"),
+    (r"-cfg=\.\.\. -data_path=\.\.\.", "-cfg=tests/fixtures/paddlevit_small/vit.yaml -dataset=folder -data_path=TEST"),
     (r"-cfg=(\.\.\.|CONFIG.yaml)", "-cfg=configs/vit_digits.yaml"),
     (r"output/\.\.\.", "output/vit_digits-20260101-12-00"),
     (r"RUN \[RUN \.\.\.\]", "RUN RUN2"),
@@ -57,6 +57,7 @@ ADDED = (
     (r"^(?!.*(torchrun|distributed|-ngpus)).*main_multi", "-ngpus=2"),
     (r"-resume.* -epochs=100", "-epochs=3"),
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
+    (r"BATCH_SIZE=4096", "-opts DATA.GLOBAL_BATCH_SIZE=128"),
     (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),
     (r"test.sh", "tests/test_layers.py"),
     (r"benchmark_train", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2 {_TINY}"),
@@ -64,7 +65,7 @@ ADDED = (
     (r"benchmark_amp.*-accuracy", f"-seeds=1 -epochs=1 -modes=fp32 -batch_size=128 {_TINY}"),
     (r"benchmark_amp(?!.*-accuracy)", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -modes=fp32 -batch_size=2 {_TINY}"),
     (r"benchmark_gpu", f"-parts=O1 -minutes=5 -small_batch=2 -large_batch=2 -timed_images=8 {_TINY}"),
-    (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1"),
+    (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1 TRAIN.WARMUP_EPOCHS=1"),
     (r"transfer.py", "-seeds=1"),
     (r"fault_bench", "-only='worker killed'"),
     (r"endure.py saves", "-n 10"),
@@ -100,7 +101,10 @@ def main(argv: list[str]) -> int:
     reset_signals()
     with tempfile.TemporaryDirectory(prefix="pages-") as root, ThreadPoolExecutor(2) as pool:
         workshop = Workshop(Path(root))
-        runners = {page: Runner(workshop.make_folder(page), workshop.environment) for page in pages}
+        runners = {}
+        for page, commands in pages.items():
+            folder = workshop.make_folder(page, [adapted(command.text) for command in commands])
+            runners[page] = Runner(folder, workshop.environment)
         order = sorted(pages, key=lambda page: -len(pages[page]))
         try:
             results = list(pool.map(lambda page: run_page(runners[page], page.name, pages[page]), order))

@@ -22,8 +22,7 @@ ROOT = Path(__file__).parents[3]
 _NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "shared")
 _PUBLISHED = ("vit_small_patch16_224", "resnet50", "vit_small_patch16_dinov3.lvd1689m")
 _PUBLISHED += ("vit_base_patch16_dinov3.lvd1689m",)
-_RUNS = ("RUN", "RUN2", "RUN3", "RUN_A", "RUN_B", "SWEEP/a", "SWEEP/b", "output/RUN", "output/vit_digits-sweep-1/a")
-_RUNS += ("output/vit_digits-sweep-1/b", "output/vit_digits-20260101-12-00")
+_RUNS = ("RUN", "RUN2", "RUN3", "RUN_A", "RUN_B", "output/RUN", "output/vit_digits-20260101-12-00")
 _EVALUATION = "output/eval-other-20260102-12-00"
 _TINY = {"embed_dim": 48, "depth": 1, "num_heads": 3}
 _PYTHON = """#!/usr/bin/env bash
@@ -65,16 +64,16 @@ class Workshop:
         base = environment_of_user()
         return base | own | {"PATH": f"{self.bin}:{base['PATH']}"}
 
-    def make_folder(self, page: Path) -> Path:
-        """A copy of the project, with the names that the page uses."""
-        text, folder = page.read_text(), self.root / page.stem
+    def make_folder(self, page: Path, commands: Sequence[str]) -> Path:
+        """A copy of the project, with the files that the page shows, and the names in its commands."""
+        text, folder = "\n".join(commands), self.root / page.stem
         shutil.copytree(ROOT, folder, ignore=_NOT_COPIED)
         (folder / ".venv").symlink_to(self.bin.parent)
         for name, make in self._makers().items():
-            if re.search(rf"(?<![\w-]){re.escape(name.rpartition('/')[0] if name[-2] == '/' else name)}\b", text):
+            if re.search(rf"(?<![\w-]){re.escape(name)}\b", text):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 make(folder / name)
-        for name, content in re.findall(r"`(\w+\.(?:py|yaml))`:[^`]*```\w+\n(.*?)```", text, re.S):
+        for name, content in re.findall(r"`(\w+\.(?:py|yaml))`:[^`]*```\w+\n(.*?)```", page.read_text(), re.S):
             (folder / name).write_text(content)
         return folder
 
@@ -83,9 +82,10 @@ class Workshop:
         cait = "image_classification/CaiT/configs/cait_xxs24_224.yaml"
         return {
             **dict.fromkeys(_RUNS, lambda path: shutil.copytree(self.run, path)),
+            **dict.fromkeys(("SWEEP", "output/vit_digits-sweep-"), self._copy_two),
             _EVALUATION: lambda path: shutil.copytree(self.evaluation, path),
-            **dict.fromkeys(("flowers", "DIR", "DATA", "photos", "CIFAR-10-images/train"), write_images),
-            **dict.fromkeys(("CIFAR-10-images/test", "dataset/imagenet/train"), write_images),
+            **dict.fromkeys(("flowers", "DIR", "DATA", "photos"), write_images),
+            "CIFAR-10-images": lambda path: [write_images(path / split) for split in ("train", "test")],
             "Sign-Language-Digits-Dataset": lambda path: write_images(path / "Dataset", "abcd", 126),
             **dict.fromkeys(("TEST", "other_digits"), lambda path: write_images(path, "0123456789", 2)),
             **dict.fromkeys(("imagenet", "dataset/imagenet", "dataset/imagenet-r"), _write_imagenet),
@@ -99,6 +99,10 @@ class Workshop:
             "vit.pth": lambda path: torch.save(VisionTransformer(32, **_TINY).state_dict(), path),
             "weights.safetensors": lambda path: shutil.copy(self._file_of(_PUBLISHED[0]), path),
         }
+
+    def _copy_two(self, path: Path) -> None:
+        for number in range(2):
+            shutil.copytree(self.run, path / str(number))
 
     def _make_programs(self) -> None:
         self.bin.mkdir(parents=True)

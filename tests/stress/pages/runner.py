@@ -40,8 +40,9 @@ class Runner:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return f"does not end in {_LIMIT_SECONDS:g} s"
-        last = (self.folder / ".printed").read_text(errors="replace").strip().splitlines()[-3:]
-        return "" if ended == status else f"status {ended}: {' / '.join(last)[-500:]}"
+        lines = (self.folder / ".printed").read_text(errors="replace").strip().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")] or lines[-3:]
+        return "" if ended == status else f"status {ended}: {' / '.join(errors)[:500]}"
 
     def check(self, text: str) -> str:
         """Returns the problem of a command that does not run: a missing file of the project, a wrong flag or option."""
