@@ -70,7 +70,7 @@ class Workshop:
         shutil.copytree(ROOT, folder, ignore=_NOT_COPIED)
         (folder / ".venv").symlink_to(self.bin.parent)
         for name, make in self._makers().items():
-            if re.search(rf"(?<![\w-]){re.escape(name)}\b", text):
+            if re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", text):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 make(folder / name)
         for name, content in re.findall(r"`(\w+\.(?:py|yaml))`:[^`]*```\w+\n(.*?)```", page.read_text(), re.S):
