@@ -150,6 +150,12 @@ _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
     "MODEL.TUNE", "MODEL.FREEZE_BACKBONE",
 )  # fmt: skip
+_OF_ARCHITECTURE = ("MODEL.TYPE", "MODEL.EMBED_DIM", "MODEL.DEPTH")
+# They end a training, or change with the number of devices.
+_OF_LENGTH = (
+    "TRAIN.LAST_EPOCH", "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MAX_STEPS", "TRAIN.PATIENCE",
+    "TRAIN.ACCUM_ITER", "TRAIN.COMPILE", "TRAIN.TEACHER_WEIGHTS",
+)  # fmt: skip
 
 
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
@@ -165,22 +171,56 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     }
 
 
+def changes_training(key: str) -> bool:
+    """Returns whether the option changes how the weights are trained; the length of the training does not count."""
+    return key in ("AMP.ENABLED", "AMP.LEVEL", "AMP.DTYPE") or (
+        key.startswith(("TRAIN.", "LOSS.")) and key not in _OF_LENGTH
+    )
+
+
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
 
-    The keys are the data set, its fold, the model (MODEL without paths of weights, dropout and kernels) and SEED.
+    The keys are the data set, its fold, the model (MODEL without paths of weights, dropout and kernels) and SEED; of a
+    training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
     """
     try:
         before = with_defaults(read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
     for key, value in _values(config).items():
-        if key not in _OF_EXPERIMENT and (not key.startswith("MODEL.") or key in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)):
-            continue
-        follows_data, then = key == "MODEL.NUM_CLASSES" and value is None, before.get(key)
-        if not follows_data and _comparable(key, then) != _comparable(key, value):
+        then = before.get(key)
+        if _is_of_experiment(key, then, config) and _comparable(key, then) != _comparable(key, value):
             return f"{key} {shorten(then)}, this run has {shorten(value)}"
     return None
+
+
+def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
+    """then: the value of the other run."""
+    if key == "MODEL.NUM_CLASSES":
+        return config.model.num_classes is not None  # else it follows the data
+    if key in _OF_EXPERIMENT:
+        return True
+    if key.startswith("MODEL."):
+        return key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
+    if config.eval.enabled:
+        return False
+    if key == "NAME":
+        return None not in (config.name, then)
+    return changes_training(key) or (
+        key == "TRAIN.NUM_EPOCHS" and isinstance(then, int) and then > config.train.num_epochs
+    )
+
+
+def check_same_architecture(before: dict[str, Any], config: Config) -> None:
+    """Raises UserError if the run with the options `before`, by dotted key, cannot have weights for this model."""
+    values = _values(config)
+    for key in _OF_ARCHITECTURE:
+        if before.get(key) != values.get(key):
+            raise UserError(
+                f"-resume: the checkpoint has {key} {before.get(key)}, another model than this run, with "
+                f"{values.get(key)}; without -cfg the options of its run are used"
+            )
 
 
 def _comparable(key: str, value: Any) -> Any:

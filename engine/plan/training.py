@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.parts import check_plugins
-from configs.reading.checks import experiment_mismatch, with_defaults
+from configs.reading.checks import check_same_architecture, experiment_mismatch, with_defaults
 from configs.reading.command_line import Command
 from configs.reading.option_layers import RUN_OPTIONS
 from configs.reading.yaml_io import parse_value
@@ -139,12 +139,11 @@ def plan_training(
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger, lock)
     if config.model.resume and not found:
-        logger.info(f"----- Resume: no run in {config.save} has a checkpoint of this experiment; starting a new run")
+        other = "(-resume=RUN continues another)"
+        logger.info(f"----- Resume: no run in {config.save} is of this experiment; starting a new run {other}")
     facts, record = Facts(ranks), weights_record(config.model) if found is None else None
     if found:
-        options = parse_value(found.state["options"])
-        resumed, record = with_defaults(options), record_of(found.state, options)
-        check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
+        resumed, record = _options_of(found, config)
         facts = replace(facts, fitting_batch_size=resumed["DATA.BATCH_SIZE"])
     config = resolve(config, facts)  # a wrong global batch ends the run before the data is read
     followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
@@ -176,6 +175,15 @@ def plan_training(
         preprocessing=describe_preprocessing(followed),
         warnings=warnings(config, facts),
     )
+
+
+def _options_of(found: FoundCheckpoint, config: Config) -> tuple[dict[str, Any], WeightsRecord]:
+    """The options of the resumed run by dotted key, and what its checkpoint says of its training."""
+    options = parse_value(found.state["options"])
+    resumed = with_defaults(options)
+    check_same_architecture(resumed, config)
+    check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
+    return resumed, record_of(found.state, options)
 
 
 def _read(

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from configs.parts import running_plugins
-from configs.reading.checks import changed_options
+from configs.reading.checks import changed_options, changes_training
 from configs.reading.command_line import to_yaml
 from configs.reading.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, read_best
@@ -168,6 +168,11 @@ def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[
         if key in changed:
             then, fix = format_value(changed[key][0]), "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
+    if epoch == train.num_epochs and (unused := [key for key in changed if changes_training(key)]):
+        raise UserError(
+            f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done; train longer with "
+            "-epochs, or start a new run with -pretrained"
+        )
     if "TRAIN.LAST_EPOCH" in changed and train.last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {train.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > train.num_epochs:

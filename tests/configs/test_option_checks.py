@@ -13,7 +13,13 @@ MISMATCHES = {
     "MODEL.PRETRAINED=x.pth": None,
     "MODEL.RESUME=auto": None,
     "DATA.DATA_PATH=./data/": None,
-    "NAME=mine": None,
+    "NAME=mine": "NAME 'other', this run has 'mine'",
+    "TRAIN.BASE_LR=0.1": "TRAIN.BASE_LR 0.003, this run has 0.1",
+    "LOSS.NAME=bce": "LOSS.NAME 'cross_entropy', this run has 'bce'",
+    "AMP=true": "AMP.ENABLED False, this run has True",
+    "TRAIN.NUM_EPOCHS=299": "TRAIN.NUM_EPOCHS 300, this run has 299",
+    "TRAIN.NUM_EPOCHS=301": None,
+    "TRAIN.ACCUM_ITER=2": None,
 }
 
 
@@ -21,9 +27,15 @@ MISMATCHES = {
 def test_first_difference(tmp_path, option):
     argv = ["-dataset=csv", "-data_path=data"]
     folds = ", FOLDS: 5, FOLD: 0" if "FOLD" in option else ""
-    (tmp_path / "config.yaml").write_text(f"DATA: {{DATASET: csv, DATA_PATH: data{folds}}}")
+    (tmp_path / "config.yaml").write_text(f"NAME: other\nDATA: {{DATASET: csv, DATA_PATH: data{folds}}}")
     config = parse_command_line([*argv, "-opts", option]).config
     assert experiment_mismatch(tmp_path / "config.yaml", config) == MISMATCHES[option]
+
+
+def test_an_evaluation_ignores_options_of_the_training(tmp_path):
+    (tmp_path / "config.yaml").write_text("DATA: {DATASET: digits}\nTRAIN: {BASE_LR: 0.1}\nNAME: other")
+    config = parse_command_line(["-dataset=digits", "-eval", "-resume=auto"]).config
+    assert experiment_mismatch(tmp_path / "config.yaml", config) is None
 
 
 def test_keys_that_the_options_lack_had_their_defaults(tmp_path):

@@ -25,7 +25,8 @@ INVALID_CHANGES = {  # option -> what the error names
     "EVAL.BEST_METRIC=loss": r"EVAL\.BEST_METRIC.*null",
     "MODEL.TUNE=head": r"MODEL\.TUNE.*full.* -pretrained",
     "TRAIN.LAST_EPOCH=1": "-last_epoch 1.*epoch 0",
-    "MODEL.EMBED_DIM=32": "cls_token",
+    "MODEL.EMBED_DIM=32": r"MODEL\.EMBED_DIM 16.* 32",
+    "MODEL.MLP_RATIO=3": r"mlp\.fc1",
     "SEED=5": "SEED 0.* 5",
     "DATA.REPEATED_AUGMENTATION=3": r"DATA\.REPEATED_AUGMENTATION 1.* 3",
     "DATA.BALANCED_SAMPLING=true": r"DATA\.BALANCED_SAMPLING false.* true",
@@ -100,6 +101,10 @@ def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
     folder = train(argv, cpu)
     train([f"-resume={folder}"], cpu)
     assert "all 1 epochs are done" in capsys.readouterr().out
+    options = (folder / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"TRAIN\.BASE_LR: no effect"):
+        train([f"-resume={folder}", "-lr=0.1"], cpu)
+    assert (folder / "config.yaml").read_text() == options
     train([f"-resume={folder}", "-epochs=3", "-opts", "TRAIN.MAX_STEPS=30"], cpu)
     longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"], cpu)
     rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))
@@ -158,7 +163,7 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path, c
     resume_auto([*digits_argv, short, "SEED=1"], cpu)
     printed = capsys.readouterr().out
     assert f"----- Resume: passed over: {first}: SEED 0, this run has 1\n" in printed
-    assert "has a checkpoint of this experiment; starting a new run" in printed
+    assert "is of this experiment; starting a new run" in printed
     (second,) = run_folders(tmp_path / "out") - {first}
     assert read_json(first / STATUS)["state"] == "stopped"
     first.rename(first := first.with_name("train-20260101-12-00"))
