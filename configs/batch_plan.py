@@ -144,7 +144,7 @@ class EpochLayout:
         done: int = checkpoint["done_steps"]
         if done == 0 or saved.geometry == self.geometry:
             return done
-        alternative = "or resume from a checkpoint at the end of an epoch (epoch-*.pth)"
+        alternative = "or resume from a checkpoint at the end of an epoch (best.pth, epoch-*.pth)"
         for field, name in _SAME_IN_AN_EPOCH.items():
             before, now = getattr(saved, field), getattr(self, field)
             if before != now:

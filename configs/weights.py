@@ -173,7 +173,8 @@ def preprocessing_follows_weights(
         data = Data.model_validate(now | taken)
     except ValidationError as error:
         problem = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise UserError(f"DATA.{problem}, with {source}'s values of the other keys; write all of them") from None
+        fix = f"with {source}'s values of the other keys; write all of them, or take weights of this data"
+        raise UserError(f"DATA.{problem}, {fix}") from None
     family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
     of_family = {key for key, value in family.items() if now.get(key) == value}
     places = {source: taken, f"MODEL.TYPE {options.model.type}": of_family, "options": given, "default": _LOGGED}

@@ -16,7 +16,7 @@ from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
 from datasets.sources.groups import check_groups, with_groups
 from datasets.sources.samples import EncodedImages, Samples, check_names, number_by, number_of_classes
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.source import source_class
+from datasets.sources.source import Source, source_class
 from datasets.sources.split import Splitter
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
@@ -99,9 +99,17 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
 def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
     """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
-    found = broadcast_object(call_on_main(lambda: source_class(data.dataset).find_test(data), context), context)
+    found = broadcast_object(call_on_main(lambda: _existing_class(data).find_test(data), context), context)
     assert found is not None  # the main process has found it
     return found
+
+
+def _existing_class(data: Data) -> type[Source]:
+    """The class of the data set. Raises UserError as `source_class`; DATA_PATH is its default, which does not exist."""
+    kind, default = source_class(data.dataset), Data.model_fields["data_path"].default
+    if data.data_path == default and properties_of(data.dataset).has_files and not os.path.exists(default):
+        raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
+    return kind
 
 
 def _read(
@@ -113,7 +121,7 @@ def _read(
     predicts: bool,
     splitter: Splitter,
 ) -> list[Samples]:
-    kind, properties = source_class(data.dataset), properties_of(data.dataset)
+    kind, properties = _existing_class(data), properties_of(data.dataset)
     if not kind.reads_archive:
         refuse_archive(data.data_path)
     samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)

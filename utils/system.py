@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # torch is imported later
     import torch.distributed as dist
 
 _MIN_OPEN_FILES = 64  # torch's store waits for minutes where two ranks have fewer
+_REQUIRED = ("torch", "torchvision", "timm", "pydantic", "yaml", "tqdm", "numpy", "PIL", "safetensors")
 
 
 def why_unusable() -> str | None:
@@ -42,8 +43,8 @@ def why_unusable() -> str | None:
         return (
             f"ulimit -n is {open_files}: too few open files; raise it to at least {_MIN_OPEN_FILES} (ulimit -n 65536)"
         )
-    if importlib.util.find_spec("pydantic") is None:
-        return "pydantic is not installed; pip install -r requirements.txt (docs/install.md)"
+    if missing := ", ".join(_pip_name(module) for module in _REQUIRED if not is_installed(module)):
+        return f"not installed: {missing}; source .venv/bin/activate, or pip install -r requirements.txt"
     return None
 
 
@@ -102,7 +103,9 @@ def busy_note() -> str | None:
     return note if load > cores else None
 
 
-_PIP_NAMES = {"sklearn": "scikit-learn", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13"}
+_PIP_NAMES = {
+    "PIL": "pillow", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13", "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
 # By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
 _FEATURES = {
     "tensorboard": ("curves", ("train", "probe", "dry_run")),

@@ -29,7 +29,7 @@ from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.section import MAX_NAME_CHARS
 from configs.weights import add_weight_options
-from utils.errors import UserError, did_you_mean
+from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.files import absolute_file
 from utils.processes.launcher import check_local_rank
 
@@ -121,8 +121,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     recipe = Path(arguments.cfg) if arguments.cfg else None
     replaced = [f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced]
     layers = _read_layers(arguments, recipe, evaluates=bool(arguments.eval or prediction))
-    for option in set_options:
-        _add_option(layers, option, "-set")
+    _add_options(layers, set_options, "-set")
     plugin_notes = add_plugins(layers, arguments.plugin)
     check_family(layers)
     layer_notes = [note for rule in LAYER_RULES for note in rule(layers)]
@@ -161,6 +160,12 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
             parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
         if flag.endswith((".yaml", ".yml")):
             parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
+        is_word = not flag.startswith("-")
+        if is_word and flag.isupper() and "=" in unknown[0]:
+            raise UserError(f"{flag}: is a key, not a flag; write -opts {unknown[0][:80]}")
+        flags = [one for one in argv[: argv.index(unknown[0])] if one.startswith("-")] if is_word else []
+        if flags and (last := flags[-1].lstrip("-").partition("=")[0]) in ("predict", "embed"):
+            raise UserError(f"{unknown[0][:80]}: -{last} takes one path; give an image, a folder or a list")
         if arguments.resume and os.path.exists(unknown[0]):
             parser.error(f"{unknown[0]}: is no flag; to name several runs, write -resume RUN RUN2 without '='")
         if key := key_of_flag(flag):
@@ -198,9 +203,20 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
             layers.add_key("EVAL.ENABLED", True, f"-{name}")
     if arguments.amp_dtype:
         layers.add_key("AMP.ENABLED", True, "-amp_dtype")
-    for option in arguments.opts:
-        _add_option(layers, option, "-opts")
+    _add_options(layers, arguments.opts, "-opts")
     return layers
+
+
+def _add_options(layers: OptionLayers, options: Sequence[str], flag: str) -> None:
+    """Adds KEY=VALUE of a flag. Raises UserError: a line for each mistake."""
+    mistakes = list[Finding]()
+    for option in options:
+        try:
+            _add_option(layers, option, flag)
+        except UserError as error:
+            mistakes.append(error)
+    if mistakes:
+        raise combine_findings(f"{len(mistakes)} options are wrong:", mistakes)
 
 
 def _add_option(layers: OptionLayers, option: str, flag: str) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from configs.parts import TABLES
+from configs.reading.checks import key_of_flag
 from configs.reading.layer_rules import LAYER_RULES
 from configs.rules import FACT_RULES, RULES
 from configs.schema import Config
@@ -64,6 +65,7 @@ def print_help(topic: str) -> None:
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:
         near = did_you_mean(topic, {key.name for key in keys} | {key.section for key in keys} - {""})
+        near = f"; use {other}" if (other := key_of_flag(topic.rpartition(".")[2])) else near
         raise UserError(f"-h {topic[:80]}: no such key or section{near or '; docs/options.md lists all keys'}")
     for key in found:
         models = f"; MODEL.TYPE {', '.join(key.types)}" if key.types else ""

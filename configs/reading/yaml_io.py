@@ -22,6 +22,7 @@ _MAX_NUMBER_CHARS, _MAX_KEY_CHARS = 100, 100
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
+_NO_MAPPING = "mapping values are not allowed here"  # PyYAML names the line after the mistake
 _TAGS = ("null", "bool", "int", "float", "str", "map", "seq")
 _NULL, _BOOL, _INT, _FLOAT, _STR, _MAP, _SEQ = (f"tag:yaml.org,2002:{name}" for name in _TAGS)
 _READERS: dict[str, Callable[[str], Any]] = {
@@ -90,7 +91,9 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
         raise UserError(f"{path}: is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
+        problem = error.problem or error.context
+        hint = "; check the colon and the indent, also of the line above" if problem == _NO_MAPPING else ""
+        raise UserError(f"{path}:{mark.line + 1 if mark else 1}: {problem}{hint}") from None
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an invalid escape or %YAML version
         raise UserError(f"{path}: is not valid YAML: {str(error).splitlines()[0]}") from None
 

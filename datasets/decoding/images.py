@@ -74,7 +74,7 @@ def pillow_formats(kind: str | None) -> tuple[str, ...]:
     return ("AVIF",) if kind == "AVIF" else FORMATS
 
 
-HOW_TO_SKIP = "to skip such images, set DATA.ON_BAD_IMAGE=skip"
+HOW_TO_SKIP = "to skip such images: -opts DATA.ON_BAD_IMAGE=skip"
 _COLUMNS = ("path", "reason")
 
 

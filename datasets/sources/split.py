@@ -103,7 +103,7 @@ class Splitter:
                 is_val |= in_groups
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
-                problem = "the run had a validation split, which is missing; restore it"
+                problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
         elif groups:
             is_val, findings, notes = self._hold_out_groups(groups, strata)
             problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"

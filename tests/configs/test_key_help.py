@@ -46,6 +46,10 @@ def test_help_on_rules_has_each_rule(capsys):
     assert all(rule.__doc__.partition("\n")[0] in printed for rule in (*RULES, *FACT_RULES))
 
 
-def test_an_unknown_key_is_one_line_with_the_nearest():
-    with pytest.raises(UserError, match=r"TRAIN.BASE_LT.*TRAIN\.BASE_LR"):
-        parse_command_line(["-h", "TRAIN.BASE_LT"])
+@pytest.mark.parametrize(
+    ("topic", "key"),
+    [("TRAIN.BASE_LT", "TRAIN.BASE_LR"), ("TRAIN.LR", "TRAIN.BASE_LR"), ("epochs", "TRAIN.NUM_EPOCHS")],
+)
+def test_an_unknown_key_is_one_line_with_the_nearest(topic, key):
+    with pytest.raises(UserError, match=f"{topic.upper()}.* {key}"):
+        parse_command_line(["-h", topic])

@@ -121,6 +121,7 @@ YAML_MISTAKES = {
     "yes for a bool": ("EVAL: yes", r":1: EVAL is 'yes'"),
     "nothing left": ("TRAIN: {LAST_EPOCH: 300}", r":1: TRAIN.LAST_EPOCH 300 of NUM_EPOCHS 300: no epoch is left"),
     "out of range": ("DATA: {BATCH_SIZE: 0}", r":1: DATA.BATCH_SIZE is 0: .*greater than or equal to 1"),
+    "no colon": ("TRAIN:\n  BASE_LR 1\n  NUM_EPOCHS: 3", r":3: .* line above$"),
     "twice": ("SEED: 1\nSEED: 2", r":2: SEED is given twice, first in line 1"),
     "alias": ("SEED: &a 1\nSAVE_FREQ: *a", r":2: aliases are not allowed"),
     "tag": ("SAVE: !!python/name:os.system", r":1: the tag .* is not allowed"),
@@ -175,6 +176,13 @@ FLAG_MISTAKES = {
 def test_mistakes_in_flags(mistake):
     argv, expected = FLAG_MISTAKES[mistake]
     assert re.search(expected, error_of(*argv)), error_of(*argv)
+
+
+def test_all_wrong_keys_of_opts_are_named():
+    with pytest.raises(UserError) as error:
+        parse_command_line(["-opts", "A.B=1", "SEED=3", "SEED", "SAVE=[", "C=1"])
+    headline, *lines = str(error.value).splitlines()
+    assert headline == "4 options are wrong:" and all(map(str.__contains__, lines, ("A.B", "SEED:", "'['", "C")))
 
 
 def test_mistakes_in_a_base_file_name_that_file(tmp_path):

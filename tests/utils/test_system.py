@@ -71,10 +71,14 @@ def test_too_little_memory_for_torch_is_one_line():
     assert done.returncode == 1 and re.fullmatch(r"error: ulimit -v is 500000\b.* raise .*\n", done.stderr)
 
 
-def test_a_missing_required_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert why_unusable().startswith("pydantic is not installed")
+def test_missing_required_packages(monkeypatch):
+    for module in ("safetensors", "PIL"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert re.match("not installed: pillow, safetensors; .*activate", why_unusable())
+    for module in system._REQUIRED:
+        monkeypatch.setitem(sys.modules, module, None)
+    lines = (ROOT / "requirements.txt").read_text().partition("# Optional")[0].splitlines()[1:]
+    assert f": {', '.join(line.partition('>')[0] for line in lines)}; " in why_unusable()
 
 
 @pytest.fixture

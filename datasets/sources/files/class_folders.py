@@ -63,7 +63,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
         num_findings, undecodable = len(found.findings), found.undecodable.copy()
         images = _images_in(root / name, found, {root.resolve()})
         if not images and len(found.findings) == num_findings:
-            problem = f"contains no images ({' '.join(IMAGE_EXTENSIONS)}); add images or remove the folder"
+            problem = f"contains no images ({' '.join(IMAGE_EXTENSIONS)}); add images, or check -data_path"
             for kind in found.undecodable - undecodable:
                 problem = f"all of its images are {kind}; {missing_decoder(kind)}"
             found.findings.append(f"{root / name}: {problem}")
@@ -103,7 +103,8 @@ def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
     names = sorted(name for name in _list(root)[0] if name not in excluded and not _is_hidden(name))
     if not names:
         shards = "it contains tar shards: use -dataset=tar" if next(root.glob("*.tar"), None) else ""
-        fix = shards or use_table(root) or "put the images of each class into a separate folder"
+        fix = f"put the images of each class into a separate folder; to label unsorted images: -predict {root}"
+        fix = shards or use_table(root) or fix
         raise UserError(f"{root}: contains no folders; {fix}")
     return names
 

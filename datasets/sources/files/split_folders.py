@@ -6,6 +6,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from configs.schema import Data
@@ -15,7 +16,7 @@ from datasets.sources.samples import Samples, list_names
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import find_split_names, split_listing
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
 
 _SPLIT_IN_NAME = re.compile("(?<![a-z])(train|val|test)")  # trainset, val2017; not contest
 _MAX_TRIED = 10  # folders in which images are looked for
@@ -42,12 +43,13 @@ class SplitFolders:
             raise UserError(f"{self.root}: has no folder {split} beside {names}; add it, or choose another split")
         splits = {folder.name for folder in self.folders.values() if folder != self.root}
         listing = read_class_folders(self.folders[split], splits if self.folders[split] == self.root else ())
-        other = "val" if split == "train" else split
-        folders = [self.folders[of] for of in ("train", other) if of in self.folders]
-        classes = [set(map(to_nfc, class_folders_in(folder, splits))) for folder in folders]
+        pair = [of for of in ("train", "val" if split == "train" else split) if of in self.folders]
+        classes = {of: set(map(to_nfc, class_folders_in(self.folders[of], splits))) for of in pair}
         listing.findings += self.findings + [
-            f"{self.root}: class folder {name!r} is only in one of train and {other}; add or remove it"
-            for name in sorted(classes[0] ^ classes[-1])
+            f"{self.root}: class folder {name!r} is in {one}, not in {other}; add or remove it"
+            f"{did_you_mean(name, classes[other] - classes[one])}"
+            for one, other in permutations(pair, 2)
+            for name in sorted(classes[one] - classes[other])
         ]
         listing.notes[:0] = self.notes
         return listing

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
+from configs.schema import Data
+from datasets.registry import has_test_split, read_samples
 from datasets.sources.files import class_folders
 from datasets.sources.files.class_folders import read_class_folders
 from datasets.sources.files.split_folders import ClassFolders
 from datasets.sources.source import source_class
+from utils.errors import UserError
 
 
 def test_folder_with_train_and_val(tmp_path):
@@ -61,12 +64,23 @@ def test_links_are_followed_but_never_up(tmp_path):
 
 def test_bad_folders_are_refused(tmp_path):
     given = options(tmp_path)
-    assert_refused(lambda: ClassFolders(given).read("train"), f"{tmp_path}: contains no folders", "put the images")
+    assert_refused(
+        lambda: ClassFolders(given).read("train"), f"{tmp_path}: contains no folders", f"-predict {tmp_path}"
+    )
     write_classes(tmp_path / "train", cat=1)
     write_classes(tmp_path / "train", dog=1)
     assert_refused(lambda: ClassFolders(given).read("val"), f"{tmp_path}: no class has two images", "add a val split")
     (tmp_path / "val" / "cat" / "/".join("d" * 200)).mkdir(parents=True)
     assert_refused(lambda: ClassFolders(given).read("val"), f"{tmp_path}/val/cat/", "100 folders deep")
+
+
+@pytest.mark.parametrize("dataset", ["folder", "imagenet2012", "tar"])
+def test_a_missing_default_folder_names_the_flag(dataset, cpu, monkeypatch):
+    monkeypatch.setattr("os.path.exists", lambda path: False)
+    data = Data.model_validate({"DATASET": dataset})
+    for read in (has_test_split, lambda *given: read_samples(given[0], None, given[1], "train", "val")):
+        with pytest.raises(UserError, match=f"^{data.data_path}: .* give -data_path=FOLDER$"):
+            read(data, cpu)
 
 
 def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):

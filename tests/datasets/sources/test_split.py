@@ -77,7 +77,7 @@ def test_images_of_the_training_are_named():
     assert part(PATHS, "all", run)[1][0].startswith("Warning: 18 of 20 image(s) to evaluate")
     assert not part([*PATHS[:2], "a/x.jpg"], "all", run)[1]  # other data, of which some names are the same
     assert part(["a/x.jpg", "a/y.jpg"], "val", run)[1][0].startswith("DIR: has none of the 2 images that the run held")
-    assert part(PATHS, "val", RunSplit(0, 0.1, ()))[1][0].startswith("DIR: the run had a validation split")
+    assert part(PATHS, "val", RunSplit(0, 0.1, ()))[1][0].startswith("DIR: has no validation split, unlike")
 
 
 def test_weights_without_a_list_are_warned_about():

@@ -151,7 +151,16 @@ def test_a_folder_test_beside_train_is_read_with_the_same_labels(tmp_path):
     test = ClassFolders(given).read("test")
     assert (test.class_names, test.targets.tolist(), test.findings) == (["cat", "dog"], [0, 1, 1, 1], [])
     write_classes(tmp_path / "test", emu=1)
-    assert_refused(lambda: ClassFolders(given).read("test"), "class folder 'emu' is only in one of train and test")
+    assert_refused(lambda: ClassFolders(given).read("test"), "class folder 'emu' is in test, not in train")
+
+
+def test_a_class_with_another_name_in_val_is_named_with_the_similar_one(tmp_path):
+    make(tmp_path, "train: cat dog", "val: cat dogs emu")
+    assert [line.partition("folder ")[2] for line in ClassFolders(options(tmp_path)).read("val").findings] == [
+        "'dog' is in train, not in val; add or remove it; did you mean dogs?",
+        "'dogs' is in val, not in train; add or remove it; did you mean dog?",
+        "'emu' is in val, not in train; add or remove it",
+    ]
 
 
 def test_a_folder_test_beside_class_folders_is_no_class(tmp_path):
@@ -163,7 +172,7 @@ def test_a_folder_test_beside_class_folders_is_no_class(tmp_path):
         samples = ClassFolders(given).read(split)
         assert (samples.class_names, len(samples), samples.findings) == (["cat", "dog"], count, [])
     write_classes(tmp_path, emu=2)
-    assert_refused(lambda: ClassFolders(given).read("test"), "class folder 'emu' is only in one of train and test")
+    assert_refused(lambda: ClassFolders(given).read("test"), "class folder 'emu' is in train, not in test")
 
 
 def test_test_images_without_labels_are_not_evaluated(tmp_path):
