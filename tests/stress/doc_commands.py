@@ -35,11 +35,10 @@ REPLACED = (
     (r"vit_base_patch16_224.pdparams", "tests/fixtures/paddlevit_small/vit.pdparams"),
     (r"-cfg=\.\.\. -data_path=\.\.\.", "-cfg=tests/fixtures/paddlevit_small/vit.yaml -dataset=folder -data_path=TEST"),
     (r"-cfg=(\.\.\.|CONFIG.yaml)", "-cfg=configs/vit_digits.yaml"),
-    (r"output/\.\.\.", "output/vit_digits-20260101-12-00"),
     (r"RUN \[RUN \.\.\.\]", "RUN RUN2"),
     (r"(main_multi_gpu.py)( \.\.\.|$)", r"\1 -cfg=configs/vit_digits.yaml"),
     (r" \.\.\.", " -dataset=fake"),
-    (r"DIR/images", "DIR"),
+    (r"DIR/images|DIR/train(?= )", "DIR"),
     (r"-data_path=URL", "-data_path=$(cat url)"),
     (r"range_server.py shards 10 &", "range_server.py shards 10 >url & sleep 5"),
     (r"torchrun (--standalone )?--nproc_per_node=\d", "torchrun --standalone --nproc_per_node=2"),
@@ -57,13 +56,17 @@ ADDED = (
     (r"^(?!.*(torchrun|distributed|-ngpus)).*main_multi", "-ngpus=2"),
     (r"-resume.* -epochs=100", "-epochs=3"),
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
+    (r"-model=(local-dir|test_vit)|main.*CIFAR", "-batch_size=4"),
     (r"BATCH_SIZE=4096", "-opts DATA.GLOBAL_BATCH_SIZE=128"),
     (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),
     (r"test.sh", "tests/test_layers.py"),
     (r"benchmark_train", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2 {_TINY}"),
     (r"benchmark_input", f"-rounds=1 -seconds=0.1 -batch_size=4 {_TINY}"),
-    (r"benchmark_amp.*-accuracy", f"-seeds=1 -epochs=1 -modes=fp32 -batch_size=128 {_TINY}"),
-    (r"benchmark_amp(?!.*-accuracy)", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -modes=fp32 -batch_size=2 {_TINY}"),
+    (r"benchmark_amp.*-accuracy", "-seeds=1 -epochs=1 -modes=fp32 -batch_size=128"),
+    (r"benchmark_amp(?!.*-accuracy)", "-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2"),
+    (r"benchmark_amp(?!.*(-table|-accuracy))", "-modes=fp32"),
+    (r"benchmark_amp", "-opts DATA.IMAGE_SIZE=32"),
+    (r"benchmark_amp(?!.*caltech256)", _TINY),
     (r"benchmark_gpu", f"-parts=O1 -minutes=5 -small_batch=2 -large_batch=2 -timed_images=8 {_TINY}"),
     (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1 TRAIN.WARMUP_EPOCHS=1"),
     (r"transfer.py", "-seeds=1"),
@@ -95,7 +98,8 @@ def main(argv: list[str]) -> int:
     flags = parser("Runs the commands of README.md and docs/.")
     flags.add_argument("-only", default="", metavar="REGEX", help="only pages whose name matches")
     flags = flags.parse_args(argv)
-    pages = {page: read_commands(page) for page in find_pages() if re.search(flags.only, page.name)}
+    every = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = {page: read_commands(page) for page in every if re.search(flags.only, page.name)}
     if not pages:
         raise UserError(f"-only {flags.only}: matches no page")
     reset_signals()
@@ -112,11 +116,19 @@ def main(argv: list[str]) -> int:
             pool.shutdown(wait=False, cancel_futures=True)
             for runner in runners.values():
                 runner.close()
+    if not flags.only:
+        results.append(check_tables([command.text for commands in pages.values() for command in commands]))
     return report(results, flags.json)
 
 
-def find_pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+def check_tables(texts: list[str]) -> Result:
+    """Finds the entries of the tables that no command needs."""
+    result, changed = Result("commands: tables", 0), [adapted(text) for text in texts]
+    for table, where in ((NOT_RUN, texts), (REPLACED, texts), (ADDED, changed)):
+        result.cases += len(table)
+        unused = [pattern for pattern, _ in table if not any(re.search(pattern, text, re.S) for text in where)]
+        result.failures += [f"matches no command: {pattern}" for pattern in unused]
+    return result
 
 
 def run_page(runner: Runner, name: str, commands: list[Command]) -> Result:
