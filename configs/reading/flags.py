@@ -75,7 +75,7 @@ FLAGS = {
         Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
         Flag("resume", ("MODEL.RESUME",), str, "a file, a run folder, or auto; -predict: several", nargs="+"),
         Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
-        Flag("name", ("NAME",), str, "name of the run's folder"),
+        Flag("name", ("NAME",), str, "the run's folder is X-DATE-TIME in -output"),
     ),
 }
 # Of timm, torchvision, Colossal-AI and PyTorch's examples; their words with dashes have `_` here.

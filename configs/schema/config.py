@@ -40,7 +40,7 @@ class Evaluation(Section):
 class Config(Section):
     """All options of a run, checked and frozen."""
 
-    name: Name | None = option(None, "name of the run's folder; null: the name of the recipe")
+    name: Name | None = option(None, "the run's folder is NAME-DATE-TIME in SAVE; null: the name of the recipe")
     save: Path = option("./output", "output folder; each run creates a folder in it")
     save_freq: int = option(10, "epochs between checkpoints", ge=1)
     save_freq_steps: int | None = option(None, "steps between additional checkpoints; null: off", ge=1)

@@ -96,8 +96,11 @@ def find_checkpoint(
     if runs := [folder.name for folder in _runs_newest_first(named)] if named and not refused else []:
         raise UserError(f"-resume {resume}: is a folder of {len(runs)} runs; give one of them: {list_names(runs)}")
     if not refused:
-        problem = "no such file or folder" if named and not os.path.exists(named) else "no checkpoint found"
-        raise Unavailable(f"-resume {resume}: {problem}; give a .pth file, the folder of a run, or auto")
+        problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
+        if named and not os.path.exists(named):
+            problem, others = "no such file or folder", _runs_newest_first(named.parent)
+            fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)
+        raise Unavailable(f"-resume {resume}: {problem}; {fix}")
     several = f"none of {len(refused)} checkpoints is valid: " if len(refused) > 1 else ""
     kind = UserError if all(error.status == REFUSED for error in refused) else Unavailable
     raise kind(f"{several}{refused[0]}")

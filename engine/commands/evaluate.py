@@ -52,5 +52,6 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         write_result(folder, replace(result, **figures))
         score = f"{plan.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
         score += class_figures(read_contents(folder))
+        score += "".join(f"\n      {note}" for note in samples.notes if note.startswith("Warning"))
         logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
     return 0

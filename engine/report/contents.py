@@ -63,6 +63,7 @@ class RunContents:
 
     Attributes:
         options: all options by dotted key. recipe: the options of the recipe; None if the run does not know it.
+        earlier: the options up to a step, by this step, where a resumed run changed them.
         epochs, steps: rows of `metrics.csv`, none for an evaluation, and of `steps.csv`.
         status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
         classes: the content of `classes.json`. problems: a line for each file that cannot be read.
@@ -74,6 +75,7 @@ class RunContents:
     folder: Path
     options: dict[str, Any]
     recipe: dict[str, Any] | None
+    earlier: dict[int, dict[str, Any]]
     epochs: Rows
     steps: Rows
     status: dict[str, Any]
@@ -214,6 +216,11 @@ def read_contents(folder: Path) -> RunContents:
         folder=folder,
         options=options,
         recipe=read(RECIPE_OPTIONS, _read_options, None),
+        earlier={
+            int(path.stem[12:]): read(path.name, _read_options, options)
+            for path in sorted(folder.glob("config-step-*.yaml"), key=lambda path: (len(path.name), path.name))
+            if path.stem[12:].isdecimal()
+        },
         epochs=epochs,
         steps=read("steps.csv", read_rows, []),
         status=status,

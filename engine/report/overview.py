@@ -1,17 +1,23 @@
 """The head of a page: state, result, model and data; and the verdict on a run.
 
-The verdict is the line at the end of a run whose model is worse than the pixel baseline, or has not been trained
-enough.
+The verdict is the line at the end of a run whose model is worse than the pixel baseline or than its raw weights, has
+not been trained enough, or overfits.
 """
 
+import json
 import math
 import shlex
+from pathlib import Path
 from typing import Any
 
 from configs.data_sets import properties_of
+from configs.reading.checks import differing_from_defaults
+from configs.reading.option_layers import RUN_OPTIONS
+from configs.weights import PLACE, SPLIT
 from engine.report.contents import RunContents
 from engine.report.formats import duration, gigabytes, number, option, percent
-from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, TrainingData
+from engine.report.tables import OPTIONS_OF_RUN
+from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Start, TrainingData
 from engine.run.result import BASELINES, points
 from utils.metric_table import METRICS
 from utils.tables import to_float
@@ -93,9 +99,8 @@ def status_of(run: RunContents) -> tuple[str, str]:
         case "running" | "stopping":
             return f"The run was in progress when this page was written. Last status: {status.get('updated')}.", ""
         case "killed":
-            command = f"python main_single_gpu.py -resume={shlex.quote(str(run.folder))}"
             reason = "The process ended before the run did, without a reason in status.json."
-            return reason, resume if run.plugins else command
+            return reason, _command(run, f"-resume={run.folder.absolute()}")
     return "The state of the run is not known: it has no status.json.", ""
 
 
@@ -122,7 +127,7 @@ def details_of(run: RunContents) -> dict[str, str]:
     if run.is_evaluation:
         details["Test-time augmentation"] = str(options["EVAL.TTA"])
     else:
-        details |= {"Training": _training(run), "Started": _started(run)}
+        details |= {"Training": _training(run), "Options changed": _changes(run), "Started": _started(run)}
     if environment := facts.get(Environment):
         hosts, variables = dict.fromkeys(environment.hosts), environment.variables.items()
         details |= {"Environment": str(environment), "Hosts": ", ".join(hosts), "Command": environment.command}
@@ -177,6 +182,16 @@ def _batch_size(run: RunContents) -> str:
     return shown[0]
 
 
+def _changes(run: RunContents) -> str:
+    """'at step 1,144: DATA.BATCH_SIZE 32 → 64' of a resumed run."""
+    stages, texts = [*run.earlier.values(), run.options], []
+    for step, before, after in zip(run.earlier, stages, stages[1:], strict=False):
+        differing = [key for key in before if key in after and before[key] != after[key] and key not in OPTIONS_OF_RUN]
+        changes = ", ".join(f"{key} {option(before[key])} → {option(after[key])}" for key in differing)
+        texts += [f"at step {step:,}: {changes}"] if changes else []
+    return "; ".join(texts)
+
+
 def _started(run: RunContents) -> str:
     started, resumes = str(run.status.get("started") or ""), run.facts.starts - 1
     if started and resumes > 0:
@@ -184,7 +199,7 @@ def _started(run: RunContents) -> str:
     return started
 
 
-_RISE, _MAX_GAP = 2.0, 2.0  # percentage points: in the last fifth of the epochs; of training above validation
+_RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 20.0  # points: in the last fifth of the epochs; training above validation
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
 
@@ -201,18 +216,30 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     evaluated = [row for row in run.epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
     rises = _rises(val) and not run.status.get("stopped_early")
-    longer = f"-resume={shlex.quote(str(run.folder))} -epochs={2 * options['TRAIN.NUM_EPOCHS']}"
-    script = f"python main_{'multi' if run.status.get('world_size', 1) > 1 else 'single'}_gpu.py"
+    longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
     baseline, name = max((run.measured(name) or 0.0, name.replace("_", " ")) for name in BASELINES)
-    if top1 < baseline and run.metric.name in ("top1", "top5", "loss") and not any(options[key] for key in _WEIGHTED):
+    is_below = top1 < baseline and run.metric.name in ("top1", "top5", "loss")
+    is_below = is_below and not any(options[key] for key in _WEIGHTED)
+    average, raw = map(run.measured, ("average_score", "raw_score"))
+    lag = 0.0 if average is None or raw is None else run.metric.sign * (raw - average)
+    if lag > _MAX_GAP and not (is_below and (raw or 0.0) < baseline):
+        scores = f"{run.metric.title} {run.metric.text(average)} against {run.metric.text(raw)}"
+        again = _command(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts", "TRAIN.MODEL_EMA_WARMUP=true")
+        text = f"The average of the weights is worse than the raw weights of the last epoch: {scores}."
+        return text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else again
+    if is_below:
         text = f"The model is worse than the {name}: top-1 {percent(top1)} against {percent(baseline)}."
         if not rises and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."
-        return text, f"{script} {longer if rises else _pretrained(run)}"
+        return text, longer if rises else _pretrained(run)
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
     if rises and is_plain and _rises(train) and train[-1] <= val[-1] + _MAX_GAP:
         figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])} still rise"
-        return f"The model underfits: {figures}.", f"{script} {longer}"
+        return f"The model underfits: {figures}.", longer
+    best, epochs = run.best, len(run.epochs)
+    if is_plain and best and train and epochs > 8 and 3 * best[0] <= epochs and train[-1] > val[-1] + _OVERFITS:
+        figures = f"training top-1 {percent(train[-1])}, validation top-1 {percent(val[-1])}"
+        return f"The model overfits: best epoch {best[0]} of {epochs}, at the end {figures}.", _pretrained(run)
     return "", ""
 
 
@@ -221,8 +248,22 @@ def _rises(values: list[float]) -> bool:
     return len(values) > 2 and sum(values[-fifth:]) - sum(values[-2 * fifth : -fifth]) >= _RISE * fifth
 
 
+_OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "COLUMNS", "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
+_OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
+
+
 def _pretrained(run: RunContents) -> str:
-    """The flags of a probe on the same data; after a probe, of a fine-tuning."""
-    dataset, recipe = run.options["DATA.DATASET"], "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
-    path = f" -data_path={shlex.quote(run.options['DATA.DATA_PATH'])}" if properties_of(dataset).has_files else ""
-    return f"-cfg=configs/{recipe}.yaml -dataset={dataset}{path}"
+    """The command of a probe on the same data, read with the same options; after a probe, of a fine-tuning."""
+    recipe = "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
+    differing = differing_from_defaults(run.options).items()
+    options = {key: value for key, (value, _) in differing if key in _OF_DATA}
+    flags = [f"-cfg={Path(__file__).parents[2] / 'configs' / recipe}.yaml", f"-dataset={run.options['DATA.DATASET']}"]
+    paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
+    flags += [f"-{flag}={options.pop(key)}" for flag, key in paths.items() if key in options]
+    texts = (value if isinstance(value, str) and value.isalpha() else json.dumps(value) for value in options.values())
+    return _command(run, *flags, *(["-opts", *map("=".join, zip(options, texts, strict=True))] if options else []))
+
+
+def _command(run: RunContents, *flags: str) -> str:
+    """The command line with these flags for the script of the run, its number of processes and its device."""
+    return f"{(run.facts.get(Start) or Start('', 0)).program} {shlex.join(flags)}"

@@ -16,7 +16,7 @@ from utils.metric_table import METRICS
 from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
-_OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
+OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "class": "class", "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall",
     "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP",
@@ -29,7 +29,7 @@ Cell = tuple[str, str]  # as shown, and to sort by; '' for no value
 def options_off_defaults(run: RunContents) -> dict[str, tuple[Any, Any]]:
     """(value, default) by dotted key of the options that differ from the defaults."""
     differing = differing_from_defaults(run.options)
-    return {key: pair for key, pair in differing.items() if key not in _OPTIONS_OF_RUN}
+    return {key: pair for key, pair in differing.items() if key not in OPTIONS_OF_RUN}
 
 
 def options_off_recipe(run: RunContents) -> dict[str, tuple[Any, Any]] | None:
@@ -37,12 +37,12 @@ def options_off_recipe(run: RunContents) -> dict[str, tuple[Any, Any]] | None:
     if run.recipe is None:
         return None
     pairs = {key: (value, run.recipe.get(key, value)) for key, value in run.options.items()}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and key not in _OPTIONS_OF_RUN}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and key not in OPTIONS_OF_RUN}
 
 
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
     """The values of each run by dotted key, for the options whose values are not the same in all runs."""
-    keys = sorted({key for run in runs for key in run.options}.difference(_OPTIONS_OF_RUN))
+    keys = sorted({key for run in runs for key in run.options}.difference(OPTIONS_OF_RUN))
     values = {key: [run.options.get(key) for run in runs] for key in keys}
     return {key: given for key, given in values.items() if any(one != given[0] for one in given)}
 

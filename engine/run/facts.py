@@ -24,10 +24,14 @@ SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the run, new or resumed. steps_done: optimizer steps before it."""
+    """A start of the run, new or resumed. steps_done: optimizer steps before it.
+
+    program: the command line without the flags of the run, for any folder; a default in runs of older versions.
+    """
 
     folder: str
     steps_done: Count
+    program: str = "python main_single_gpu.py"
 
     def __str__(self) -> str:
         return f"Output: {self.folder}"

@@ -86,7 +86,7 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)
         _write_recipe(folder, command)
     logger.open(folder)
-    logger.record(Start(str(folder), steps_done))
+    logger.record(Start(str(folder), steps_done, next_command(command, from_anywhere=True)))
 
 
 def _write_recipe(folder: Path, command: Command) -> None:

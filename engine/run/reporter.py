@@ -54,7 +54,7 @@ class Reporter(Observer):
         describe: counts the FLOPs, which takes part of a second.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
-        metric: the one that decides which epoch is the best.
+        metric: the one that decides which epoch is the best. num_classes: of the model.
     """
 
     context: ProcessContext
@@ -69,6 +69,7 @@ class Reporter(Observer):
     images_per_epoch: int
     max_steps: int | None = None
     metric: Metric = METRICS["top1"]
+    num_classes: int = 1000
     last: StepReport | None = field(default=None, init=False)
     _epochs: CsvFile | None = field(default=None, init=False)  # of the main process
     _steps: CsvFile | None = field(default=None, init=False)
@@ -218,7 +219,7 @@ class Reporter(Observer):
     def _draw_curves(self) -> None:
         """Warns of a full disk: the checkpoint and the result of the run are more important."""
         try:
-            draw_curves(self.folder, self.metric)
+            draw_curves(self.folder, self.metric, self.num_classes)
         except OSError as error:
             self.logger.warn(f"Warning: {self.folder / PICTURE}: cannot be drawn ({error.strerror or error})")
 

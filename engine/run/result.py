@@ -160,10 +160,11 @@ CURVES = (
 )  # fmt: skip
 
 
-def draw_curves(folder: Path, metric: Metric) -> None:
+def draw_curves(folder: Path, metric: Metric, num_classes: int) -> None:
     """Draws the charts with a validation curve, if matplotlib is installed: `curves.png`.
 
-    metric: the one that decides, whose best epoch is marked. Raises OSError; an older picture is then unchanged.
+    metric: the one that decides, whose best epoch is marked. num_classes: of the model. Raises
+    OSError; an older picture is then unchanged.
     """
     if not is_installed("matplotlib"):
         return
@@ -178,7 +179,8 @@ def draw_curves(folder: Path, metric: Metric) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         for column, name in chart.columns.items():
-            if curve := chart.points(rows, column):
+            is_shown = METRICS.get(column.removeprefix("val_"), metric).min_classes <= num_classes
+            if is_shown and (curve := chart.points(rows, column)):
                 axes.plot(*zip(*curve, strict=True), label=name, marker=".", markersize=4)
         if f"val_{metric.name}" in chart.columns and (best := best_epoch(rows, metric)):
             text = f"best: {metric.text(best[1])}, epoch {best[0]}"

@@ -200,6 +200,7 @@ def _record(session: Session, folder: Path, logger: RunLogger, status: RunStatus
         images_per_epoch=layout.batches_per_epoch * layout.batch.micro_step_size,
         max_steps=config.train.max_steps,
         metric=config.best_metric,
+        num_classes=config.model.num_logits,
         loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
     )
     evaluation = build_eval_files(config, session.plan.val, session.evaluator, folder)

@@ -88,7 +88,7 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
     try:
         pixels, labels = _read(data, train, draw_evenly(train.targets, _TRAINING))
         shown = _read(data, val, np.random.default_rng(0).permutation(len(val))[:_VALIDATION])
-        majority = 100 * float(np.mean(val.targets == np.bincount(train.targets).argmax()))
+        majority = 100 * float(np.mean(shown[1] == np.bincount(train.targets).argmax()))
         return PixelBaseline(
             pixel_baseline=ridge_top1(pixels, labels, *shown),
             majority_class=majority,

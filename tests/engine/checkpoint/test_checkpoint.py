@@ -152,6 +152,14 @@ def test_files_and_folders_of_paddlevit_name_the_flags_that_work(tmp_path, resum
         find_checkpoint(f"{tmp_path}{resume}", tmp_path)
 
 
+def test_a_name_without_its_time_leads_to_the_newest_run(run_folder):
+    save(file_writer(run_folder), 1)
+    newer = Path(shutil.copytree(run_folder, f"{run_folder}-2"))
+    os.utime(newer / LAST, (2**31, 2**31))
+    with pytest.raises(UserError, match=f"no such file or folder; did you mean {newer}\\?$"):
+        find_checkpoint(str(run_folder)[:-2], run_folder.parent)
+
+
 @pytest.mark.parametrize("resume", ["nothing", "."])
 def test_nothing_to_resume(tmp_path, monkeypatch, resume):
     monkeypatch.chdir(tmp_path)

@@ -93,6 +93,12 @@ def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp
         run(parse_command_line([*argv, "-data_path=nowhere"]), cpu)
 
 
+def test_the_figure_of_images_of_the_training_has_a_warning(trained, images, tmp_path, cpu):
+    """The folder was moved, so that all its images are evaluated."""
+    _, log = evaluate(trained / "best.pth", shutil.copytree(images, tmp_path / "moved"), tmp_path / "out", cpu)
+    assert "Warning: 72 of 80 image(s) to evaluate" in log.partition("Validation top-1:")[2]
+
+
 def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
     """The checkpoint is away from its run. All images count: without names the top-1 would be 0%."""
     moved = shutil.copy(trained / "best.pth", tmp_path / "moved.pth")

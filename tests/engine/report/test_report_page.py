@@ -107,7 +107,7 @@ HERE = {"state": "running", "host": socket.gethostname()}
         ({"state": "stopped", "resume": "python x"}, "Stopped at TRAIN.MAX_STEPS"),
         ({"state": "running", "host": "another", "updated": "2026-01-02"}, "Last status: 2026-01-02."),
         ({"state": "finished", "stopped_early": True, "reason": "no better evaluation"}, "Stopped early: no better"),
-        *((HERE | {"state": state, "pid": 2**22 + 1}, "-resume='{folder}'") for state in UNFINISHED),
+        *((HERE | {"state": state, "pid": 2**22 + 1}, "'-resume={folder}'") for state in UNFINISHED),
         ({"state": 7}, "not known"),
     ],
 )  # fmt: skip
@@ -122,6 +122,15 @@ def test_a_resumed_run_says_so(run):
     page = read_page(run)
     assert "2026-01-03, resumed 1 time" in page.text and "O1: float16" in page.text
     assert "(2 times)" in page.text  # the warning
+
+
+def test_the_options_of_earlier_steps_are_shown(run):
+    for step, size in ((7, 16), (1144, 32)):
+        text = (run / "config.yaml").read_text().replace("BATCH_SIZE: 256", f"BATCH_SIZE: {size}")
+        (run / f"config-step-{step:06d}.yaml").write_text(text.replace("NAME: null", f"NAME: of-{size}"))
+    (run / "config-step-1000000.yaml").write_text((run / "config.yaml").read_text())
+    changes = "at step 7: DATA.BATCH_SIZE 16 → 32; at step 1,144: DATA.BATCH_SIZE 32 → 256"
+    assert f"Options changed {changes} Environment" in read_page(run).text
 
 
 def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):

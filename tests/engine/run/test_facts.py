@@ -1,5 +1,9 @@
 """The facts of a run: each kind is read as it was written; damaged lines; the records of a run."""
 
+import shlex
+import sys
+from pathlib import Path
+
 import pytest
 from conftest import train
 
@@ -82,7 +86,8 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
     facts, log = read_facts(folder / FACTS), (folder / "log.txt").read_text()
     assert facts.latest.keys() == {Start, Devices, Environment, TrainingData, Preprocessing, Model, RunWarning}
-    assert facts.starts == 2 and facts.get(Start) == Start(str(folder), 3)
+    program = shlex.join([sys.executable, str(Path(__file__).parents[3] / "main_single_gpu.py")])
+    assert facts.starts == 2 and facts.get(Start) == Start(str(folder), 3, program)
     assert facts.get(Devices) == Devices(1, "cpu", facts.get(Devices).precision)
     data = facts.get(TrainingData)
     assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16

@@ -77,15 +77,17 @@ def test_the_curves_are_the_rows_with_a_value(tmp_path, monkeypatch):
     figures, folder, original = [], tmp_path / "cost$a_{$", result.png_bytes
     folder.mkdir()
     monkeypatch.setattr(result, "png_bytes", lambda figure: figures.append(figure) or original(figure))
-    rows = "epoch,train_loss,val_loss,train_top1,val_top1\n1,2.0,,10,\n2,1.0,1.5,40,30\n3,damaged,1.2,50,\n"
+    rows = "epoch,train_loss,val_loss,train_top1,val_top1,val_top5\n1,2.0,,10,,\n2,1.0,1.5,40,30,90\n3,?,1.2,50,,\n"
     for table in ("epoch\n", rows):
         (folder / "metrics.csv").write_text(table)
-        draw_curves(folder, METRICS["top1"])
+        draw_curves(folder, METRICS["top1"], 9)
         assert (folder / PICTURE).read_bytes().startswith(b"\x89PNG")
     loss, accuracy = figures[-1].axes
     assert {line.get_label(): line.get_xydata().tolist() for line in loss.lines} == {
         "training": [[1, 2], [2, 1]], "validation": [[2, 1.5], [3, 1.2]],
     }  # fmt: skip
-    assert [line.get_label() for line in accuracy.lines][-1] == "best: 30.00%, epoch 2"
+    draw_curves(folder, METRICS["top1"], 10)
+    of_nine, of_ten = ([line.get_label() for line in axes.lines] for axes in (accuracy, figures[-1].axes[1]))
+    assert of_nine == ["training", "validation", "best: 30.00%, epoch 2"] and "validation top-5" in of_ten
     ticks = loss.xaxis.get_major_locator().tick_values(1, 2)
     assert all(tick == round(tick) for tick in ticks)

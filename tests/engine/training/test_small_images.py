@@ -102,8 +102,9 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
     data, train_samples, val = splits_for(cpu, "-dataset=folder", f"-data_path={tmp_path}")
     (tmp_path / "train/class0/0.png").write_bytes(b"no image")
     (tmp_path / "train/class0/2.png").unlink()
+    (tmp_path / "val/class0/0.png").write_bytes(b"no image")
     measured = measure_baseline(data, train_samples, val)
-    assert (measured.training, measured.validation) == (10, 6) and measured.majority_class == 50
+    assert (measured.training, measured.validation) == (10, 5) and measured.majority_class == 40
     monkeypatch.setattr(type(val), "read_bytes", lambda samples, index: 1 / 0)
     assert "ZeroDivisionError" in measure_baseline(data, train_samples, val)
 
