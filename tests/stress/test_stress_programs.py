@@ -103,7 +103,7 @@ def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
 def test_faults_are_chosen_by_their_names():
     names = [fault.name for fault in all_faults()]
     assert len(set(names)) == len(names)
-    assert f"each of {len(names)} provoked faults" in (ROOT / "README.md").read_text()
+    assert f"| {len(names)} provoked faults" in (ROOT / "README.md").read_text()
     quick = [fault.name for fault in fault_bench.chosen_faults("", quick=True)]
     assert set(quick) < set(names)
     assert [fault.name for fault in fault_bench.chosen_faults("SIGTERM", quick=True)] == [
