@@ -49,25 +49,29 @@ REPLACED = (
 
 # Flags that make a command small: those of each expression that it matches are added to its end.
 _TINY = "-opts MODEL.EMBED_DIM=48 MODEL.DEPTH=1 MODEL.NUM_HEADS=3 DATA.IMAGE_SIZE=32"
+_WITHOUT_STEPS = r" -(h|eval|embed|predict)\b|-resume=(\S*RUN|output)|probe.yaml"
+_BEST = "my_parts|teacher|CIFAR"  # the next command needs the best weights: of a whole epoch
 ADDED = (
     (r"main_\w+.py (?!-h)|quickstart.sh", "-device=cpu"),
-    (r"main_\w+.py (?!.*(-h|-eval|-embed|-predict|-resume=.*RUN|-resume=output|probe.yaml) )|quickstart|sweep",
-     "-opts TRAIN.MAX_STEPS=2 DATA.NUM_WORKERS=0"),
+    (rf"main_\w+.py (?!.*({_WITHOUT_STEPS}|{_BEST}))|quickstart|sweep.py", "-opts TRAIN.MAX_STEPS=2 DATA.NUM_WORKERS=0"),
     (r"^(?!.*(torchrun|distributed|-ngpus)).*main_multi", "-ngpus=2"),
     (r"-resume.* -epochs=100", "-epochs=3"),
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
-    (r"-model=(local-dir|test_vit)|main.*CIFAR", "-batch_size=4"),
-    (r"BATCH_SIZE=4096", "-opts DATA.GLOBAL_BATCH_SIZE=128"),
+    (r"-name=(teacher|student)", "-epochs=1 -batch_size=256"),
+    (r"-data_path=CIFAR", "-epochs=1 -batch_size=4"),
+    (r"-model=(local-dir|test_vit)|main.*caltech256", "-batch_size=4"),
+    (r"BATCH_SIZE=4096|DIR.* DATA.GLOBAL_BATCH_SIZE=128", "-opts DATA.GLOBAL_BATCH_SIZE=16"),
     (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),
     (r"test.sh", "tests/test_layers.py"),
     (r"benchmark_train", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2 {_TINY}"),
     (r"benchmark_input", f"-rounds=1 -seconds=0.1 -batch_size=4 {_TINY}"),
     (r"benchmark_amp.*-accuracy", "-seeds=1 -epochs=1 -modes=fp32 -batch_size=128"),
-    (r"benchmark_amp(?!.*-accuracy)", "-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2"),
+    (r"benchmark_amp(?!.*-accuracy)", "-rounds=1 -warmup=1 -steps=2 -interval=1"),
+    (r"benchmark_amp(?!.*(-accuracy|-table caltech256))", "-batch_size=2"),
     (r"benchmark_amp(?!.*(-table|-accuracy))", "-modes=fp32"),
     (r"benchmark_amp", "-opts DATA.IMAGE_SIZE=32"),
     (r"benchmark_amp(?!.*caltech256)", _TINY),
-    (r"benchmark_gpu", f"-parts=O1 -minutes=5 -small_batch=2 -large_batch=2 -timed_images=8 {_TINY}"),
+    (r"benchmark_gpu", f"-parts=machine -small_batch=2 -large_batch=2 {_TINY}"),
     (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1 TRAIN.WARMUP_EPOCHS=1"),
     (r"transfer.py", "-seeds=1"),
     (r"fault_bench", "-only='worker killed'"),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import timm
 import torch
-from conftest import TINY_VIT
 from rank_pool import environment as environment_of_user
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer
@@ -53,8 +52,8 @@ class Workshop:
         self._publish()
         (self.home / "pytorch-image-models").mkdir()
         (self.home / "pytorch-image-models/train.py").write_text(_TIMM)
-        options = [*TINY_VIT, "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=256"]
-        self.run = self._start("runs", f"-cfg={ROOT / 'configs/vit_digits.yaml'}", "-opts", *options)
+        recipe, options = f"-cfg={ROOT / 'configs/vit_digits.yaml'}", ("-opts", "SAVE_FREQ=1", "VALIDATE_FREQ=1")
+        self.run = self._start("runs", recipe, "-epochs=2", "-batch_size=256", *options)
         self.evaluation = self._start("evaluations", "-eval", f"-pretrained={self.run / 'best.pth'}")
 
     def environment(self, added: str = "") -> dict[str, str]:
@@ -89,7 +88,7 @@ class Workshop:
             "Sign-Language-Digits-Dataset": lambda path: write_images(path / "Dataset", "abcd", 126),
             **dict.fromkeys(("TEST", "other_digits"), lambda path: write_images(path, "0123456789", 2)),
             **dict.fromkeys(("imagenet", "dataset/imagenet", "dataset/imagenet-r"), _write_imagenet),
-            "dataset/caltech256": lambda path: write_images(path, [f"{n:03d}.class" for n in range(1, 258)], 3),
+            "dataset/caltech256": lambda path: write_images(path, [f"{n:03d}.class" for n in range(1, 257)], 3),
             "imagenet-tar": write_shards,
             "cat.jpg": lambda path: path.write_bytes(jpeg(0)),
             "images.txt": lambda path: path.write_text("docs/digits/0.png\n"),
