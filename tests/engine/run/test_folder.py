@@ -235,12 +235,12 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
         folder.mkdir()
     same, changed, without_facts = folders
     parts = record(same, cpu).parts
-    before = {name: part for name, part in parts.items() if name != "timm"} | {"torch": "2.10.0", "driver": "570"}
+    before = {name: part for name, part in parts.items() if name != "timm"} | {"torch": "2.9.0", "driver": "570"}
     (changed / FACTS).write_text(f"{to_json(Environment('', before, [], {}))}\n")
     for folder in folders:
         record(tmp_path, cpu, folder)
     (warning,) = read_facts(tmp_path / FACTS).warnings
-    changes = f"torch 2.10.0 -> {parts['torch']}, timm none -> {parts['timm']}, driver 570 -> none"
+    changes = f"torch 2.9.0 -> {parts['torch']}, timm none -> {parts['timm']}, driver 570 -> none"
     assert (
         warning.endswith(f": {changes}")
         and "\n" not in str(RunWarning(warning))
