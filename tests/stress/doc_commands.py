@@ -1,6 +1,6 @@
 """Runs the commands of README.md and docs/ as they are written, so that none of them stops working.
 
-    python tests/stress/doc_commands.py                       # about 15 minutes on two cores
+    python tests/stress/doc_commands.py                       # about 20 minutes on two cores
     python tests/stress/doc_commands.py -only 'data|README'
 
 Each page has a folder with a copy of the project and with small data, runs and weights under the names of the page
@@ -53,14 +53,15 @@ _WITHOUT_STEPS = r" -(h|eval|embed|predict)\b|-resume=(\S*RUN|output)|probe.yaml
 _BEST = "my_parts|teacher|CIFAR"  # the next command needs the best weights: of a whole epoch
 ADDED = (
     (r"main_\w+.py (?!-h)|quickstart.sh", "-device=cpu"),
-    (rf"main_\w+.py (?!.*({_WITHOUT_STEPS}|{_BEST}))|quickstart|sweep.py", "-opts TRAIN.MAX_STEPS=2 DATA.NUM_WORKERS=0"),
+    (rf"main_\w+.py (?!.*({_WITHOUT_STEPS}|{_BEST}))|quickstart|sweep.py", "-opts TRAIN.MAX_STEPS=2"),
+    (r"main_\w+.py (?!-h)", "-opts DATA.NUM_WORKERS=0"),
     (r"^(?!.*(torchrun|distributed|-ngpus)).*main_multi", "-ngpus=2"),
     (r"-resume.* -epochs=100", "-epochs=3"),
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
     (r"-name=(teacher|student)", "-epochs=1 -batch_size=256"),
     (r"-data_path=CIFAR", "-epochs=1 -batch_size=4"),
-    (r"-model=(local-dir|test_vit)|main.*caltech256", "-batch_size=4"),
-    (r"BATCH_SIZE=4096|DIR.* DATA.GLOBAL_BATCH_SIZE=128", "-opts DATA.GLOBAL_BATCH_SIZE=16"),
+    (r"-model=(local-dir|test_vit)|main.*(caltech256|cait_)", "-batch_size=4"),
+    (r"BATCH_SIZE=4096", "-batch_size=8 -opts DATA.GLOBAL_BATCH_SIZE=16"),
     (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),
     (r"test.sh", "tests/test_layers.py"),
     (r"benchmark_train", f"-rounds=1 -warmup=1 -steps=2 -interval=1 -batch_size=2 {_TINY}"),
@@ -73,10 +74,8 @@ ADDED = (
     (r"benchmark_amp(?!.*caltech256)", _TINY),
     (r"benchmark_gpu", f"-parts=machine -small_batch=2 -large_batch=2 {_TINY}"),
     (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1 TRAIN.WARMUP_EPOCHS=1"),
-    (r"transfer.py", "-seeds=1"),
     (r"fault_bench", "-only='worker killed'"),
     (r"endure.py saves", "-n 10"),
-    (r"endure.py soak", "-n 1"),
     (r"fuzz.py", "-n 20"),
 )  # fmt: skip
 
@@ -93,7 +92,10 @@ NOT_RUN = (
     (r"=s3://", "a bucket: tests/datasets/shards/test_s3.py"),
     (r"https://host/", "a web server: faults/tar_served.py"),
     (r"LOGGERS=.wandb", "wandb and mlflow: tests/engine/run/test_loggers.py"),
-    (r"run_all.py", "runs this program"),
+    (r"run_all.py|doc_commands.py", "runs this program"),
+    (r"endure.py soak", "15 minutes: run_all.py runs it"),
+    (r"benchmarks/transfer.py", "a quarter of an hour: tests/scripts/test_transfer.py"),
+    (r"# GPU$", "a GPU: tests/engine/training/test_batch_size.py"),
     (r"try_clusters.py", "as root, 20 minutes: run_all.py runs it"),
 )
 
