@@ -18,7 +18,7 @@ from tests.datasets.shards.tar_files import jpeg, write_shards
 from tests.scripts.test_benchmark_train import TIMM
 
 ROOT = Path(__file__).parents[3]
-_NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "output", "shared")
+_FOLDERS = ("configs", "datasets", "docs", "engine", "models", "scripts", "tests", "utils")
 _PUBLISHED = ("vit_small_patch16_224", "resnet50", "vit_small_patch16_dinov3.lvd1689m")
 _PUBLISHED += ("vit_base_patch16_dinov3.lvd1689m",)
 _RUNS = ("RUN", "RUN2", "RUN3", "RUN_A", "RUN_B", "output/RUN", "output/vit_digits-20260101-12-00")
@@ -66,7 +66,10 @@ class Workshop:
     def make_folder(self, page: Path, commands: Sequence[str]) -> Path:
         """A copy of the project, with the files that the page shows, and the names in its commands."""
         text, folder = "\n".join(commands), self.root / page.stem
-        shutil.copytree(ROOT, folder, ignore=_NOT_COPIED)
+        for name in _FOLDERS:
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for file in (path for path in ROOT.glob("[!.]*") if path.suffix in (".md", ".py", ".toml", ".txt", ".lock")):
+            shutil.copy(file, folder)
         (folder / ".venv").symlink_to(self.bin.parent)
         for name, make in self._makers().items():
             if re.search(rf"(?<![\w-]){re.escape(name)}(?!\w)", text):
