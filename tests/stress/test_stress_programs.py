@@ -3,6 +3,8 @@
 import json
 import mmap
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -98,6 +100,14 @@ def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
         (folder := tmp_path / str(number)).mkdir()
         outcome = run_fault(Fault("bad", lambda scene: [], "wanted", shell=shell), Scene(folder, tmp_path))
         assert problem in "".join(outcome.failures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["doc_commands", "endure", "fault_bench", "fuzz", "run_all", "try_clusters"])
+def test_a_program_starts_without_the_paths_of_pytest(name):
+    command = [sys.executable, ROOT / "tests" / "stress" / f"{name}.py", "-h"]
+    printed = subprocess.run(command, capture_output=True, text=True, cwd="/")
+    assert printed.returncode == 0 and not printed.stderr
 
 
 def test_faults_are_chosen_by_their_names():

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from clusters import mpirun_trial, slurm_trial, two_hosts_trial
