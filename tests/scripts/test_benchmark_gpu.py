@@ -10,7 +10,7 @@ from conftest import TINY_VIT
 from test_benchmark_train import TIMM, assert_ended
 
 from configs.reading.command_line import parse_command_line
-from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_train
+from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_input, benchmark_train
 from scripts.benchmarks.gpu import machine, plan
 from scripts.benchmarks.gpu.plan import INVALID, TRAINING, WORKS, Part, build_parts, page, run_part, work_of
 from scripts.flags import split_flags
@@ -108,6 +108,9 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path, monkeypat
     assert configs["fsdp"].parallel.strategy == "fsdp" and not configs.keys() - made.keys()
     monkeypatch.setattr(plan, "visible_gpus", lambda: 1)
     assert not plan.STRATEGIES.keys() & parts_of().keys()
+    loaders = made["loaders"].command
+    _, rest = split_flags(benchmark_input._parser(), loaders[loaders.index("-u") + 2 :])
+    assert parse_command_line([*benchmark_input.DEFAULTS, *rest]).config.seed == 3
     assert made["flash"].command[:2] == ["env", "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"]
 
 
@@ -227,7 +230,7 @@ def test_the_page_has_shares_of_the_speed_that_the_floor_allows():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [("machine", "profile", "compiled"), ("timm", "tests_compile", "loaders")])
+@pytest.mark.parametrize("names", [("machine", "profile", "compiled"), ("timm", "tests_compile")])
 def test_parts_run_on_a_cpu(names, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compilation takes minutes, and has tests of its own
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

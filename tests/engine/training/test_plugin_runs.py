@@ -1,10 +1,7 @@
 """Runs with the parts of a plugin: the same for any number of workers and after a resume; what the run keeps."""
 
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -12,8 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_same_state, states, train
-from rank_pool import environment
-from safetensors.torch import load_file
 
 from configs.parts import DEVICE_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
 from configs.reading.command_line import parse_command_line
@@ -114,24 +109,12 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
     assert options_to_export(parse_value((folder / "config.yaml").read_text()))["PLUGINS"] == [name]
 
 
-@pytest.mark.slow
-def test_the_commands_of_the_page_run_as_written(tmp_path):
-    page = (ROOT / "docs/plugins.md").read_text()
-    for path in ROOT.iterdir():
-        if path.name not in ("output", ".git"):
-            (tmp_path / path.name).symlink_to(path)
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
-    (commands,) = re.findall(r"```bash\n(.*?)```", page, re.S)
+def test_the_plugin_of_the_page_trains(tmp_path, cpu):
+    """tests/stress/doc_commands.py runs the page's commands."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/plugins.md").read_text(), re.S)
     (tmp_path / "my_parts.py").write_text(code)
-    python = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\nset -e\n'
-    done = subprocess.run(
-        ["bash", "-c", python + commands], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "loss focal: exponent" in done.stdout
-    (run_folder,) = (tmp_path / "output").glob("vit_digits-*")
-    options = parse_value((run_folder / "config.yaml").read_text())
-    assert options["LOSS"]["KWARGS"] == {"gamma": 1.5}
-    weights = load_file(run_folder / "best.safetensors")
-    assert weights["reg_token"].shape == (1, 4, 64)
-    assert len(list((tmp_path / "output").glob("*-*/predictions.csv"))) == 1
+    parts = ["LOSS.NAME=focal", "LOSS.KWARGS={gamma: 1.5}", "DATA.HOST_AUGMENTATIONS={shift: {pixels: 1}}"]
+    argv = ["-cfg=configs/vit_digits.yaml", f"-plugin={tmp_path / 'my_parts.py'}", "-model=vit_registers"]
+    folder = train([*argv, f"-output={tmp_path}", "-opts", *parts, "TRAIN.MAX_STEPS=1"], cpu)
+    assert parse_value((folder / "config.yaml").read_text())["LOSS"]["KWARGS"] == {"gamma": 1.5}
+    assert states(folder)["model"]["reg_token"].shape == (1, 4, 64)
