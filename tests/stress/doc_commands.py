@@ -1,6 +1,6 @@
 """Runs the commands of README.md and docs/ as they are written, so that none of them stops working.
 
-    python tests/stress/doc_commands.py                       # about 20 minutes on two cores
+    python tests/stress/doc_commands.py                       # half an hour on two idle cores
     python tests/stress/doc_commands.py -only 'data|README'
 
 Each page has a folder with a copy of the project and with small data, runs and weights under the names of the page

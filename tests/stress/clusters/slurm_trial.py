@@ -21,7 +21,7 @@ from clusters.cluster_runs import PATH, assert_unbroken, flags, only_log, wait_f
 from conftest import ROOT
 from rank_pool import environment
 
-SHORT, LONG = 10, 100  # epochs; about 1 s each on two idle cores
+SHORT, LONG = 10, 400  # epochs; 0.4 s each on two idle cores: LONG must take more than 90 s
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue")
 START_SECONDS = 30
 STOP_SECONDS = 20
