@@ -108,10 +108,15 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path, monkeypat
     assert configs["fsdp"].parallel.strategy == "fsdp" and not configs.keys() - made.keys()
     monkeypatch.setattr(plan, "visible_gpus", lambda: 1)
     assert not plan.STRATEGIES.keys() & parts_of().keys()
-    loaders = made["loaders"].command
-    _, rest = split_flags(benchmark_input._parser(), loaders[loaders.index("-u") + 2 :])
-    assert parse_command_line([*benchmark_input.DEFAULTS, *rest]).config.seed == 3
     assert made["flash"].command[:2] == ["env", "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"]
+
+
+def test_the_loaders_are_a_command_of_benchmark_input(tmp_path):
+    command = parts_of(f"-output={tmp_path}", "-small_batch=8", "-opts", "SEED=3")["loaders"].command
+    flags, rest = split_flags(benchmark_input._parser(), command[command.index("-u") + 2 :])
+    config = parse_command_line([*benchmark_input.DEFAULTS, *rest]).config
+    benchmark_input._check_comparable(config)
+    assert (flags.json, config.data.batch_size, config.seed) == (tmp_path / "loaders.json", 8, 3)
 
 
 # Parts

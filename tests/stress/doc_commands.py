@@ -1,6 +1,6 @@
 """Runs the commands of README.md and docs/ as they are written, so that none of them stops working.
 
-    python tests/stress/doc_commands.py                       # half an hour on two idle cores
+    python tests/stress/doc_commands.py                       # more than half an hour on two cores
     python tests/stress/doc_commands.py -only 'data|README'
 
 Each page has a folder with a copy of the project and with small data, runs and weights under the names of the page
@@ -93,10 +93,10 @@ NOT_RUN = (
     (r"https://host/", "a web server: faults/tar_served.py"),
     (r"LOGGERS=.wandb", "wandb and mlflow: tests/engine/run/test_loggers.py"),
     (r"run_all.py|doc_commands.py", "runs this program"),
-    (r"endure.py soak", "15 minutes: run_all.py runs it"),
+    (r"endure.py soak", "ten minutes: run_all.py runs it"),
     (r"benchmarks/transfer.py", "a quarter of an hour: tests/scripts/test_transfer.py"),
     (r"# GPU$", "a GPU: tests/engine/training/test_batch_size.py"),
-    (r"try_clusters.py", "as root, 20 minutes: run_all.py runs it"),
+    (r"try_clusters.py", "as root, ten minutes: run_all.py runs it"),
 )
 
 

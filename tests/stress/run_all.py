@@ -1,7 +1,7 @@
 """Runs all programs of this folder, and prints one table. Needs no network and no GPU.
 
     python tests/stress/run_all.py -quick     # about 4 minutes on two cores
-    python tests/stress/run_all.py            # about two hours: all faults, kills, commands of the docs, launchers
+    python tests/stress/run_all.py            # more than an hour: all faults, kills, commands of the docs, launchers
 
 The exit status is 1 if a test fails. A test is skipped, with the reason, where a program or root's rights are missing.
 """

@@ -1,6 +1,6 @@
 """Runs on real launchers: Slurm, Open MPI, torchrun over two network namespaces of this machine.
 
-    python tests/stress/try_clusters.py                # as root, about 20 minutes
+    python tests/stress/try_clusters.py                # as root, about ten minutes
     python tests/stress/try_clusters.py slurm mpirun
 
 A trial is skipped if its program is missing.

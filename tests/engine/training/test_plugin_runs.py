@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, assert_same_state, states, train
+from safetensors.torch import load_file
 
 from configs.parts import DEVICE_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
 from configs.reading.command_line import parse_command_line
@@ -21,6 +22,7 @@ from engine.commands.run import run
 from engine.report.page import write_report
 from engine.training.losses.loss import build_loss
 from engine.training.optimizer import build_optimizer
+from scripts import export
 from utils.errors import UserError
 
 OPTIONS = [
@@ -109,12 +111,17 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
     assert options_to_export(parse_value((folder / "config.yaml").read_text()))["PLUGINS"] == [name]
 
 
-def test_the_plugin_of_the_page_trains(tmp_path, cpu):
+def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path, cpu):
     """tests/stress/doc_commands.py runs the page's commands."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/plugins.md").read_text(), re.S)
     (tmp_path / "my_parts.py").write_text(code)
+    plugin = f"-plugin={tmp_path / 'my_parts.py'}"
     parts = ["LOSS.NAME=focal", "LOSS.KWARGS={gamma: 1.5}", "DATA.HOST_AUGMENTATIONS={shift: {pixels: 1}}"]
-    argv = ["-cfg=configs/vit_digits.yaml", f"-plugin={tmp_path / 'my_parts.py'}", "-model=vit_registers"]
-    folder = train([*argv, f"-output={tmp_path}", "-opts", *parts, "TRAIN.MAX_STEPS=1"], cpu)
-    assert parse_value((folder / "config.yaml").read_text())["LOSS"]["KWARGS"] == {"gamma": 1.5}
-    assert states(folder)["model"]["reg_token"].shape == (1, 4, 64)
+    argv = ["-cfg=configs/vit_digits.yaml", plugin, "-model=vit_registers", "-epochs=1", f"-output={tmp_path}"]
+    folder = train([*argv, "-opts", *parts], cpu)
+    logits, labels = torch.randn(5, 3), torch.tensor([0, 2, 0, 1, 2])
+    loss = build_loss(Loss(NAME="focal", KWARGS={"gamma": 0.0}), 0.0)
+    assert loss(logits, labels).item() == pytest.approx(F.cross_entropy(logits, labels, reduction="sum").item())
+    assert run(parse_command_line(["-predict", "docs/digits", f"-resume={folder}", plugin]), cpu) == 0
+    assert export.main([str(folder), "-format", "safetensors", plugin]) == 0
+    assert load_file(folder / "best.safetensors")["reg_token"].shape == (1, 4, 64)

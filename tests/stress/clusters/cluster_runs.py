@@ -52,10 +52,10 @@ def only_log(output: Path) -> str:
     return log.read_text()
 
 
-def assert_unbroken(output: Path, epochs: int) -> None:
+def assert_unbroken(output: Path, epochs: int, *options: str) -> None:
     """Compares the checkpoint of the only run in a folder with a run of two local ranks, bit for bit."""
     folder = output.with_name("unbroken")
-    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", *flags(folder, epochs)]
+    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", *flags(folder, epochs, *options)]
     subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, check=True, timeout=LIMIT_SECONDS)
     left, right = (state_hash(*one.glob("*/last.pth")) for one in (output, folder))
     assert left == right, "the weights differ"
