@@ -33,7 +33,7 @@ def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
     ("method", "count", "number", "position"),
     [
         ("after_step", 5, signal.SIGTERM, (0, 5)),
-        pytest.param("after_step", 16, signal.SIGHUP, (1, 8), marks=pytest.mark.slow),
+        pytest.param("after_step", 16, signal.SIGUSR1, (1, 8), marks=pytest.mark.slow),
         ("after_eval_batch", 1, signal.SIGINT, (0, 8)),
         pytest.param("after_eval_batch", 8, signal.SIGUSR2, (1, 8), marks=pytest.mark.slow),
     ],
