@@ -55,16 +55,18 @@ class RangeHandler(BaseHTTPRequestHandler):
         if not path.is_file() or not path.resolve().is_relative_to(self.server.folder):
             self.start(404, {"Content-Length": "0"})
             return
-        data, wanted = path.read_bytes(), _RANGE.match(self.headers.get("Range", "")) if ranges else None
+        size, wanted = path.stat().st_size, _RANGE.match(self.headers.get("Range", "")) if ranges else None
         first = int(wanted[1]) if wanted else 0
-        end = min(len(data), int(wanted[2]) + 1) if wanted and wanted[2] else len(data)
-        if wanted and first >= len(data):
+        end = min(size, int(wanted[2]) + 1) if wanted and wanted[2] else size
+        if wanted and first >= size:
             self.start(416, {"Content-Length": "0"})
             return
+        with path.open("rb") as file:
+            file.seek(first)
+            part = file.read(end - first)[:sent] if self.command == "GET" else b""
         headers = {"Content-Length": str(end - first), "ETag": version or etag(path)}
-        headers |= {"Content-Range": f"bytes {first}-{end - 1}/{len(data)}"} if wanted else {}
+        headers |= {"Content-Range": f"bytes {first}-{end - 1}/{size}"} if wanted else {}
         self.start(206 if wanted else 200, headers)
-        part = data[first:end][:sent] if self.command == "GET" else b""
         piece_bytes = 10_000 if pause_seconds else 1 << 30
         for position in range(0, len(part), piece_bytes):
             time.sleep(pause_seconds)
