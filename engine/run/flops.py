@@ -23,97 +23,83 @@ from engine.run.facts import Model
 from models.kernels import EXPLICIT, use_attention
 from utils.distributed import ProcessContext
 
-PCIE_3, PCIE_4, PCIE_5 = 15.8, 31.5, 63.0  # GB/s in each direction, 16 lanes
-
 
 class Peaks(NamedTuple):
-    """TFLOP/s of one GPU. None: the GPU has no tensor cores for this dtype, or the datasheets disagree.
-
-    Attributes:
-        memory_gb: of the usual edition, if the GPU is sold with several sizes.
-        memory_gb_per_second: datasheet bandwidth of the memory.
-        link_gb_per_second: to the other GPUs of a host, in one direction: NVLink if it connects all of them, else PCIe.
-        network_gbit_per_second: share of one GPU in the network of its host. NVIDIA's DGX of this GPU; else 100 Gbit/s
-            for 8 GPUs.
-    """
+    """TFLOP/s of one GPU. None: the GPU has no tensor cores for this dtype, or the datasheets disagree."""
 
     fp32: float | None  # without tensor cores
     tf32: float | None
     fp16: float | None
     bf16: float | None
-    memory_gb: float
-    memory_gb_per_second: float
-    link_gb_per_second: float = PCIE_4
-    network_gbit_per_second: float = 100 / 8
 
 
-def _geforce(fp32: float, memory_gb: float, memory_gb_per_second: float, link: float = PCIE_4) -> Peaks:
+def _geforce(fp32: float) -> Peaks:
     """Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast."""
-    return Peaks(fp32, fp32, 2 * fp32, 2 * fp32, memory_gb, memory_gb_per_second, link)
+    return Peaks(fp32, fp32, 2 * fp32, 2 * fp32)
 
 
-# "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2; "NVIDIA DGX H100" datasheet
-_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4, 80, 3350, 450, 400)
-# "NVIDIA A100 Tensor Core GPU" datasheet, 80 GB; "NVIDIA DGX A100" datasheet
-_A100_SXM = Peaks(19.5, 156.0, 312.0, 312.0, 80, 2039, 300, 200)
+# "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2
+_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4)
+# "NVIDIA A100 Tensor Core GPU" datasheet
+_A100_SXM = Peaks(19.5, 156.0, 312.0, 312.0)
 
 PEAKS = {
     # Data center
-    "T4": Peaks(8.1, None, 65.0, None, 16, 320, PCIE_3),  # "NVIDIA T4" datasheet
-    "V100 PCIE": Peaks(14.0, None, 112.0, None, 16, 900, PCIE_3),  # "NVIDIA V100 Tensor Core GPU" datasheet
-    "V100 SXM2": Peaks(15.7, None, 125.0, None, 16, 900, 150, 50),  # "NVIDIA V100 Tensor Core GPU" datasheet
-    "A10": Peaks(31.2, 62.5, 125.0, 125.0, 24, 600),  # "NVIDIA A10 Tensor Core GPU" datasheet
-    "A30": Peaks(10.3, 82.0, 165.0, 165.0, 24, 933),  # "NVIDIA A30 Tensor Core GPU" datasheet
-    "A40": Peaks(37.4, 74.8, 149.7, 149.7, 48, 696),  # "NVIDIA A40" datasheet
-    "A100 PCIE": Peaks(19.5, 156.0, 312.0, 312.0, 80, 1935),  # the same datasheet
+    "T4": Peaks(8.1, None, 65.0, None),  # "NVIDIA T4" datasheet
+    "V100 PCIE": Peaks(14.0, None, 112.0, None),  # "NVIDIA V100 Tensor Core GPU" datasheet
+    "V100 SXM2": Peaks(15.7, None, 125.0, None),  # "NVIDIA V100 Tensor Core GPU" datasheet
+    "A10": Peaks(31.2, 62.5, 125.0, 125.0),  # "NVIDIA A10 Tensor Core GPU" datasheet
+    "A30": Peaks(10.3, 82.0, 165.0, 165.0),  # "NVIDIA A30 Tensor Core GPU" datasheet
+    "A40": Peaks(37.4, 74.8, 149.7, 149.7),  # "NVIDIA A40" datasheet
+    "A100 PCIE": Peaks(19.5, 156.0, 312.0, 312.0),  # the same datasheet
     "A100 SXM4": _A100_SXM,
-    "L4": Peaks(30.3, 60.0, 121.0, 121.0, 24, 300),  # "NVIDIA L4 Tensor Core GPU" datasheet, sparse figures halved
-    "L40S": Peaks(91.6, 183.0, 362.0, 362.0, 48, 864),  # "NVIDIA L40S" datasheet
+    "L4": Peaks(30.3, 60.0, 121.0, 121.0),  # "NVIDIA L4 Tensor Core GPU" datasheet, sparse figures halved
+    "L40S": Peaks(91.6, 183.0, 362.0, 362.0),  # "NVIDIA L40S" datasheet
     "H100": _H100_SXM,
     # "NVIDIA H100 Tensor Core GPU Architecture", table 2
-    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0, 80, 2039, PCIE_5),
+    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0),
     # "NVIDIA H100 Tensor Core GPU" datasheet, sparse figures halved
-    "H100 NVL": Peaks(60.0, 417.5, 835.0, 835.0, 94, 3938, PCIE_5),
+    "H100 NVL": Peaks(60.0, 417.5, 835.0, 835.0),
     # "NVIDIA H200 Tensor Core GPU" datasheet: the H100 SXM with more memory
-    "H200": _H100_SXM._replace(memory_gb=141, memory_gb_per_second=4800),
+    "H200": _H100_SXM,
     # "NVIDIA H200 Tensor Core GPU" datasheet, sparse figures halved
-    "H200 NVL": Peaks(60.0, 417.5, 835.5, 835.5, 141, 4800, PCIE_5),
+    "H200 NVL": Peaks(60.0, 417.5, 835.5, 835.5),
     # "NVIDIA GH200 Grace Hopper Superchip" datasheet: the same GPU
-    "GH200": _H100_SXM._replace(memory_gb=96, memory_gb_per_second=4000),
+    "GH200": _H100_SXM,
     # "NVIDIA HGX B200" datasheet, halved; its fp32 varies by edition
-    "B200": Peaks(None, 1100.0, 2250.0, 2250.0, 180, 8000, 900, 400),
+    "B200": Peaks(None, 1100.0, 2250.0, 2250.0),
     # Workstation
     # "NVIDIA Ampere GA102 GPU Architecture" (whitepaper), appendix
-    "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8, 48, 768),
-    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2, 48, 960),  # "NVIDIA Ada GPU Architecture" (whitepaper)
+    "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8),
+    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),  # "NVIDIA Ada GPU Architecture" (whitepaper)
     # GeForce 30: "NVIDIA Ampere GA102 GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
-    "RTX 3050": _geforce(9.1, 8, 224),
-    "RTX 3060": _geforce(12.7, 12, 360),
-    "RTX 3060 TI": _geforce(16.2, 8, 448),
-    "RTX 3070": _geforce(20.3, 8, 448),
-    "RTX 3070 TI": _geforce(21.7, 8, 608),
-    "RTX 3080": _geforce(29.8, 10, 760),  # with 10 GB; the one with 12 GB has the same name, and 30.6
-    "RTX 3080 TI": _geforce(34.1, 12, 912),
-    "RTX 3090": _geforce(35.6, 24, 936),
-    "RTX 3090 TI": _geforce(40.0, 24, 1008),
+    "RTX 3050": _geforce(9.1),
+    "RTX 3060": _geforce(12.7),
+    "RTX 3060 TI": _geforce(16.2),
+    "RTX 3070": _geforce(20.3),
+    "RTX 3070 TI": _geforce(21.7),
+    "RTX 3080": _geforce(29.8),  # with 10 GB; the one with 12 GB has the same name, and 30.6
+    "RTX 3080 TI": _geforce(34.1),
+    "RTX 3090": _geforce(35.6),
+    "RTX 3090 TI": _geforce(40.0),
     # GeForce 40: "NVIDIA Ada GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
-    "RTX 4060": _geforce(15.1, 8, 272),
-    "RTX 4060 TI": _geforce(22.1, 8, 288),
-    "RTX 4070": _geforce(29.1, 12, 504),
-    "RTX 4070 SUPER": _geforce(35.5, 12, 504),
-    "RTX 4070 TI": _geforce(40.1, 12, 504),
-    "RTX 4070 TI SUPER": _geforce(44.1, 16, 672),
-    "RTX 4080": _geforce(48.7, 16, 717),
-    "RTX 4080 SUPER": _geforce(52.2, 16, 736),
-    "RTX 4090": _geforce(82.6, 24, 1008),
+    "RTX 4060": _geforce(15.1),
+    "RTX 4060 TI": _geforce(22.1),
+    "RTX 4070": _geforce(29.1),
+    "RTX 4070 SUPER": _geforce(35.5),
+    "RTX 4070 TI": _geforce(40.1),
+    "RTX 4070 TI SUPER": _geforce(44.1),
+    "RTX 4080": _geforce(48.7),
+    "RTX 4080 SUPER": _geforce(52.2),
+    "RTX 4090": _geforce(82.6),
     # GeForce 50: "NVIDIA RTX Blackwell GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
-    "RTX 5050": _geforce(13.2, 8, 320, PCIE_5),
-    "RTX 5060": _geforce(19.2, 8, 448, PCIE_5),
-    "RTX 5060 TI": _geforce(23.7, 16, 448, PCIE_5),
-    "RTX 5070": _geforce(30.9, 12, 672, PCIE_5),
-    "RTX 5070 TI": _geforce(43.9, 16, 896, PCIE_5),
-    "RTX 5080": _geforce(56.3, 16, 960, PCIE_5),
-    "RTX 5090": _geforce(104.8, 32, 1792, PCIE_5),
+    "RTX 5050": _geforce(13.2),
+    "RTX 5060": _geforce(19.2),
+    "RTX 5060 TI": _geforce(23.7),
+    "RTX 5070": _geforce(30.9),
+    "RTX 5070 TI": _geforce(43.9),
+    "RTX 5080": _geforce(56.3),
+    "RTX 5090": _geforce(104.8),
 }
 _BRANDS_AND_MEMORY = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE|\d+GB?|HBM3E?)\b")
 

@@ -94,7 +94,6 @@ NOT_RUN = (
     (r"LOGGERS=.wandb", "wandb and mlflow: tests/engine/run/test_loggers.py"),
     (r"run_all.py|doc_commands.py", "runs this program"),
     (r"endure.py soak", "ten minutes: run_all.py runs it"),
-    (r"benchmarks/transfer.py", "a quarter of an hour: tests/scripts/test_transfer.py"),
     (r"# GPU$", "a GPU: tests/engine/training/test_batch_size.py"),
     (r"try_clusters.py", "as root, ten minutes: run_all.py runs it"),
 )

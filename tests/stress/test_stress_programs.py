@@ -198,5 +198,5 @@ def test_commands_run_and_are_checked(tmp_path):
     assert not runner.check(f"{command} SEED=1 # a comment")
     assert "TRAIN.EPOCHS" in runner.check(f"{command} TRAIN.EPOCHS=1")
     assert runner.check("sbatch scripts/slurm/none.sbatch") == "scripts/slurm/none.sbatch does not exist"
-    assert runner.check("python scripts/plan.py -devices=8xH100 -amp -nods 4") == "-nods is unknown"
+    assert runner.check("python scripts/make_shards.py -data_path=DIR -output=OUT -nods 4") == "-nods is unknown"
     runner.close()
