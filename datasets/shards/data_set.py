@@ -21,7 +21,8 @@ from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_nfc
 from datasets.sources.source import Source
-from datasets.sources.split import SPLIT_NAMES, Splitter, split_of
+from datasets.sources.split import Splitter
+from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import UserError
 
 _MAX_INFO_BYTES = 64 << 20

@@ -15,7 +15,8 @@ from datasets.sources.files.image_files import ImageFiles, Listing, listing_arra
 from datasets.sources.files.rows import COLUMNS, LABEL_DIGITS, Columns, Rows, read_lines, table_columns, table_rows
 from datasets.sources.files.split_folders import has_class_folders
 from datasets.sources.source import Source
-from datasets.sources.split import SPLIT_NAMES, find_split_names, split_listing
+from datasets.sources.split import split_listing
+from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError
 
 _SEPARATORS = "|;,"

@@ -15,7 +15,8 @@ from datasets.sources.files.image_files import ImageFiles, Listing
 from datasets.sources.samples import Samples, list_names
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
-from datasets.sources.split import find_split_names, split_listing
+from datasets.sources.split import split_listing
+from datasets.sources.split_names import find_split_names
 from utils.errors import UserError, did_you_mean
 
 _SPLIT_IN_NAME = re.compile("(?<![a-z])(train|val|test)")  # trainset, val2017; not contest
