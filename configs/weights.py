@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class WeightsRecord:
     """The options and the data of the training that weights come from, as far as the weights state them.
 
     source: of the values, for the log. model: keys of MODEL; empty for weights that timm publishes. data: keys of DATA.
-    class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS.
+    class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
+    that replace those of `data` in an evaluation; runs of this program have none.
     """
 
     source: str
@@ -66,11 +67,17 @@ class WeightsRecord:
     num_classes: int | None = None
     split: Any = None
     plugins: tuple[str, ...] = ()
+    evaluation: dict[str, Any] = field(default_factory=dict)
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """The keys of DATA that an evaluation must share with the training."""
         return {key: self.data[key] for key in PREPROCESSING if key in self.data}
+
+    @property
+    def is_own(self) -> bool:
+        """Returns whether a run of this program wrote the weights."""
+        return "DATASET" in self.data
 
     def is_of(self, data: Data) -> bool:
         """Returns whether these data were the training data: only images that were held out may count then."""
@@ -94,11 +101,16 @@ class Followed:
 
 
 def follow(
-    options: Config, given: Mapping[str, Collection[str]], record: WeightsRecord | None, evaluates: bool = False
+    options: Config,
+    given: Mapping[str, Collection[str]],
+    record: WeightsRecord | None,
+    evaluates: bool = False,
+    embeds: bool = False,
 ) -> Followed:
     """Lets options that are not given follow the weights: the preprocessing; in an evaluation also model and split.
 
-    given: the keys that the user wrote, by section.
+    given: the keys that the user wrote, by section. embeds: the evaluation is for features, of the images as a probe,
+    which is a training, sees them.
 
     Raises:
         UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
@@ -114,7 +126,8 @@ def follow(
         options = options.model_copy(
             update={"model": model, "data": split_follows_weights(record, options.data, of_data)}
         )
-    options, sources, differing = preprocessing_follows_weights(record, options, of_data)
+    as_published = evaluates and not embeds
+    options, sources, differing = preprocessing_follows_weights(record, options, of_data, as_published)
     return Followed(options=options, notes=notes, sources=sources, differing=differing)
 
 
@@ -153,32 +166,48 @@ def prediction_needs_no_labels(options: Config, record: WeightsRecord | None, ha
 
 
 def preprocessing_follows_weights(
-    record: WeightsRecord | None, options: Config, given: Collection[str]
+    record: WeightsRecord | None, options: Config, given: Collection[str], as_published: bool = False
 ) -> tuple[Config, str, dict[str, str]]:
     """Keys of the preprocessing that are not given follow the checkpoint or the weights.
 
+    as_published: with the published test size, test crop and crop mode. DATA.RESIZE squash and pad have a CROP_PCT in
+    this case only: a run of this program shows the whole image.
+
     Returns: the options, the sources and the differing values of `Followed`.
     """
-    known = record.preprocessing if record else {}
+    test = record.evaluation if record and as_published else {}
+    known = record.preprocessing | test if record else {}
     source = record.source if record else ""
     trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     now = options.data.model_dump(by_alias=True)
     taken = {key: value for key, value in trained.items() if key not in given}
     differing = {
-        key: f"Warning: DATA.{key} is {now[key]}, but {source} was trained with {value}"
+        key: f"Warning: DATA.{key} is {now[key]}, but {source} {'has' if key in test else 'was trained with'} {value}"
         for key, value in trained.items()
         if key in given and now[key] != value
     }
     try:
         data = Data.model_validate(now | taken)
     except ValidationError as error:
-        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        first = error.errors()[0]
+        problem = "".join(f"{key}: " for key in first["loc"][:1]) + first["msg"].removeprefix("Value error, ")
         fix = f"with {source}'s values of the other keys; write all of them, or take weights of this data"
         raise UserError(f"DATA.{problem}, {fix}") from None
+    has_crop = as_published and not (record and record.is_own)
+    if data.resize != "crop" and not (has_crop and ("CROP_PCT" in given or test.get("RESIZE") == data.resize)):
+        data = data.model_copy(update={"crop_pct": 1.0})
+    logged = _LOGGED if data.resize == "crop" else ("RESIZE", *_LOGGED)
     family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
     of_family = {key for key, value in family.items() if now.get(key) == value}
-    places = {source: taken, f"MODEL.TYPE {options.model.type}": of_family, "options": given, "default": _LOGGED}
-    origins = {key: next(name for name, keys in places.items() if key in keys) for key in _LOGGED}
+    tested = taken.keys() & test.keys()
+    places = {
+        f"{source}, published for tests": tested,
+        source: taken,
+        f"MODEL.TYPE {options.model.type}": of_family,
+        "options": given,
+        "default": logged,
+    }
+    origins = {key: next(name for name, keys in places.items() if key in keys) for key in logged}
     sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
     return options.model_copy(update={"data": data}), "; ".join(dict.fromkeys(sources)), differing
 

@@ -1,7 +1,7 @@
 """The models of timm by name, and the functions that all models built by timm share."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
@@ -21,6 +21,7 @@ from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import ANSWER_SECONDS, WEIGHTS, download, explained
 
 _RATES = {name: key for name, key in OWN_KEYS.items() if name.endswith("_rate")}
+_RESIZE = {"squash": "squash", "border": "pad"}  # DATA.RESIZE, by timm's crop mode
 LOADER_ARGUMENTS = {
     key for function in (timm.create_model, build_model_with_cfg) for key in inspect.signature(function).parameters
 }
@@ -90,23 +91,40 @@ def _fields(kind: Any) -> set[str]:
     return kinds.keys() | set(inner)
 
 
-def published_preprocessing(name: str) -> tuple[dict[str, Any], str]:
-    """The preprocessing in timm's `pretrained_cfg` of the weights `name`, by field of DATA, and their name in timm.
+def published_preprocessing(name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """As `preprocessing_of` timm's `pretrained_cfg` of the weights `name`, and their name in timm.
 
-    Both are empty for a name that timm does not know: `build_timm` refuses it.
+    Empty for a name that timm does not know: `build_timm` refuses it.
     """
     try:
         published: Any = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown tag
         published = None
     if published is None:
-        return {}, ""
-    values = resolve_data_config(pretrained_cfg=published.to_dict())
-    fields = {"imagenet_mean": values["mean"], "imagenet_std": values["std"], "image_size": values["input_size"][-1]}
-    source = f"timm's {published.architecture}.{published.tag}"
-    if values["crop_mode"] != "center":
-        source += f" (except for its crop mode {values['crop_mode']})"
-    return fields | {key: values[key] for key in ("crop_pct", "interpolation")}, source
+        return {}, {}, ""
+    return *preprocessing_of(published.to_dict()), f"timm's {published.architecture}.{published.tag}"
+
+
+def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keys of DATA in a `pretrained_cfg` of timm's: of a training, and the ones that differ in an evaluation.
+
+    An evaluation has the published test size, test crop and crop mode, as in timm's validate.py.
+    """
+    train, test = (resolve_data_config(pretrained_cfg=published, use_test_size=is_test) for is_test in (False, True))
+    of_train, of_test = (
+        {"IMAGE_SIZE": _image_size(values["input_size"]), "CROP_PCT": values["crop_pct"]} for values in (train, test)
+    )
+    differing = {key: value for key, value in of_test.items() if value != of_train[key]}
+    if resize := _RESIZE.get(test["crop_mode"]):
+        differing |= {"RESIZE": resize, "CROP_PCT": of_test["CROP_PCT"]}
+    same = {"INTERPOLATION": train["interpolation"], "IMAGENET_MEAN": train["mean"], "IMAGENET_STD": train["std"]}
+    return of_train | same, differing
+
+
+def _image_size(input_size: Sequence[int]) -> int | tuple[int, ...]:
+    """DATA.IMAGE_SIZE of timm's channels, height and width."""
+    _, height, width = input_size
+    return width if height == width else (height, width)
 
 
 def shared_arguments(options: Model, data: Data) -> dict[str, Any]:

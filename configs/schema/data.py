@@ -10,6 +10,7 @@ from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, Pair, Path, Probability, Section, option
 
+_BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
 MAX_CROP_PCT = 2  # the border is then half of the crop
 
 AUTO = "auto"
@@ -79,7 +80,7 @@ class Data(Section):
     resize: Literal["crop", "squash", "pad"] = option(
         "crop",
         "crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in other "
-        "proportions or with a border in the mean color",
+        "proportions or with a border in the mean color; CROP_PCT counts for published weights only",
     )
     crop_pct: float = option(
         0.875, "evaluation: centre crop / shorter side; above 1: a border of zeros", gt=0, le=MAX_CROP_PCT
@@ -142,6 +143,11 @@ class Data(Section):
     )
 
     @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the model's input."""
+        return self.image_size, self.image_size
+
+    @property
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.batch_size
 
@@ -163,6 +169,28 @@ class Data(Section):
                     raise re.error("no group: put the part that names it into parentheses")
             except re.error as error:
                 raise ValueError(f"GROUPS {shorten(self.groups)} is not a regular expression ({error})") from None
+
+    def _check_units(self) -> None:
+        """Other programs write mean and standard deviation of pixels in 0..255; a deviation of 1 is no scaling there.
+
+        Raises ValueError with the values in units of 0..1.
+        """
+        mean, std = self.imagenet_mean, self.imagenet_std
+        largest = max(*mean, *std)
+        if largest > 255:
+            raise ValueError(
+                f"IMAGENET_MEAN and IMAGENET_STD have a value of {largest:g}; give values of pixels in 0..1"
+            )
+        unit = 255 if largest > 1 else 1
+        if len(mean) == 3 and all(abs(value / unit - bgr) < 2e-3 for value, bgr in zip(mean, _BGR_MEAN, strict=True)):
+            raise ValueError("IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD")
+        if largest <= 1:
+            return
+        scaled = {"IMAGENET_MEAN": [value / 255 for value in mean] if max(mean) > 1 else mean}
+        if max(std) > 1 or (max(mean) > 1 and min(std) == 1):
+            scaled["IMAGENET_STD"] = [value / 255 for value in std]
+        keys = " ".join(f"DATA.{key}=[{','.join(f'{v:.6g}' for v in values)}]" for key, values in scaled.items())
+        raise ValueError(f"IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide by 255, {keys}")
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
@@ -188,6 +216,7 @@ class Data(Section):
             raise ValueError(f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535")
         if min(self.imagenet_std) <= 0:
             raise ValueError("IMAGENET_STD must be greater than 0")
+        self._check_units()
         for key in ("RANDOM_CROP_SCALE", "RANDOM_CROP_RATIO", "AFFINE_SCALE"):
             low, high = getattr(self, key.lower())
             if not 0 < low <= high:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
 from configs.parts import HOST_AUGMENTATIONS, running_plugins
 from configs.schema import Data, Train
@@ -39,36 +39,32 @@ def resize(image: torch.Tensor, height: int, width: int, interpolation: str = "b
     return interpolate(image[None], size=(height, width), mode=interpolation, antialias=True)[0]
 
 
-def center_crop(image: torch.Tensor, size: int, crop_pct: float, interpolation: str = "bicubic") -> torch.Tensor:
-    """The center of torch.uint8 (C, H, W) as (C, size, size), for evaluation.
+def eval_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
+    """The part of the image that an evaluation shows, torch.uint8 (C, H, W) of DATA.IMAGE_SIZE.
 
-    The shorter side is resized to floor(size / crop_pct), so that the crop shows `crop_pct` of it. It rounds as
-    torchvision's Resize and CenterCrop. With `crop_pct` above 1 the resized image is smaller than the crop and gets a
-    border of zeros, as from PaddlePaddle's CenterCrop; torchvision places it one pixel differently if it is odd.
+    The image is resized for a crop of floor(IMAGE_SIZE / CROP_PCT), then its center is shown. DATA.RESIZE crop resizes
+    it to cover this crop, pad to fit into it, squash to its proportions: timm's crop modes `center`, `border` and
+    `squash`, which round as torchvision's Resize and CenterCrop. A border is black, with pad in the mean color. With
+    crop it is placed as by PaddlePaddle's CenterCrop: torchvision and timm place it one pixel differently if it is odd.
     """
-    short_side = math.floor(round(size / crop_pct, 6))  # 224 / 0.56 is 399.99999999999994
-    height, width = (side * short_side // min(image.shape[1:]) for side in image.shape[1:])
-    top, left = round((height - size) / 2), round((width - size) / 2)
-    resized = resize(image, height, width, interpolation)
-    if top < 0 or left < 0:
-        border = (-left, left + size - width, -top, top + size - height)
-        return pad(resized, border)
-    return resized[:, top : top + size, left : left + size]
-
-
-def pad_to_square(
-    image: torch.Tensor, size: int, color: Sequence[float], interpolation: str = "bicubic"
-) -> torch.Tensor:
-    """The whole of torch.uint8 (C, H, W) as (C, size, size), as timm's crop mode `border`.
-
-    The longer side is resized to `size`; the rest has the `color`, 0..1 per channel.
-    """
-    height, width = (max(1, round(side * size / max(image.shape[1:]))) for side in image.shape[1:])
-    top, left = (size - height) // 2, (size - width) // 2
-    padded = torch.tensor([round(255 * value) for value in color], dtype=torch.uint8).view(-1, 1, 1)
-    padded = padded.repeat(1, size, size)
-    padded[:, top : top + height, left : left + width] = resize(image, height, width, interpolation)
-    return padded
+    pixels, size = image.pixels, data.input_size
+    crop = [math.floor(round(side / data.crop_pct, 6)) for side in size]  # 224 / 0.56 is 399.99999999999994
+    if data.resize == "crop" and crop[0] == crop[1]:
+        crop = [side * crop[0] // min(pixels.shape[1:]) for side in pixels.shape[1:]]
+    elif data.resize != "squash":
+        ratios = [side / target for side, target in zip(pixels.shape[1:], crop, strict=True)]
+        ratio = max(ratios) if data.resize == "pad" else min(ratios)
+        crop = [max(1, round(side / ratio)) for side in pixels.shape[1:]]
+    resized = resize(pixels, crop[0], crop[1], data.interpolation)
+    margins = [side - target for side, target in zip(crop, size, strict=True)]
+    top, left = (-(-margin // 2) if margin < 0 and data.resize != "crop" else round(margin / 2) for margin in margins)
+    shown = resized[:, max(0, top) :, max(0, left) :][:, : size[0], : size[1]]
+    if min(margins) >= 0:
+        return shown
+    color = [round(255 * value) if data.resize == "pad" else 0 for value in data.imagenet_mean]
+    canvas = torch.tensor(color, dtype=torch.uint8).view(-1, 1, 1).repeat(1, *size)
+    canvas[:, max(0, -top) :, max(0, -left) :][:, : shown.shape[1], : shown.shape[2]] = shown
+    return canvas
 
 
 def random_crop_box(
@@ -99,19 +95,7 @@ _ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
 def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014). Only the box is decoded if possible."""
     box = random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)
-    return resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
-
-
-def central_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
-    """The center of the image, resized to (C, S, S)."""
-    return center_crop(image.pixels, data.image_size, data.crop_pct, data.interpolation)
-
-
-def whole_image(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
-    """The whole image as (C, S, S), in other proportions or with a border: DATA.RESIZE squash and pad."""
-    if data.resize == "pad":
-        return pad_to_square(image.pixels, data.image_size, data.imagenet_mean, data.interpolation)
-    return resize(image.pixels, data.image_size, data.image_size, data.interpolation)
+    return resize(image.crop(box), *data.input_size, data.interpolation)
 
 
 def random_flip(axis: int, probability: float, image: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -183,12 +167,11 @@ def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     operations = list(_operations(data, train))
     crop = (*data.random_crop_scale, *data.random_crop_ratio)
     augments = len(operations) > 1 or data.hflip_prob > 0 or crop != (1, 1, 1, 1)
-    is_costly = augments or data.image_size > _SMALL
-    first = random_resized_crop if data.resize == "crop" else whole_image
+    is_costly = augments or max(data.input_size) > _SMALL
+    first = random_resized_crop if data.resize == "crop" else eval_crop
     return HostTransform(partial(first, data), operations, drawing, seed, is_costly=is_costly)
 
 
 def build_eval_host_transform(data: Data) -> HostTransform:
     """The host transform of validation images."""
-    crop = central_crop if data.resize == "crop" else whole_image
-    return HostTransform(partial(crop, data), is_costly=data.image_size > _SMALL)
+    return HostTransform(partial(eval_crop, data), is_costly=max(data.input_size) > _SMALL)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import ValidationError
-from timm.data import resolve_data_config
 
 from configs.reading.layer_rules import described_model
 from configs.reading.yaml_io import parse_value
@@ -25,11 +24,11 @@ from configs.schema.model import Model
 from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord, find_weights
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
-from models.timm_model import published_preprocessing
+from models.timm_model import preprocessing_of, published_preprocessing
 from models.weights.read import checked_archive_bytes, has_backing_storage
 from models.weights.shards import read_content, read_stored
 from utils.file_formats.checkpoint_folder import SHARDS
-from utils.file_formats.hf_folder import read_config, read_metadata
+from utils.file_formats.hf_folder import CONFIG, read_config, read_metadata
 from utils.files import atomic_write
 
 ENTRY = "split"
@@ -162,8 +161,9 @@ def weights_record(model: Model) -> WeightsRecord | None:
         return None
     if (record := None if is_published else read_record(model.pretrained)) or model.type != "timm":
         return record
-    values, source = published_preprocessing(model.name)
-    return WeightsRecord(source, {}, {field.upper(): value for field, value in values.items()})
+    data, evaluation, source = published_preprocessing(model.name)
+    source += "" if is_published else ", since the file names none" if source else ""
+    return WeightsRecord(source, {}, data, evaluation=evaluation)
 
 
 def read_record(weights: str) -> WeightsRecord | None:
@@ -176,12 +176,15 @@ def read_record(weights: str) -> WeightsRecord | None:
         UserError: no such file, or a damaged archive.
     """
     path = find_weights(weights)
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        return None
+    suffix = path.suffix.lower()
+    reader = _READERS.get(suffix)
     if reader is _read_checkpoint:
         checked_archive_bytes(path)
     try:
+        if suffix == ".bin" or (suffix == ".safetensors" and OPTIONS_ENTRY not in read_metadata(path)):
+            return _record_of_config(path)
+        if reader is None:
+            return None
         content, options = reader(path)
         return record_of(content, options) if is_description(content) else None
     except Exception:  # a file of another program has any content
@@ -203,7 +206,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         model=model,
         data=data,
         class_names=names and list(map(to_nfc, names)),  # as in the data
-        num_classes=number if type(number := model.get("NUM_CLASSES")) is int and number > 0 else None,
+        num_classes=_count(model.get("NUM_CLASSES")),
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
     )
@@ -217,8 +220,6 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
     metadata = read_metadata(path)
-    if OPTIONS_ENTRY not in metadata:
-        return _read_config(path)
     entries = [*_DESCRIPTION, ENTRY] if ENTRY in metadata else _DESCRIPTION
     return {entry: json.loads(metadata[entry]) for entry in entries}, json.loads(metadata[OPTIONS_ENTRY])
 
@@ -229,18 +230,25 @@ def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
     return content | split, parse_value(content["options"])
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], Any]:
-    """The content of timm's config.json beside the weights. Its crop modes other than `center` are not used."""
+def _record_of_config(path: Path) -> WeightsRecord:
+    """The record in timm's config.json beside the weights."""
     config = read_config(path.parent)
-    values = resolve_data_config(pretrained_cfg=config["pretrained_cfg"])
-    channels, *_, width = values["input_size"]
-    preprocessing = {"image_size": width, "channels": channels, "interpolation": values["interpolation"]}
-    preprocessing |= {entry: list(map(float, values[entry])) for entry in ("mean", "std")}
-    preprocessing["crop_pct"] = float(values["crop_pct"])
-    names = config.get("label_names")  # a dict of timm's may leave labels out
-    description = {"class_names": names if isinstance(names, list) else None, "preprocessing": preprocessing}
-    return description, {"DATA": {}, "MODEL": described_model(config)}
+    data, evaluation = preprocessing_of(config["pretrained_cfg"])
+    model, names = described_model(config), config.get("label_names")  # a dict of timm's may leave labels out
+    is_list = is_description({"class_names": names})
+    return WeightsRecord(
+        source=str(path.parent / CONFIG),
+        model=model,
+        data=data | {"IMAGE_CHANNELS": config["pretrained_cfg"].get("input_size", [3])[0]},
+        evaluation=evaluation,
+        class_names=list(map(to_nfc, names)) if names and is_list else None,
+        num_classes=_count(model["NUM_CLASSES"]),
+    )
+
+
+def _count(number: Any) -> int | None:
+    return number if type(number) is int and number > 0 else None
 
 
 _READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint}
-_READERS |= {".safetensors": _read_safetensors, ".bin": _read_config}
+_READERS[".safetensors"] = _read_safetensors

@@ -122,7 +122,8 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
         notes += [warning for warning in changed if warning not in command.notes]
     elif options.model.pretrained not in (None, "timm") and not (command.recipe or given.get("DATA")):
         read_weights(options.model.pretrained)  # a damaged file is the error, not the default data
-    followed = follow(options, given, record, evaluates=True)
+    embeds = command.prediction is not None and command.prediction.embeds
+    followed = follow(options, given, record, evaluates=True, embeds=embeds)
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
     return followed.options, record, notes
 

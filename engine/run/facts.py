@@ -157,7 +157,7 @@ class Preprocessing:
     resize: str = "crop"
 
     def __str__(self) -> str:
-        crop = f" {self.crop_pct:g}" if self.resize == "crop" else ""
+        crop = f" {self.crop_pct:g}" if self.resize == "crop" or self.crop_pct != 1 else ""
         crop = f"{self.image_size} pixels, {self.resize}{crop}, {self.interpolation}"
         return f"Preprocessing: {crop}, mean {self.mean}, std {self.std} ({self.sources})"
 

@@ -61,7 +61,7 @@ def data_config(values: dict[str, Any]) -> dict[str, Any]:
         "interpolation": values["interpolation"],
         "mean": tuple(values["mean"]),
         "std": tuple(values["std"]),
-        "crop_pct": values["crop_pct"] if resize == "crop" else 1.0,
+        "crop_pct": values["crop_pct"],
         "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[resize],
     }
 

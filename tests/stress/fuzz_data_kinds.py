@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load, save
 
+from configs.schema import Data
 from configs.schema.train import check_policy
 from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
@@ -25,7 +26,7 @@ from datasets.shards.records import Record, read_records
 from datasets.sources.files.lists import read_list, read_table
 from datasets.sources.in_memory import read_batch
 from datasets.sources.shared_arrays import strings_in
-from datasets.transforms.host import center_crop
+from datasets.transforms.host import eval_crop
 from datasets.transforms.policies import TimmPolicy
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
@@ -62,7 +63,7 @@ def read_image(data: bytes, folder: Path) -> None:
     image = open_image(data, 3 if len(data) % 2 else 1, lambda: "image")
     height, width = image.size
     image.crop((height // 3, width // 3, height - height // 2, width - width // 2))
-    center_crop(image.pixels, 16, 0.875)
+    eval_crop(Data(IMAGE_SIZE=16), image, random.Random(0))
 
 
 def repair_png(data: bytes) -> bytes:

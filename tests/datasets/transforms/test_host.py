@@ -19,8 +19,6 @@ from datasets.decoding.partial_jpeg import Box
 from datasets.transforms.host import (
     build_eval_host_transform,
     build_host_transform,
-    center_crop,
-    pad_to_square,
     random_crop_box,
     resize,
 )
@@ -55,7 +53,7 @@ def test_options_of_the_device_draw_nothing_from_an_earlier_operation():
 @pytest.mark.parametrize("resize", ["squash", "pad"])
 def test_training_and_validation_see_the_whole_image(resize):
     image = torch.full((3, 20, 40), 200, dtype=torch.uint8)
-    data = Data.model_validate({"IMAGE_SIZE": 16, "RESIZE": resize, "HFLIP_PROB": 0.0, "CROP_PCT": 0.5})
+    data = Data.model_validate({"IMAGE_SIZE": 16, "RESIZE": resize, "HFLIP_PROB": 0.0, "CROP_PCT": 1.0})
     trained, _ = build_host_transform(data, Train(), 0)(LazyImage(image), 0, 1)
     validated, _ = build_eval_host_transform(data)(LazyImage(image), 0, 1)
     assert torch.equal(trained, validated) and trained.shape == (3, 16, 16)
@@ -133,6 +131,10 @@ def test_resize_crop_of_its_own_size_touches_no_pixel():
     assert torch.equal(resize_crop(image, (40, 7, 96, 96), 96), image[:, 40:136, 7:103])
 
 
+def eval_crop(image: torch.Tensor, **keys) -> torch.Tensor:
+    return build_eval_host_transform(Data.model_validate(keys))(LazyImage(image), 0, 0)[0]
+
+
 @pytest.mark.parametrize(
     ("width", "height", "size", "crop_pct", "interpolation"),
     [(261, 199, 224, 0.875, "bicubic"), (333, 500, 64, 0.56, "bilinear"), (90, 64, 33, 0.8, "bicubic")],
@@ -141,27 +143,35 @@ def test_center_crop_is_torchvisions(width, height, size, crop_pct, interpolatio
     photo = PHOTO.resize((width, height))
     image = as_tensor(photo)
     resize = Resize(math.floor(round(size / crop_pct, 6)), InterpolationMode(interpolation), antialias=True)
-    crop = center_crop(image, size, crop_pct, interpolation)
+    crop = eval_crop(image, IMAGE_SIZE=size, CROP_PCT=crop_pct, INTERPOLATION=interpolation)
     assert torch.equal(crop, CenterCrop(size)(resize(image)))
     on_pillow = as_tensor(CenterCrop(size)(resize(photo)))
     assert (crop.int() - on_pillow.int()).abs().float().mean() < 0.1
 
 
-@pytest.mark.parametrize(("width", "height", "size"), [(261, 199, 64), (300, 3, 225)])
-def test_padding_is_timms_border(width, height, size):
-    photo, mean, std = PHOTO.resize((width, height)), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+@pytest.mark.parametrize(("resize", "mode"), [("crop", "center"), ("squash", "squash"), ("pad", "border")])
+@pytest.mark.parametrize("crop_pct", [1.0, 0.95, 0.6])
+@pytest.mark.parametrize("size", [64, 225])
+def test_the_modes_are_timms(resize, mode, crop_pct, size):
+    normalization = {"IMAGENET_MEAN": (0.485, 0.456, 0.406), "IMAGENET_STD": (0.229, 0.224, 0.225)}
     as_timm = create_transform(
-        size, interpolation="bicubic", mean=mean, std=std, crop_pct=1.0, crop_mode="border", normalize=False
-    )
-    padded, theirs = pad_to_square(as_tensor(photo), size, mean), as_timm(photo)
-    assert padded.shape == theirs.shape
-    assert (padded.int() - theirs.int()).abs().float().mean() < 0.1
+        size, interpolation="bicubic", mean=normalization["IMAGENET_MEAN"], std=normalization["IMAGENET_STD"],
+        crop_pct=crop_pct, crop_mode=mode, normalize=False,
+    )  # fmt: skip
+    for width, height in ((261, 199), (300, 3), (97, 640), (31, 33), (224, 224)):
+        photo = PHOTO.resize((width, height))
+        keys = {"IMAGE_SIZE": size, "RESIZE": resize, "CROP_PCT": crop_pct} | normalization
+        ours, theirs = eval_crop(as_tensor(photo), **keys), as_timm(photo)
+        assert ours.shape == theirs.shape
+        assert (ours.int() - theirs.int()).abs().float().mean() < 0.2
 
 
-@pytest.mark.parametrize(("width", "height", "size", "crop_pct"), [(199, 261, 223, 1.15), (300, 100, 96, 1.3)])
+@pytest.mark.parametrize(
+    ("width", "height", "size", "crop_pct"), [(199, 261, 223, 1.15), (300, 100, 96, 1.3), (300, 200, 224, 1.004)]
+)
 def test_a_share_above_one_gives_a_border_of_zeros(width, height, size, crop_pct):
     image = as_tensor(PHOTO.resize((width, height)))
-    crop = center_crop(image, size, crop_pct)
+    crop = eval_crop(image, IMAGE_SIZE=size, CROP_PCT=crop_pct)
     resized = Resize(math.floor(size / crop_pct), InterpolationMode.BICUBIC, antialias=True)(image)
     # PaddlePaddle's CenterCrop: Pillow's crop, whose box may exceed the image.
     top, left = (round((side - size) / 2) for side in resized.shape[1:])

@@ -1,5 +1,7 @@
 """Weights bring their preprocessing: timm's, a checkpoint's, a family's; keys that the user sets win."""
 
+import re
+from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
@@ -7,20 +9,23 @@ import pytest
 import timm
 import torch
 from conftest import train
-from timm.data import resolve_data_config
+from timm.data import create_transform, resolve_data_config
 from timm.models import save_for_hf
 
 from configs.reading.command_line import parse_command_line
 from configs.reading.yaml_io import read_yaml
 from configs.schema import Data
-from configs.weights import follow
+from configs.weights import WeightsRecord, follow
+from datasets.decoding.decode import LazyImage
+from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint import weights_record
 from engine.plan.evaluation import plan_evaluation
 from engine.run.facts import Preprocessing, read_facts
 from engine.run.log import RunLogger
 from models.build import build_model
 from scripts import export
-from tests.datasets.photo import PHOTO
+from tests.datasets.photo import PHOTO, as_tensor
+from utils.errors import UserError
 
 TV = "resnet18.tv_in1k"  # bilinear
 NAMES = [TV, "resnet18", "vit_small_patch16_224", "beit_base_patch16_384", "convnext_tiny.fb_in22k"]
@@ -81,6 +86,103 @@ def test_weights_of_a_family_in_the_recipe_of_another_model_have_its_normalizati
     data, sources, _ = completed(*swin, "-pretrained=swin.pdparams")
     assert data.imagenet_mean == (0.485, 0.456, 0.406) and "MODEL.TYPE swin: IMAGENET_MEAN, IMAGENET_STD" in sources
     assert completed(*swin, "-opts", "MODEL.PRETRAINED=null")[0].imagenet_mean == (0.5, 0.5, 0.5)
+
+
+_TIMM = parse_command_line(["-eval", "-dataset=folder", "-opts", "MODEL.TYPE=timm", "MODEL.PRETRAINED=timm"]).config
+_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
+
+
+def evaluated(name: str, **follows) -> Data:
+    """DATA of an evaluation of weights that timm publishes."""
+    config = _TIMM.with_model(name=name)
+    return follow(config, {}, weights_record.weights_record(config.model), evaluates=True, **follows).options.data
+
+
+def test_an_evaluation_of_each_published_model_has_timms_values():
+    """With its test size, test crop and crop mode; -embed sees the images as a training does, such as a probe."""
+    names, differing = timm.list_pretrained(), Counter()
+    for name in names:
+        published = timm.get_pretrained_cfg(name).to_dict()
+        expected = resolve_data_config(pretrained_cfg=published, use_test_size=True)
+        if expected["input_size"][1] != expected["input_size"][2]:
+            differing["no square"] += 1
+            with pytest.raises(UserError, match="IMAGE_SIZE"):
+                evaluated(name)
+            continue
+        data = evaluated(name)
+        assert expected == {
+            "input_size": (3, *data.input_size), "crop_pct": data.crop_pct, "crop_mode": _MODES[data.resize],
+            "interpolation": data.interpolation, "mean": data.imagenet_mean, "std": data.imagenet_std,
+        }  # fmt: skip
+        trained, embedded = resolve_data_config(pretrained_cfg=published), evaluated(name, embeds=True)
+        assert ((3, *embedded.input_size), embedded.crop_pct) == (trained["input_size"], trained["crop_pct"])
+        assert embedded.resize == "crop"
+        differing["size"] += trained["input_size"] != expected["input_size"]
+        differing["crop"] += trained["crop_pct"] != expected["crop_pct"]
+        differing[data.resize] += 1
+    assert len(names) > 1800 and differing["size"] > 300 and differing["crop"] > 240
+    assert differing["squash"] > 120 and differing["pad"] > 5 and differing["no square"] > 4
+
+
+@pytest.mark.parametrize("name", [
+    "resnet50.a1_in1k", "test_resnet.r160_in1k", "vit_base_patch16_siglip_224.webli", "dm_nfnet_f0.dm_in1k",
+    "deepseek_vit_412m.deepseek_v4_flash_vision_exp",
+])  # fmt: skip
+def test_an_evaluation_shows_timms_pixels(name):
+    expected = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict(), use_test_size=True)
+    ours, theirs = build_eval_host_transform(evaluated(name)), create_transform(**expected, normalize=False)
+    for size in ((261, 199), (97, 640), (333, 500), (31, 33), (1000, 777)):
+        photo = PHOTO.resize(size)
+        pixels, timms = ours(LazyImage(as_tensor(photo)), 0, 0)[0], theirs(photo)
+        assert pixels.shape == timms.shape
+        assert (pixels.int() - timms.int()).abs().float().mean() < 0.2
+
+
+def test_a_run_of_squashed_images_has_no_crop():
+    """As in its training, for any CROP_PCT that was given; weights of others may have one."""
+    options = parse_command_line(["-opts", "DATA.RESIZE=squash", "DATA.CROP_PCT=0.9"]).config
+    given = {"DATA": ["RESIZE", "CROP_PCT"]}
+    values = {"RESIZE": "squash", "CROP_PCT": 0.875}
+    own, foreign = (
+        WeightsRecord("it", {}, values | {"DATASET": "folder"}),
+        WeightsRecord("it", {}, {}, evaluation=values),
+    )
+    found = [
+        follow(options, given, record, evaluates).options.data.crop_pct
+        for record, evaluates in ((None, False), (foreign, False), (own, True), (foreign, True), (None, True))
+    ]
+    assert found == [1, 1, 1, 0.9, 0.9]
+    resized = options.with_data(resize="crop")
+    assert follow(resized, {}, foreign, evaluates=True).options.data.crop_pct == 0.875
+    assert follow(resized, {}, own, evaluates=True).options.data.crop_pct == 1
+    assert follow(options, {"DATA": ["RESIZE"]}, None, evaluates=True).options.data.crop_pct == 1
+
+
+RGB, HALF = [0.485, 0.456, 0.406], [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(("mean", "std", "fixed_mean", "fixed_std"), [
+    ("[123.675,116.28,103.53]", "[58.395,57.12,57.375]", RGB, [0.229, 0.224, 0.225]),
+    ("[123.675,116.28,103.53]", "[1,1,1]", RGB, [1 / 255] * 3),
+    ("[123.675,116.28,103.53]", "[0.5,0.5,0.5]", RGB, HALF),
+    ("[0,0,0]", "[255,255,255]", [0, 0, 0], [1, 1, 1]),
+    ("[0.5,0.5,0.5]", "[127.5,127.5,127.5]", HALF, HALF),
+    ("[0,0,0]", "[1,1,1]", [0, 0, 0], [1, 1, 1]),
+    ("[103.53,116.28,123.675]", "[1,1,1]", None, None),
+    ("[0.406,0.456,0.485]", "[0.225,0.224,0.229]", None, None),
+    ("[30000,0,0]", "[0.5,0.5,0.5]", None, None),
+])  # fmt: skip
+def test_mean_and_deviation_in_units_of_0_to_255_are_refused_and_the_fix_can_be_typed(mean, std, fixed_mean, fixed_std):
+    typed = [f"DATA.IMAGENET_MEAN={mean}", f"DATA.IMAGENET_STD={std}"]
+    try:
+        data = parse_command_line(["-opts", *typed]).config.data
+    except UserError as error:
+        keys = re.findall(r"DATA\.\S+=\S+", str(error))
+        assert bool(keys) == bool(fixed_mean) and "\n" not in str(error)
+        if not fixed_mean:
+            return
+        data = parse_command_line(["-opts", *typed, *keys]).config.data
+    assert data.imagenet_mean == pytest.approx(fixed_mean) and data.imagenet_std == pytest.approx(fixed_std, rel=1e-5)
 
 
 @pytest.fixture
