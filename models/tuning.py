@@ -196,7 +196,7 @@ def merge_adapters(state: State, alpha: float) -> State:
     return merged
 
 
-_FOLDER, _PREFIX = "adapter", "base_model.model."
+PEFT_FOLDER, _PREFIX = "adapter", "base_model.model."
 
 
 def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Module, options: Lora) -> None:
@@ -214,7 +214,7 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
         "peft_type": "LORA", "r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout,
         "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,
     }  # fmt: skip
-    folder = checkpoint.with_name(_FOLDER)
+    folder = checkpoint.with_name(PEFT_FOLDER)
     folder.mkdir(exist_ok=True)
     float32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
     atomic_write(folder / "adapter_model.safetensors", save(float32, {"format": "pt"}))

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.reading.layer_rules import REMOVED
-from configs.reading.option_layers import OptionLayers, expand_switches, flatten
+from configs.reading.option_layers import OptionLayers, expand_switches, flatten, stored_options
 from configs.reading.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.config import known_keys, model_type
@@ -185,7 +185,8 @@ def experiment_mismatch(options_file: Path, config: Config) -> str | None:
     training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
     """
     try:
-        before = with_defaults(read_yaml(options_file)[0])
+        stored = {} if options_file.is_file() else stored_options(options_file.parent)
+        before = with_defaults(stored or read_yaml(options_file)[0])
     except UserError as error:
         return str(error)
     for key, value in _values(config).items():

@@ -21,7 +21,7 @@ from configs.reading.flags import (
 )
 from configs.reading.key_help import print_help
 from configs.reading.layer_rules import LAYER_RULES, REMOVED, check_family, set_model
-from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options
+from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, stored_options
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.rules import complete
 from configs.schema import Config
@@ -188,6 +188,8 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
         layers.add_recipe(file)
     elif weights and not arguments.resume:
         add_weight_options(layers, weights)
+    elif arguments.resume not in (None, "auto") and (values := stored_options(Path(arguments.resume))):
+        layers.add(values, arguments.resume)
     if arguments.model:
         set_model(layers, arguments.model)
     for flag in (flag for flags in FLAGS.values() for flag in flags):

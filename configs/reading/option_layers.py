@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from configs.reading.yaml_io import KeyPath, read_yaml, shorten
+from configs.reading.yaml_io import KeyPath, parse_value, read_yaml, shorten
 from utils.errors import UserError
+from utils.file_formats.torch_file import read_entries
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: the options of its recipe, without flags and -opts
@@ -92,6 +93,19 @@ def find_run_options(resume: str | None, weights: str | None) -> Path | None:
     path = Path(named)
     file = (path if os.path.isdir(path) and path.suffix != ".shards" else path.parent) / RUN_OPTIONS
     return file if os.path.isfile(file) else None
+
+
+def stored_options(named: Path) -> dict[str, Any]:
+    """The options in a checkpoint, with or without its extension, or in the newest one of a folder; {}: there are none.
+
+    For a run whose options file is missing.
+    """
+    inside = (path for form in (".pth", ".shards") for path in named.glob(f"*{form}"))
+    beside = (path for end in ("", ".pth", ".shards") if os.path.exists(path := Path(f"{named}{end}")))
+    newest = sorted(inside, key=os.path.getmtime, reverse=True) if named.suffix != ".shards" else []
+    texts = (read_entries(path).get("options") for path in (newest or beside))
+    values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
+    return values if isinstance(values, dict) else {}
 
 
 def expand_switches(values: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +22,14 @@ from engine.checkpoint.run_folder import (
     is_checkpoint,
     is_run_folder,
     modified_time,
-    saved_path,
 )
 from engine.checkpoint.weights_record import ENTRY, is_description, read_split
-from models.weights.read import checked_archive_bytes, has_backing_storage
+from models.weights.read import has_backing_storage
 from models.weights.shards import open_shards, read_stored
-from utils.distributed import ProcessContext, broadcast_object, gather_objects
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects
 from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
+from utils.file_formats.torch_file import checked_archive_bytes, read_entries
 from utils.files import tensors_in, verify_checksum
 from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS
@@ -119,18 +120,50 @@ def _runs_newest_first(output: Path) -> list[Path]:
     return sorted(newest, key=newest.__getitem__, reverse=True)
 
 
-def read_best(folder: Path, context: ProcessContext) -> dict[str, Any] | None:
-    """The `best` entry of a folder's best checkpoint, None if it is not valid. A collective call.
+class Place(NamedTuple):
+    """A checkpoint in the folder of a run, and where it stands: its epoch and the share of the epoch, and its step."""
 
-    Of a file, the main process alone gets the entry.
-    """
-    path = broadcast_object(saved_path(folder / BEST), context)
-    if path.suffix != SHARDS and not context.is_main:
-        return None
-    try:
-        return open_checkpoint(path, context)["best"]
-    except UserError:
-        return None
+    path: Path
+    progress: tuple[int, float]
+    step: int
+    best: dict[str, Any] | None
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it has the weights of its best evaluation."""
+        return self.best is not None and self.progress == (self.best["epoch"], 0.0)
+
+
+def place_of(path: Path, state: dict[str, Any]) -> Place:
+    steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
+    progress = state["epoch"], state["done_steps"] / max(steps, 1)
+    return Place(path, progress, state["epoch"] * steps + state["done_steps"], state["best"])
+
+
+def read_places(folder: Path) -> list[Place]:
+    """The places of the checkpoints of a folder; without those that are damaged or of another program."""
+    places = []
+    for path in checkpoints_by_progress(folder):
+        with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+            place = place_of(path, read_entries(path))
+            places += [place] if place.best is None or _is_best(place.best) else []
+    return places
+
+
+def find_best(folder: Path, best: dict[str, Any], context: ProcessContext) -> Path | None:
+    """The valid checkpoint with the weights of the evaluation `best`, best.pth first; a collective call."""
+    places: list[Place] = call_on_main(lambda: read_places(folder), context) or []
+    paths = [place.path for place in places if place.is_best and place.best == best]
+    for path in broadcast_object(sorted(paths, key=lambda path: path.stem != Path(BEST).stem), context):
+        is_valid = True
+        try:
+            if path.suffix == SHARDS or context.is_main:
+                open_checkpoint(path, context)
+        except UserError:
+            is_valid = False
+        if broadcast_object(is_valid, context):
+            return path
+    return None
 
 
 def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS, discard_folder, is_checkpoint_folder, link_folder
 from utils.files import atomic_save, atomic_write, link_or_copy, tensor_bytes
 from utils.locks import locked
+from utils.status import STATUS
 from utils.system import control_groups
 from utils.torch_compat import tree_map_only
 
@@ -150,8 +151,18 @@ def make_run_folder(root: Path, name: str) -> Path:
     raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
 
 
+RECORDS = ("log.txt", "facts.jsonl", "metrics.csv", "steps.csv")  # of a run, beside its options
+
+
 def is_run_folder(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in (RUN_OPTIONS, "log.txt", "metrics.csv"))
+    """Returns whether the checkpoints of the folder are a run: the last one and any other file of it, or a record.
+
+    A copy of a checkpoint, alone or with the options of its run, is none, and neither is an export.
+    """
+    found = {path.stem for path in checkpoints_by_progress(folder)}
+    has_last = not found.isdisjoint((Path(LAST).stem, Path(PREVIOUS).stem))
+    has_others = len(found) > 1 or any((folder / name).exists() for name in (RUN_OPTIONS, STATUS, _LOCK))
+    return bool(found) and ((has_last and has_others) or any((folder / name).exists() for name in RECORDS))
 
 
 def write_run_options(folder: Path, text: str, steps_done: int) -> None:

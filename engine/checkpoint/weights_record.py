@@ -25,10 +25,11 @@ from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord, find_we
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
-from models.weights.read import checked_archive_bytes, has_backing_storage
+from models.weights.read import has_backing_storage
 from models.weights.shards import read_content, read_stored
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.hf_folder import CONFIG, read_config, read_metadata
+from utils.file_formats.torch_file import checked_archive_bytes
 from utils.files import atomic_write
 
 ENTRY = "split"

@@ -8,6 +8,7 @@ import os
 import platform
 import secrets
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,14 +25,18 @@ from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from configs.reading.checks import non_default_lines
 from configs.reading.command_line import Command, parse_command_line, to_yaml
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
-from engine.checkpoint.run_folder import check_writable, make_run_folder, write_run_options
+from engine.checkpoint.reader import FoundCheckpoint, place_of, read_places
+from engine.checkpoint.run_folder import BEST, RECORDS, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_environment
 from engine.run.log import RunLogger
+from engine.run.result import EVALUATION, RESULT, TEST_EVALUATION
+from models.tuning import PEFT_FOLDER
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, hide_passwords
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
-from utils.files import atomic_write
+from utils.files import atomic_write, fsync_path
+from utils.metric_table import Metric
 from utils.status import RunStatus
 from utils.system import missing_features
 from utils.threads import wait_for
@@ -87,6 +92,41 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
         _write_recipe(folder, command)
     logger.open(folder)
     logger.record(Start(str(folder), steps_done, next_command(command, from_anywhere=True)))
+
+
+_MOVED = (EVALUATION, TEST_EVALUATION, PEFT_FOLDER)  # they are about the best checkpoint
+
+
+def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None:
+    """Moves the checkpoints that are ahead of the resumed one to a folder in the folder of the run, named after the
+    step; with the files about the best one, and copies of the options, the log, the facts and the tables.
+
+    The folder is a run, which -resume continues. Raises OSError.
+    """
+    folder, here = found.path.parent, place_of(found.path, found.state)
+    if not (ahead := [place for place in read_places(folder) if place.progress > here.progress]):
+        return
+    name, last = f"step-{max(place.step for place in ahead):06d}", max(ahead, key=lambda place: place.progress)
+    numbers = ("", *(f"-{number}" for number in range(2, 1000)))
+    target = next(path for number in numbers if not os.path.lexists(path := folder / f"{name}{number}"))
+    target.mkdir()
+    for record in (RUN_OPTIONS, RESULT, *RECORDS):
+        if (folder / record).is_file():
+            shutil.copyfile(folder / record, target / record)
+    later = {int(number): file for file in folder.glob("config-step-*.yaml") if (number := file.stem[12:]).isdecimal()}
+    for step in sorted((step for step in later if step > here.step), reverse=True):
+        shutil.copyfile(later[step], folder / RUN_OPTIONS)  # in the end the options of the resumed step
+        os.rename(later[step], target / later[step].name)
+    best = next((place.best for place in ahead if place.path.stem == Path(BEST).stem), None)
+    for path in (*(folder / file for file in _MOVED if best), *(place.path for place in reversed(ahead))):
+        if path.exists():
+            os.rename(path, target / path.name)
+    fsync_path(folder)
+    figure = f"the best {metric.title}, {metric.text(best.get(metric.name))} (epoch {best['epoch']}), " if best else ""
+    logger.info(
+        f"----- Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}, are ahead of "
+        f"{found.path.name}: moved to {target}, a run of its own for -resume"
+    )
 
 
 def _write_recipe(folder: Path, command: Command) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 from configs.batch_plan import EpochLayout
 from configs.reading.checks import non_default_options
 from configs.reading.command_line import Command, to_yaml
+from configs.reading.option_layers import RUN_OPTIONS
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
-from engine.checkpoint.run_folder import lock_run_folder
+from engine.checkpoint.run_folder import BEST, RECORDS, is_checkpoint, link_copies, lock_run_folder, saved_path
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
@@ -23,7 +24,7 @@ from engine.plan.training import Plan
 from engine.precision.master_weights import average_warning, describe_average
 from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.flops import describe_model
-from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder, record_environment
+from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder, record_environment, set_aside
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter
@@ -35,6 +36,7 @@ from engine.training.step import TrainState
 from models.tuning import random_backbone_warning
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
+from utils.errors import error_from
 from utils.status import RunStatus
 from utils.system import busy_note
 
@@ -164,17 +166,35 @@ def open_record(command: Command, session: Session, logger: RunLogger, locks: Ex
     if plan.found:
         saved = {"checkpoint": str(plan.found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     if folder := plan.run_folder:
+        call_on_main(lambda: _prepare_folder(session, logger), context)
         enter_folder(folder, command, context, logger, progress.step)
     else:
         folder = open_new_folder(command, context, logger)
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
+    if plan.found and not plan.run_folder:
+        logger.info(f"----- Resume: {plan.found.path} is in no folder of a run; the run continues in {folder}")
     if context.is_main:
         write_data_files(folder, describe_data(plan.config.data, plan.class_names), plan.split)
         logger.note(disk_note(session.state, folder))
     resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
     saved |= {"resume": resume} if plan.run_folder else {}
     return _record(session, folder, logger, begin_status(folder, context, resume, **saved))
+
+
+def _prepare_folder(session: Session, logger: RunLogger) -> None:
+    """Sets aside what is ahead in the folder of the resumed run; names its missing files."""
+    plan, position = session.plan, session.position
+    assert plan.found and plan.run_folder
+    folder, best = plan.run_folder, position.best_path
+    if missing := [name for name in (RUN_OPTIONS, *RECORDS) if not (folder / name).exists()]:
+        logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")
+    try:
+        set_aside(plan.found, plan.config.best_metric, logger)
+        if best and not is_checkpoint(saved_path(folder / BEST)):
+            link_copies(best, is_best=True, periodic_name=None, keep=0)
+    except OSError as error:
+        raise error_from(error, f"{error.filename or folder}: cannot be moved: {error.strerror}") from None
 
 
 def open_profile(command: Command, session: Session, logger: RunLogger) -> Record:

@@ -15,7 +15,7 @@ from configs.parts import running_plugins
 from configs.reading.checks import changed_options, changes_training
 from configs.reading.command_line import to_yaml
 from configs.reading.yaml_io import format_value
-from engine.checkpoint.reader import FoundCheckpoint, read_best
+from engine.checkpoint.reader import FoundCheckpoint, find_best, place_of
 from engine.checkpoint.weights_record import ENTRY
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
@@ -80,12 +80,14 @@ class RunPosition:
     Attributes:
         best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`).
         best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
+        best_path: the checkpoint of a resumed run with the weights of `best`.
     """
 
     progress: EpochProgress
     clock: TrainClock
     best: dict[str, Any] | None = None
     best_is_unsaved: bool = False
+    best_path: Path | None = None
 
 
 def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
@@ -202,15 +204,12 @@ def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -
     strategy.load_model_state(model, read_model_state(entry, model.state_dict()))
 
 
-def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool]:
-    """The best result, unless its file is missing or belongs to a later epoch; and whether it must be saved again."""
-    checkpoint, folder = found.state, found.run_folder
-    best = checkpoint["best"]
+def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool, Path | None]:
+    """The best result, unless no checkpoint has its weights; whether it must be saved again; and its checkpoint."""
+    best, folder = found.state["best"], found.run_folder
     if best is None:
-        return None, False
-    is_saved = folder is not None and best == read_best(folder, context)
-    is_saved = broadcast_object(is_saved, context)
-    is_this_position = (best["epoch"], 0) == (checkpoint["epoch"], checkpoint["done_steps"])
-    if not (is_saved or is_this_position):
-        return None, False
-    return best, not is_saved
+        return None, False, None
+    if path := broadcast_object(folder and find_best(folder, best, context), context):
+        return best, False, path
+    is_here = place_of(found.path, found.state).is_best
+    return (best, True, None) if is_here else (None, False, None)

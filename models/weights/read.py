@@ -5,7 +5,6 @@ No code in a file is ever run. An unreadable or malicious file is refused with o
 
 import pickle
 import re
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,12 +22,11 @@ from models.weights.shards import open_shards, read_stored
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
+from utils.file_formats.torch_file import checked_archive_bytes
 from utils.files import verify_checksum
 
 _MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
-# An archive may unpack to 64 MB + 20 times its size: zeros compress more, trained weights much less.
-_FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
 # The loss object that a checkpoint may have beside the weights becomes a record: no class of torch is used.
 _LOSSES: Any = [(SimpleNamespace, f"torch.nn.modules.loss.{name}") for name in torch.nn.modules.loss.__all__]
 # u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
@@ -67,27 +65,6 @@ def read_weights(path: str, from_paddle: Converter = lambda file, state: state) 
         raise error_from(
             error, f"{file}: is damaged or not a {extension} file ({reason}); download it again or give another"
         ) from error
-
-
-def checked_archive_bytes(file: Path) -> int:
-    """The size of a file in bytes; of a ZIP archive, the size after unpacking.
-
-    Raises:
-        UserError: a damaged archive, or one that unpacks to many times its size.
-    """
-    size = file.stat().st_size
-    try:
-        if not zipfile.is_zipfile(file):
-            return size
-        with zipfile.ZipFile(file) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-    except Exception as error:  # BadZipFile, UnicodeDecodeError, struct.error, ...
-        raise error_from(error, f"{file}: is a damaged archive ({type(error).__name__}); give another file") from error
-    if unpacked > _FREE_BYTES + _MAX_EXPANSION * size:
-        raise UserError(
-            f"{file}: would unpack from {size} to {unpacked} bytes, far more than weights do; give another file"
-        )
-    return unpacked
 
 
 def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:

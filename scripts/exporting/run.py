@@ -25,13 +25,13 @@ from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.run.flops import count_parameters
 from engine.training.eval_session import build_eval_model
-from models.weights.read import checked_archive_bytes
 from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.exporting.hf_folder import load_hf, write_hf
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, print_escaped
+from utils.file_formats.torch_file import checked_archive_bytes
 from utils.files import fsync_path
 
 TOLERANCE = 1e-3  # of logits in fp32, absolute

@@ -12,8 +12,16 @@ import torch
 from conftest import TINY_RESNET, assert_same_state, train
 from shard_files import content
 
-from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_best
-from engine.checkpoint.run_folder import BEST, LAST, PREVIOUS, CheckpointWriter, checkpoints_by_progress
+from engine.checkpoint.reader import find_best, find_checkpoint, load_checkpoint
+from engine.checkpoint.run_folder import (
+    BEST,
+    LAST,
+    PREVIOUS,
+    CheckpointWriter,
+    checkpoints_by_progress,
+    remove_checkpoint,
+    saved_path,
+)
 from engine.checkpoint.shard_writer import ShardWriter
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -267,12 +275,14 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers
 
 @pytest.mark.parametrize("make", [file_writer, shard_writer])
 def test_the_best_is_read_from_either_kind(tmp_path, cpu_group, make):
-    assert read_best(tmp_path, ALONE) is None
     best = {"top1": 1.0, "top5": 2.0, "epoch": 1, "loss": None}
+    assert find_best(tmp_path, best, ALONE) is None
     save(make(tmp_path), 1, is_best=True, best=best)
-    assert read_best(tmp_path, ALONE) == best
-    (tmp_path / BEST if make is file_writer else tmp_path / "best.shards" / "content.json").write_text("{}")
-    assert read_best(tmp_path, ALONE) is None
+    path = saved_path(tmp_path / BEST)
+    assert find_best(tmp_path, best, ALONE) == path and find_best(tmp_path, best | {"top1": 3.0}, ALONE) is None
+    remove_checkpoint(saved_path(tmp_path / LAST))
+    (path if make is file_writer else path / "content.json").write_text("{}")
+    assert find_best(tmp_path, best, ALONE) is None
 
 
 def test_a_named_folder_is_read_and_no_other(tmp_path, cpu_group):

@@ -1,0 +1,162 @@
+"""A resume from behind destroys nothing; a checkpoint with its options makes a run, not the text files beside it."""
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import assert_same_state, only_run, rows, run_folders, states, train
+
+from configs.reading.command_line import parse_command_line
+from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_places
+from engine.checkpoint.run_folder import is_run_folder
+from engine.commands.run import run
+from utils.errors import UserError
+from utils.files import read_json
+
+LONG = (
+    "TRAIN.NUM_EPOCHS=5",
+    "KEEP_CHECKPOINTS=9",
+    "DATA.BATCH_SIZE=360",
+    "TRAIN.BASE_LR=5e-3",
+    "LOGGERS=[]",
+    "EVAL.BEST_METRIC=loss",
+)
+STEPS = 3  # of an epoch
+
+
+@pytest.fixture
+def long_run(digits_run) -> Path:
+    """Five epochs of three steps; the fifth is the best."""
+    folder = digits_run(*LONG)
+    assert load_checkpoint(folder / "best.pth")["best"]["epoch"] == 5
+    return folder
+
+
+def digests(folder: Path) -> dict[str, Path]:
+    return {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in sorted(folder.rglob("*.pth"))}
+
+
+def best_score(folder: Path) -> float:
+    return min(load_checkpoint(file)["best"]["loss"] for file in folder.rglob("best.pth"))
+
+
+SHORTER, OTHER = ("TRAIN.MAX_STEPS=13",), ("TRAIN.NUM_EPOCHS=6", "TRAIN.BASE_LR=1e-6")
+RESUMES = {
+    "epoch-001.pth": OTHER, "epoch-004": SHORTER, "best.pth": OTHER, "last.pth": OTHER, "previous.pth": SHORTER,
+    "": OTHER, "auto": SHORTER,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), RESUMES.items())
+def test_no_checkpoint_ahead_and_no_better_one_is_lost(long_run, digits_argv, cpu, name, options):
+    before, score = digests(long_run), best_score(long_run)
+    found = find_checkpoint("auto" if name == "auto" else str(long_run / name), long_run.parent)
+    resumes_at = next(place for place in read_places(long_run) if place.path == found.path)
+    ahead = [place.path for place in read_places(long_run) if place.progress > resumes_at.progress]
+    train([f"-resume={name if name == 'auto' else found.path}", *digits_argv, *LONG, *options], cpu)
+    kept = digests(long_run)
+    assert {digest for digest, file in before.items() if file in ahead} <= kept.keys()
+    assert best_score(long_run) <= score
+    assert bool(ahead) == bool(list(long_run.glob("step-*")))
+
+
+def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, capsys):
+    unbroken = {name: states(long_run, name) for name in ("last.pth", "best.pth")}
+    tables = rows(long_run)
+    figure = f"{unbroken['best.pth']['best']['loss']:.4f}"
+    train([f"-resume={long_run}/epoch-002.pth", "-opts", "TRAIN.MAX_STEPS=9"], cpu)
+    aside = long_run / f"step-{5 * STEPS:06d}"
+    line = rf"Resume: the best loss, {re.escape(figure)} \(epoch 5\), .*epoch-002\.pth: moved to {aside}"
+    assert re.search(line, (long_run / "log.txt").read_text())
+    assert rows(aside) == tables and [row["epoch"] for row in rows(long_run)] == ["1", "2", "3"]
+    assert (aside / "evaluation" / "summary.json").is_file() and (aside / "result.json").is_file()
+    for name, state in unbroken.items():
+        assert_same_state(states(aside, name), state)
+    assert sorted(file.name for file in long_run.glob("epoch-*")) == [f"epoch-00{epoch}.pth" for epoch in (1, 2, 3)]
+    train([f"-resume={aside}", "-epochs=6"], cpu)  # continues by itself
+    assert load_checkpoint(aside / "last.pth")["epoch"] == 6
+    train([f"-resume={long_run}/epoch-002.pth", "-opts", "TRAIN.MAX_STEPS=9"], cpu)  # a second time
+    assert len(list(long_run.glob("step-*"))) == 2
+
+
+def test_the_best_of_an_earlier_epoch_is_found_again(digits_run, cpu):
+    folder = digits_run(*LONG[:-1])
+    best = states(folder, "best.pth")
+    assert best["best"]["epoch"] == 2
+    (folder / "best.pth").unlink()
+    train([f"-resume={folder}/epoch-004.pth", "-opts", "TRAIN.MAX_STEPS=13"], cpu)
+    assert_same_state(states(folder, "best.pth"), best)
+    assert load_checkpoint(folder / "last.pth")["best"] == best["best"]
+
+
+def test_rows_without_a_checkpoint_are_cut(digits_run, cpu):
+    folder = digits_run("TRAIN.MAX_STEPS=23")
+    with open(folder / "metrics.csv", "a") as file:
+        file.write(re.sub("^1,", "2,", (folder / "metrics.csv").read_text().splitlines()[-1]) + "\n")
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=24"], cpu)
+    assert len(rows(folder)) == 1 and not list(folder.glob("step-*"))
+
+
+def test_the_options_of_the_steps_before_stay_known(long_run, cpu):
+    first = (long_run / "config.yaml").read_text()
+    train([f"-resume={long_run}", "-epochs=6", "-opts", "REPORT_FREQ=7"], cpu)
+    train([f"-resume={long_run}/epoch-002.pth", "-opts", "REPORT_FREQ=9", "TRAIN.MAX_STEPS=7"], cpu)
+    assert (long_run / f"config-step-{2 * STEPS:06d}.yaml").read_text() == first
+    assert len(list(long_run.glob("config-step-*"))) == 1
+
+
+def test_a_longer_run_from_the_constant_phase(digits_argv, cpu):
+    """The command of docs/recipes.md: wsd, resumed before its decay with more epochs."""
+    wsd = [*digits_argv, "TRAIN.LR_SCHEDULER.NAME=wsd", *LONG, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=2"]
+    folder = train(wsd, cpu)
+    score = best_score(folder)
+    train([f"-resume={folder}/epoch-003.pth", "-epochs=6"], cpu)
+    assert [float(row["lr"]) for row in rows(folder)][2:4] == [5e-3, 5e-3]
+    assert best_score(folder) <= score and len(rows(folder)) == 6
+
+
+TEXTS = {"log.txt", "metrics.csv", "steps.csv", "facts.jsonl", "config.yaml", "status.json"}
+
+
+@pytest.mark.parametrize("missing", [{"log.txt"}, {"metrics.csv"}, {"config.yaml"}, TEXTS])
+def test_a_run_without_its_text_files_continues(digits_run, digits_argv, cpu, missing, capsys):
+    folder = digits_run("TRAIN.MAX_STEPS=3")
+    for name in missing:
+        (folder / name).unlink()
+    for step, argv in enumerate((["-resume=auto", *digits_argv], [f"-resume={folder}", "-opts"]), 4):
+        assert run(parse_command_line([*argv, f"TRAIN.MAX_STEPS={step}"]), cpu) == 0
+        assert load_checkpoint(folder / "last.pth")["done_steps"] == step
+        assert only_run(folder.parent) == folder and all((folder / name).is_file() for name in missing)
+        named = re.search(r"Resume: missing in .*: (.*); written from here on", capsys.readouterr().out)
+        assert (set(named[1].split(", ")) if named else set()) == (missing - {"status.json"} if step == 4 else set())
+    options = parse_command_line([f"-resume={folder}"]).config
+    assert (options.model.embed_dim, options.data.batch_size) == (16, 64)
+
+
+def test_options_of_a_checkpoint_without_an_options_file(digits_run, cpu, tmp_path):
+    """A copy continues with its own options, in a new folder, and the log says so."""
+    copy = Path(shutil.copy(digits_run("TRAIN.MAX_STEPS=3") / "last.pth", tmp_path / "copy.pth"))
+    argv = [f"-resume={copy}", f"-output={tmp_path / 'new'}", "-opts", "TRAIN.MAX_STEPS=4"]
+    assert run(parse_command_line(argv), cpu) == 0
+    assert "in no folder of a run; the run continues in" in (only_run(tmp_path / "new") / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("names", [("best.pth",), ("last.pth",), ("best.pth", "config.yaml"), ("epoch-001.pth",)])
+def test_copies_are_no_run(digits_run, digits_argv, cpu, names):
+    folder = digits_run("TRAIN.MAX_STEPS=22")
+    copy = folder.parent / "copies"
+    copy.mkdir()
+    for name in names:
+        shutil.copy(folder / name, copy)
+    shutil.rmtree(folder)
+    assert not is_run_folder(copy) and find_checkpoint("auto", copy.parent) is None
+
+
+def test_a_damaged_options_file_is_named(digits_run):
+    folder = digits_run("TRAIN.MAX_STEPS=3")
+    (folder / "config.yaml").write_text("- 1")
+    with pytest.raises(UserError, match=r"config\.yaml:1: .*KEY: value"):
+        parse_command_line([f"-resume={folder}"])
+    assert run_folders(folder.parent) == {folder} and read_json(folder / "status.json")["state"] == "stopped"
