@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +47,8 @@ def find_weights(path: str) -> Path:
     if os.path.isdir(path):
         best = Path(path, "best.pth")
         file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *Path(path).glob(f"*{PADDLE}"))), best)
-        fix = f"give a file in it, such as {file}" + (f", or -resume={path}" if file.suffix != PADDLE else "")
-        raise UserError(f"{path}: is a folder; {fix}")
+        resume = "" if file.suffix == PADDLE else f", or -resume={shlex.quote(path)}"
+        raise UserError(f"{path}: is a folder; give a file in it, such as {file}{resume}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 
 

@@ -25,7 +25,7 @@ from models.blocks import blocks_of, with_mixin
 from models.timm_model import classifiers
 from models.weights.names import State
 from utils.errors import UserError, did_you_mean
-from utils.files import atomic_write
+from utils.files import atomic_write, make_own_folder
 from utils.torch_compat import BatchNorm
 
 
@@ -215,7 +215,7 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
         "target_modules": targets, "modules_to_save": heads, "bias": "none", "inference_mode": True,
     }  # fmt: skip
     folder = checkpoint.with_name(PEFT_FOLDER)
-    folder.mkdir(exist_ok=True)
+    make_own_folder(folder)
     float32 = {name: tensor.detach().to("cpu", torch.float32).contiguous() for name, tensor in tensors.items()}
     atomic_write(folder / "adapter_model.safetensors", save(float32, {"format": "pt"}))
     atomic_write(folder / "adapter_config.json", json.dumps(config, indent=2) + "\n")

@@ -13,6 +13,7 @@ smaller images keep their size. docs/data.md describes the files.
 import argparse
 import itertools
 import json
+import shlex
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -207,7 +208,7 @@ def _report(output: Path, splits: dict[str, EncodedImages], shards: dict[str, li
     bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
     images = ", ".join(f"{count} images of {name} in {len(shards[name])} shards" for name, count in counts.items())
     print(f"{output}: {images}, read back and compared{bad}")
-    print(f"to train on them: -dataset=tar -data_path={output}")
+    print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from scripts import report
 from scripts.flags import positive, script_parser, split_flags
 from utils.device import visible_gpus
 from utils.errors import Unavailable, UserError
+from utils.files import own_file
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
 from utils.status import newest_runs
@@ -152,7 +153,7 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
 def _start(root: Path, name: str, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
     run = newest_runs(root).get(name)
     print(f"{name}: {'resumed' if run else 'started'}", flush=True)
-    with open(root / f"{name}.log", "ab") as log:
+    with open(root / f"{name}.log", "ab", opener=own_file) as log:
         return subprocess.Popen(
             [sys.executable, str(ENTRY), *argv, *([f"-resume={run[0]}"] if run else [])],
             env=os.environ | environment,

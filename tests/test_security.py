@@ -22,3 +22,12 @@ def test_readers_cannot_run_code():
             arguments = {keyword.arg: getattr(keyword.value, "value", None) for keyword in call.keywords}
             for key, value in REQUIRED_ARGUMENTS.get(name, {}).items():
                 assert arguments.get(key) is value, f"{path}:{call.lineno}: {name} without {key}={value}"
+
+
+def test_files_are_changed_through_the_opener_that_follows_no_link():
+    for path in (path for path in SOURCES if not path.is_relative_to(ROOT / "scripts")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "open" and len(call.args) > 1:
+                mode, openers = ast.unparse(call.args[1]), [ast.unparse(word) for word in call.keywords]
+                is_new = "x" in mode or "closefd=False" in openers
+                assert is_new or not set("aw+") & set(mode) or "opener=own_file" in openers, f"{path}:{call.lineno}"

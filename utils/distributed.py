@@ -20,8 +20,8 @@ import torch.distributed as dist
 from utils.device import check_compute_capability, find_shortage, visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.processes.failure import abort_together
-from utils.processes.launch import exit_with_launcher
-from utils.processes.launcher import LOOPBACK, PICKLE_KEY, torchrun_variables
+from utils.processes.launch import exit_with_launcher, receive_key
+from utils.processes.launcher import LOOPBACK, torchrun_variables
 from utils.processes.ranks import RankProcess, RunStore, connect_store
 from utils.signals import raise_on_signals
 from utils.system import CoreShare, share_on_host
@@ -89,8 +89,8 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
     exit_with_launcher()
     place = torchrun_variables()
     os.environ.update(place)
-    if key := os.environ.pop(PICKLE_KEY, ""):  # child processes do not receive it
-        sign_object_collectives(bytes.fromhex(key))
+    if key := receive_key():
+        sign_object_collectives(key)
     if place["MASTER_ADDR"] in LOOPBACK:  # without an interface, gloo listens on the address of the host's name
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -84,6 +84,36 @@ def _open_regular(path: Path | str) -> tuple[int, int]:
     return descriptor, status.st_size
 
 
+def own_file(path: str, flags: int) -> int:
+    """The opener, for `open`, of each file of a run that is appended to or changed in place.
+
+    A run folder of somebody else may have a link there, whose target would be changed, or a pipe, which would block.
+    Raises UserError for both.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise _not_own(path) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_own(path)
+    return descriptor
+
+
+def make_own_folder(path: Path) -> None:
+    """Creates a folder of a run unless it exists. Raises UserError for a link: files would be replaced elsewhere."""
+    if path.is_symlink():
+        raise _not_own(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def _not_own(path: Path | str) -> UserError:
+    kind = f"a link to {os.readlink(path)}" if os.path.islink(path) else "a pipe or a device"
+    return UserError(f"{path}: is {kind}; a run changes its own files only: delete this one, and start again")
+
+
 _DIGEST_CHARS = 64
 _NO_COMMENT = b"\0\0"
 _CHECKSUM_PREFIX = (len(b"sha256=") + _DIGEST_CHARS).to_bytes(2, "little") + b"sha256="
@@ -120,7 +150,8 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
     """
     temporary = temporary_path(path)
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:
             _write_with_checksum(file, content)
         if previous and path.exists():
             link_or_copy(path, previous)
@@ -153,7 +184,8 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[A
     temporary = temporary_path(path)
     encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)
     try:
-        with open(temporary, mode, encoding=encoding, errors=errors, newline=newline) as file:
+        temporary.unlink(missing_ok=True)  # of a killed process with this id, or a link
+        with open(temporary, mode.replace("w", "x"), encoding=encoding, errors=errors, newline=newline) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from utils.errors import Unavailable, print_escaped
+from utils.files import own_file
 from utils.processes.launch import claim_error_line, read_stat
 from utils.signals import exit_now
 from utils.status import RUN_LOG
@@ -32,12 +33,12 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "", is_essenti
     The lease of another host is waited for until it expires: its process may have been killed.
 
     Raises:
-        Unavailable: another process has locked it for `wait_seconds`.
+        UserError: another process has locked it for `wait_seconds`, or it is a link.
         OSError: the file cannot be created or locked.
     """
     lease = _Lease(path, is_essential)
     operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
-    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed below
+    file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
 
     def try_lock() -> bool:
         nonlocal file
@@ -48,7 +49,7 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "", is_essenti
         except OSError as error:
             if error.errno == errno.ESTALE:  # another host has removed the file
                 file.close()
-                file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed below
+                file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
                 return False
             if error.errno not in _UNSUPPORTED:
                 raise

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from utils.files import atomic_write, read_json
+from utils.errors import UserError
+from utils.files import atomic_write, own_file, read_json
 
 STATUS = "status.json"
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
@@ -75,7 +76,7 @@ class RunStatus:
         try:
             atomic_write(self.path, text)
         except OSError:
-            with suppress(OSError), open(self.path, "r+b", buffering=0) as file:
+            with suppress(OSError, UserError), open(self.path, "r+b", buffering=0, opener=own_file) as file:
                 old = os.fstat(file.fileno())
                 if len(text) <= 512 * old.st_blocks:
                     file.write(text.ljust(old.st_size).encode())

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -162,7 +163,7 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
             parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
         is_word = not flag.startswith("-")
         if is_word and flag.isupper() and "=" in unknown[0]:
-            raise UserError(f"{flag}: is a key, not a flag; write -opts {unknown[0][:80]}")
+            raise UserError(f"{flag}: is a key, not a flag; write -opts {shlex.quote(unknown[0][:80])}")
         flags = [one for one in argv[: argv.index(unknown[0])] if one.startswith("-")] if is_word else []
         if flags and (last := flags[-1].lstrip("-").partition("=")[0]) in ("predict", "embed"):
             raise UserError(f"{unknown[0][:80]}: -{last} takes one path; give an image, a folder or a list")

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import features
 
 from utils.errors import Unavailable, UserError
-from utils.files import open_regular_file
+from utils.files import open_regular_file, own_file
 from utils.system import is_installed
 from utils.tables import read_rows, safe_cell
 
@@ -122,7 +122,7 @@ class BadImageList:
         new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
         if not new:
             return
-        with open(self.file, "a", newline="", encoding="utf-8") as file:
+        with open(self.file, "a", newline="", encoding="utf-8", opener=own_file) as file:
             header = [] if file.tell() else [_COLUMNS]
             csv.writer(file).writerows(header + new)
         self._listed |= rows.keys()

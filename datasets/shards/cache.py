@@ -24,7 +24,7 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from utils.errors import Unavailable, UserError, to_single_line
-from utils.files import open_regular_file
+from utils.files import open_regular_file, own_file
 from utils.locks import locked
 from utils.status import RUN_LOG
 from utils.threads import DaemonPool, wait_for
@@ -104,7 +104,7 @@ class ShardCache:
         """Downloads a shard into its part, and renames the part; removes it after an error."""
         is_complete = False
         try:
-            with open(part, "r+b") as file:
+            with open(part, "r+b", opener=own_file) as file:
                 file.writelines(self.store.stream(shard))
             is_complete = True
         finally:

@@ -5,6 +5,7 @@ Names are Unicode text in the form NFC: macOS decomposes the names of files (NFD
 
 import errno
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -177,12 +178,13 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
         findings.append(
             f"{data_path}: new class {list_names(unknown)}; a resumed run has the classes of its checkpoint "
             f"({list_names(known)}){hint}. To train with it, start from the weights: python main_single_gpu.py "
-            f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={data_path} -opts MODEL.NUM_CLASSES=null"
+            f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} "
+            "-opts MODEL.NUM_CLASSES=null"
         )
     elif unknown:
         findings.append(
             f"{data_path}: {list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint "
-            f"has {list_names(known)}){hint}; -predict {data_path} labels unsorted images"
+            f"has {list_names(known)}){hint}; -predict {shlex.quote(data_path)} labels unsorted images"
         )
     if missing:
         findings.append(

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -206,7 +207,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         epoch = re.search(r"Epoch-(\d+)", path.name)
         raise UserError(
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with "
-            f"-pretrained={path.with_suffix(PADDLE)} and -last_epoch={epoch[1] if epoch else 'EPOCH'}"
+            f"-pretrained={shlex.quote(str(path.with_suffix(PADDLE)))} and -last_epoch={epoch[1] if epoch else 'EPOCH'}"
         )
     if path.suffix == SHARDS:
         return read_stored(_open_shards(path))
@@ -226,7 +227,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from None
     state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
-        raise UserError(f"{path}: has weights only; start from them with -pretrained={path}")
+        raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
     if not is_backed:
         raise UserError(f"{path}: declares tensors that the file does not contain; use another")
     _check_content(path, state)

@@ -27,7 +27,7 @@ from engine.evaluation.results import (
     worst_mistakes,
 )
 from engine.run import result
-from utils.files import atomic_write, open_atomically
+from utils.files import atomic_write, make_own_folder, open_atomically
 from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
 
@@ -54,7 +54,7 @@ class EvaluationFiles:
 
         model: the evaluated one, for the attention maps; without it there are none. Raises OSError.
         """
-        self.folder.mkdir(exist_ok=True)
+        make_own_folder(self.folder)
         analyze = self._analyze if results.scores is None else self._analyze_several_labels
         figures, mistakes = analyze(results, [safe_cell(name) for name in self.class_names])
         self._write_logits(results)

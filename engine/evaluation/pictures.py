@@ -28,7 +28,7 @@ from engine.evaluation.evaluate import Evaluator
 from engine.parallel.compile import run_eagerly
 from engine.run.result import PICTURES
 from models.kernels import explicit_attention
-from utils.files import atomic_write
+from utils.files import atomic_write, make_own_folder
 from utils.tables import table_text
 
 _SIDE = 160  # pixels of a picture
@@ -46,7 +46,7 @@ def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data:
     An image that cannot be read has no picture. The pictures of an earlier evaluation are removed. Raises OSError.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder)
     crops = {index: _write_crop(folder / f"{index}.jpg", samples, index, data) for index in indices}
     return {index: crop for index, crop in crops.items() if crop is not None}
 
@@ -171,7 +171,7 @@ def write_maps(
     folder: Path, samples: Samples, model: nn.Module, evaluator: Evaluator, batch: Batch, keys: list[Key]
 ) -> None:
     """Writes the map of each image of a batch that could be read; raises OSError."""
-    (folder / EXPLANATIONS).mkdir(exist_ok=True)
+    make_own_folder(folder / EXPLANATIONS)
     is_sample = (batch.targets != PADDING).reshape(len(keys), -1).any(1).tolist()
     for crop, (_, index, _) in compress(zip(batch.images, keys, strict=True), is_sample):
         # One by one: the maps or the graph of a large model take gigabytes.
@@ -213,7 +213,8 @@ def write_findings(
 
     images: of each row, samples and the index in them. Raises OSError.
     """
-    (folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder)
+    make_own_folder(folder / PICTURES)
     for row, of_row in enumerate(images[:_SHOWN_ROWS]):
         for number, (samples, index) in enumerate(of_row):
             _write_crop(folder / PICTURES / f"{row}-{number}.jpg", samples, index, data)

@@ -24,7 +24,7 @@ from datasets.sources.samples import Samples
 from engine.evaluation.pictures import explanation_file
 from engine.evaluation.results import SampleResults, name_of_target
 from engine.run.log import RunLogger
-from utils.files import open_atomically
+from utils.files import open_atomically, own_file
 from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 
@@ -50,16 +50,16 @@ class PartFile:
     def __init__(self, path: Path, digest: str) -> None:
         """Removes the results of other inputs."""
         self.path, self.digest = path, digest
-        path.touch()
+        open(path, "a", opener=own_file).close()
         self.num_samples = sum(len(results.labels) for results in self)
         if not self.num_samples:
-            path.write_bytes(b"")
+            open(path, "w", opener=own_file).close()
 
     def append(self, results: SampleResults) -> None:
         fields = {name: value.tolist() for name, value in vars(results).items() if isinstance(value, np.ndarray)}
         line = {"key": [self.digest, self.num_samples], "errors": list(results.errors.items()), **fields}
         try:
-            with open(self.path, "a", encoding="ascii") as file:
+            with open(self.path, "a", encoding="ascii", opener=own_file) as file:
                 file.write(f"\n{json.dumps(line)}")
         except OSError as error:  # of a full disk, it names no file
             raise OSError(error.errno, f"{error.strerror}; free space and repeat the command", self.path) from None

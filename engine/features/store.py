@@ -26,7 +26,7 @@ from engine.training.eval_session import EvaluationSession
 from models.features import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError
-from utils.files import atomic_write, open_atomically, read_json
+from utils.files import atomic_write, open_atomically, own_file, read_json
 from utils.status import RUN_LOG
 from utils.tables import safe_cell
 
@@ -52,7 +52,8 @@ class FeatureFile:
         self._state = read_json(self.state_path)
         if self._state.get("digest", digest) != digest:
             raise UserError(f"{path}: has features of other weights, images or options; remove it")
-        with suppress(OSError, ValueError, LookupError, TypeError, EOFError):  # no file, or a damaged one
+        open(path, "a", opener=own_file).close()  # numpy would follow a link
+        with suppress(OSError, ValueError, LookupError, TypeError, EOFError):  # an empty file, or a damaged one
             values = np.load(path, mmap_mode="r+", allow_pickle=False)
             is_whole = (len(values), values.dtype) == (num_samples, np.float32)
             if is_whole and zlib.crc32(values[: self.num_done].data) == self._state["crc"]:
@@ -83,7 +84,7 @@ class FeatureFile:
         """Reserves the space first: a write to a mapped file on a full disk kills the process."""
         values = np.lib.format.open_memmap(self.path, "w+", np.float32, (self.num_samples, width))
         try:
-            with open(self.path, "r+b") as file:
+            with open(self.path, "r+b", opener=own_file) as file:
                 os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
         except OSError as error:
             self.path.unlink()

@@ -21,6 +21,7 @@ from engine.run.step_timer import LABELLED, Phase
 from engine.training.session import Record, Session
 from engine.training.step import TrainState, train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
+from utils.files import atomic_write
 from utils.system import describe_waiting
 from utils.torch_compat import is_compiled
 
@@ -123,7 +124,7 @@ def _write(
             data_in_memory=session.plan.train.in_memory,
         )
     )
-    (record.folder / PAGE).write_text(f"{page}\n")
+    atomic_write(record.folder / PAGE, f"{page}\n")
     record.logger.info(f"{page}\n----- Profile: {record.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
 
 

@@ -35,7 +35,7 @@ from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, hide_passwords
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
-from utils.files import atomic_write, fsync_path
+from utils.files import atomic_write, fsync_path, make_own_folder
 from utils.metric_table import Metric
 from utils.status import RunStatus
 from utils.system import missing_features
@@ -87,7 +87,7 @@ def enter_folder(folder: Path, command: Command, context: ProcessContext, logger
     if context.is_main:
         write_run_options(folder, _options(command), steps_done)
         for plugin in running_plugins():
-            (folder / PLUGINS_FOLDER).mkdir(exist_ok=True)
+            make_own_folder(folder / PLUGINS_FOLDER)
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)
         _write_recipe(folder, command)
     logger.open(folder)

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from io import TextIOWrapper
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from engine.run.facts import FACTS, Fact, RunWarning, to_json
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
+from utils.files import own_file
 from utils.status import RANK_LOG, RUN_LOG
 
 
@@ -34,6 +36,9 @@ class _ConsoleHandler(logging.Handler):
 
 class _LogFile(logging.FileHandler):
     """Ignores a disk that is full or gone, for which logging prints a traceback: saving a checkpoint reports it."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=own_file)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

@@ -2,14 +2,13 @@
 
 import csv
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.run.log import RunLogger
-from utils.files import open_atomically
+from utils.files import link_or_copy, open_atomically, own_file
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
 from utils.tables import format_duration, read_rows, three_digits, to_float, wrap_parts
@@ -153,7 +152,7 @@ class CsvFile:
             writer.writerows(row for place, row in rows if place <= last)
 
     def append(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a", newline="", encoding="utf-8") as file:
+        with open(self.path, "a", newline="", encoding="utf-8", opener=own_file) as file:
             csv.DictWriter(file, self.columns).writerow(row)
 
     def sync(self) -> None:
@@ -173,7 +172,7 @@ def _readable_rows(path: Path, position: str, warn: Callable[[str], None]) -> li
         problem = f"{number} row{'s have' if number > 1 else ' has'} no number in the column {position}"
     if problem:
         copy = path.with_suffix(f".damaged{path.suffix}")
-        shutil.copyfile(path, copy)
+        link_or_copy(path, copy)
         warn(f"Warning: {path}: {problem}; the run continues without them, and {copy.name} is the file as it was")
     return readable
 

@@ -26,7 +26,7 @@ from datasets.shards.index import Index, Shard, join, to_index
 from datasets.shards.records import read_records
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from utils.errors import UserError
-from utils.files import fsync_path, open_atomically, open_regular_file
+from utils.files import fsync_path, open_atomically, open_regular_file, own_file
 from utils.locks import locked
 from utils.system import own_share
 
@@ -185,7 +185,7 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
     if others and PROGRESS not in others:
         raise UserError(f"{folder}: contains other files ({others[0]}); give another folder with -output")
     lock = locked(folder / _LOCK, 0.0, "wait, or give another -output", is_essential=True)
-    with lock, open(folder / PROGRESS, "ab+") as file:
+    with lock, open(folder / PROGRESS, "ab+", opener=own_file) as file:
         for path in folder.glob(".*.tmp"):  # of a writer that was killed
             path.unlink()
         file.seek(0)

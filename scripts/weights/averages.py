@@ -1,5 +1,6 @@
 """Averages of checkpoints, evaluated on the validation images and written as a checkpoint."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
         return
     output = output or paths[0].with_name("average.pth")
     evaluation.save(soup, output)
-    print_escaped(f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={output}")
+    print_escaped(
+        f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={shlex.quote(str(output))}"
+    )
 
 
 def add_to_mean(mean: State, state: State, count: int) -> State:

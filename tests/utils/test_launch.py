@@ -191,7 +191,31 @@ def test_status_of_a_launch(monkeypatch, tmp_path, capsys, case, status, line):
     words = [case, str(tmp_path), "$$a", "${local_rank}", "b c"]
     assert launch.launch_processes(str(script), words, num_processes=2) == status
     assert capsys.readouterr().err == line
-    assert launch.PICKLE_KEY not in os.environ
+    assert launch.KEY_PIPE not in os.environ
+
+
+KEY_SCRIPT = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from utils.processes.launch import receive_key
+pipe, key = int(os.environ["AMPVIT_KEY_PIPE"]), receive_key()
+Path(sys.argv[2], os.environ["RANK"]).write_bytes(key)
+sys.exit(receive_key() != b"" or os.path.exists(f"/proc/self/fd/{pipe}"))
+"""
+
+
+@pytest.mark.usefixtures("handlers_after_test")
+def test_each_rank_reads_the_key_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
+    (tmp_path / "rank.py").write_text(KEY_SCRIPT)
+    opened = len(os.listdir("/proc/self/fd"))
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    assert launch.launch_processes(str(tmp_path / "rank.py"), [str(ROOT), str(keys)], num_processes=3) == 0
+    assert len(os.listdir("/proc/self/fd")) == opened
+    (key,) = {path.read_bytes() for path in keys.iterdir()}
+    assert len(key) == 32 and len(list(keys.iterdir())) == 3
 
 
 @pytest.mark.usefixtures("handlers_after_test")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from utils.errors import Unavailable
-from utils.processes.launcher import PARENT_PID, PICKLE_KEY
+from utils.processes.launcher import KEY_PIPE, PARENT_PID
 from utils.signals import SIGNAL_NAMES, handle_signals
 
 _REPORT = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
@@ -33,6 +33,7 @@ def exit_with_launcher() -> None:
     with the other processes.
     """
     handle_signals(signal.SIG_DFL)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
     if os.environ.get(PARENT_PID, str(os.getppid())) != str(os.getppid()):
         raise SystemExit(1)  # the launcher was killed before prctl was called
@@ -69,21 +70,46 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
             PARENT_PID: str(os.getpid()),
-            PICKLE_KEY: secrets.token_hex(32),
         }
+        key = secrets.token_bytes(32)
         handle_signals(lambda number, frame: received.append(number))
         try:
             for rank in map(str, range(num_processes)):
-                of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank}
                 command = [sys.executable, "-u", script, *argv]
                 try:
-                    processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True))
+                    with _pipe_with(key) as pipe:
+                        of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, KEY_PIPE: str(pipe)}
+                        started = subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe])
+                        processes.append(started)
                 except OSError as error:
                     problem = f"-ngpus: rank {rank} cannot start ({error.strerror})"
                     raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
             return _wait(processes, received)
         finally:
             stop_processes(processes, signal.SIGKILL, _TERMINATION_SECONDS)
+
+
+@contextmanager
+def _pipe_with(key: bytes) -> Iterator[int]:
+    """A pipe from which `receive_key` reads: environments stay in /proc, and child processes inherit them."""
+    pipe, end = os.pipe()
+    os.write(end, key)
+    os.close(end)
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+def receive_key() -> bytes:
+    """The key of the ranks that `launch_processes` has started, for the first call; empty without it.
+
+    Call it after the server of workers is forked, which would have the key in its memory.
+    """
+    if not (pipe := os.environ.pop(KEY_PIPE, "")):
+        return b""
+    with open(int(pipe), "rb") as opened:
+        return opened.read()
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:

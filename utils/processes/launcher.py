@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from utils.errors import UserError
 
-# Environment variables of the processes that `utils.processes.launch` starts. The key signs their pickles.
-PARENT_PID, PICKLE_KEY = "AMPVIT_PARENT_PID", "AMPVIT_PICKLE_KEY"
+# Environment variables of the processes that `utils.processes.launch` starts: a process, and an open file.
+PARENT_PID, KEY_PIPE = "AMPVIT_PARENT_PID", "AMPVIT_KEY_PIPE"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
 # Variables of SkyPilot, of torchrun's options and of PaddlePaddle, and their values where this process is the only one.
 _ALONE = {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}

@@ -1,6 +1,7 @@
 """Class folders: one folder of images per class."""
 
 import os
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Collection
@@ -93,7 +94,7 @@ def read_images(root: Path) -> Listing:
     if not len(paths):
         fix = "give another folder"
         if next(root.glob("*.tar"), None):
-            fix = f"to label the images of tar shards: -predict -dataset=tar -data_path={root}"
+            fix = f"to label the images of tar shards: -predict -dataset=tar -data_path={shlex.quote(str(root))}"
         raise UserError(f"{root}: contains no images ({' '.join(IMAGE_EXTENSIONS)}); {fix}")
     return Listing(root, ["0"], listing_arrays(paths), notes=found.notes(), has_class_names=False)
 
@@ -103,7 +104,8 @@ def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
     names = sorted(name for name in _list(root)[0] if name not in excluded and not _is_hidden(name))
     if not names:
         shards = "it contains tar shards: use -dataset=tar" if next(root.glob("*.tar"), None) else ""
-        fix = f"put the images of each class into a separate folder; to label unsorted images: -predict {root}"
+        fix = "put the images of each class into a separate folder; to label unsorted images: "
+        fix += f"-predict {shlex.quote(str(root))}"
         fix = shards or use_table(root) or fix
         raise UserError(f"{root}: contains no folders; {fix}")
     return names
@@ -112,7 +114,7 @@ def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
 def use_table(root: Path) -> str | None:
     """How to read train.csv in a folder, or beside it; None if there is none."""
     folder = next((folder for folder in (root, root.parent) if (folder / "train.csv").is_file()), None)
-    return f"to read {folder / 'train.csv'}: -dataset=csv -data_path={folder}" if folder else None
+    return f"to read {folder / 'train.csv'}: -dataset=csv -data_path={shlex.quote(str(folder))}" if folder else None
 
 
 def has_images(folder: Path, deep: bool) -> bool:

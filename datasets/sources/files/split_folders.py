@@ -134,7 +134,7 @@ def find_split_folders(root: Path) -> SplitFolders:
     if train and beside and (len(beside) == 1 or "val" in named):
         raise UserError(
             f"{root}: is {named['train']} the training split or a class, beside {list_names(beside)}? Give "
-            f"-data_path={root / named['train']} for the split, or move all classes to that folder"
+            f"-data_path={shlex.quote(str(root / named['train']))} for the split, or move all classes to that folder"
         )
     has_classes = bool(beside) or {"train", "val"}.isdisjoint(named)
     folders, known = ({"train": root}, set(map(to_nfc, names))) if has_classes else ({}, train)
