@@ -58,7 +58,8 @@ class WeightsRecord:
 
     source: of the values, for the log. model: keys of MODEL; empty for weights that timm publishes. data: keys of DATA.
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
-    that replace those of `data` in an evaluation; runs of this program have none.
+    that replace those of `data` in an evaluation; runs of this program have none. output_names: for a reader, also if
+    names of some classes are missing; None if there are none.
     """
 
     source: str
@@ -69,6 +70,7 @@ class WeightsRecord:
     split: Any = None
     plugins: tuple[str, ...] = ()
     evaluation: dict[str, Any] = field(default_factory=dict)
+    output_names: list[str] | None = None
 
     @property
     def preprocessing(self) -> dict[str, Any]:

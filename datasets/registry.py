@@ -10,6 +10,7 @@ from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, find_single_class
+from datasets.sources.class_order import BYTES, NATURAL, ordered_classes
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
@@ -37,8 +38,9 @@ def read_samples(
 
     A split is 'train', 'val', 'test', or 'all': all images of data without splits, else 'val'. `num_classes` None
     stands for `number_of_classes`. Samples with class names get the labels of `class_names`, from a checkpoint, if
-    given; 'train' must have exactly these classes. Samples that are only predicted (`predicts`) may have missing files
-    and no label, and 'train' may be of any size and lack classes. `splitter` splits data without a validation split.
+    given, else of DATA.CLASSES; 'train' must have exactly the classes of a checkpoint. Samples that are only predicted
+    (`predicts`) may have missing files and no label, and 'train' may be of any size and lack classes. `splitter` splits
+    data without a validation split.
 
     Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
     ranks compare what they have read.
@@ -143,8 +145,18 @@ def _read(
         findings += check_names(of_split, data.data_path)
         if not class_names:
             findings += find_single_class(of_split)
-        elif not of_split.findings:
+        if not of_split.findings and class_names:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
+        elif not of_split.findings and data.classes:
+            listed, count = ordered_classes(of_split.class_names, data.classes), len(of_split.class_names)
+            if of_split.has_class_names or data.classes in (NATURAL, BYTES):
+                unknown = unknown or number_by(listed, of_split, data.data_path, False, f"DATA.CLASSES {data.classes}")
+            elif count <= len(listed):  # names of labels that are numbers
+                of_split.class_names, of_split.has_class_names = listed, True
+            else:
+                findings.append(
+                    f"DATA.CLASSES {data.classes}: {len(listed)} names, but the highest label is {count - 1}"
+                )
     if data.folds and {"train", "val"} <= samples.keys() and not (splitter.result or source.has_folds):
         problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
         findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")

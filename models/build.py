@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from timm.models import get_pretrained_cfg
 from torch import nn
 
 from configs.schema import Data
@@ -18,7 +19,7 @@ from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm
 from models.tuning import tune
 from models.vit import build_vit
-from models.weights.fit import KEPT_BY_NUMBER, load_pretrained
+from models.weights.fit import KEPT_BY_NUMBER, count_outputs, load_pretrained
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
 
@@ -34,9 +35,7 @@ def build_model(
     Raises:
         UserError: the model cannot be built, or the weights do not fit it.
     """
-    model = MODELS.get(options.type, build_family)(options, data)
-    if options.features != "pre_logits":
-        pool_tokens(model, options.features, options.num_logits)
+    model = _construct(options, data)
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
     if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:
@@ -51,3 +50,24 @@ def build_model(
     if device.type == "cpu":
         use_fast_dropout(model)
     return model.to(device), notes
+
+
+def outputs_of_weights(options: Model, data: Data) -> int | None:
+    """The number of outputs of the weights MODEL.PRETRAINED; None if they have no head. Builds no tensor.
+
+    Raises:
+        UserError: as `build_model`.
+    """
+    if options.type == "timm" and options.pretrained == "timm":
+        published = get_pretrained_cfg(options.name)
+        return published.num_classes if published else None
+    with torch.device("meta"):
+        model = _construct(options, data)
+    return count_outputs(model, options)
+
+
+def _construct(options: Model, data: Data) -> nn.Module:
+    model = MODELS.get(options.type, build_family)(options, data)
+    if options.features != "pre_logits":
+        pool_tokens(model, options.features, options.num_logits)
+    return model

@@ -70,6 +70,11 @@ class Data(Section):
     columns: dict[Literal["path", "label"], str] | None = option(
         None, "data set csv: its columns, as {path: id, label: breed}; null: image_path and target"
     )
+    classes: Path | None = option(
+        None,
+        "number the classes by name in the order natural (timm: 1, 2, 10, without case) or bytes (torchvision: 1, 10, "
+        "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself",
+    )
     multi_label: bool = option(False, "data set csv: each image has no, one or several labels; LOSS.NAME is then bce")
     on_bad_image: Literal["error", "skip"] = option(
         "error", "unreadable images: abort the run, or skip them and list them"

@@ -159,11 +159,15 @@ def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 
 
-def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all: bool) -> list[str]:
+def number_by(
+    known: Sequence[str], samples: Samples, data_path: str, needs_all: bool, source: str = "the checkpoint"
+) -> list[str]:
     """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
 
-    Returns error messages: a class with images is not in `known`; with `needs_all`, also: the samples lack a class of
-    `known`. If there are any, it changes nothing.
+    source: of `known`, for messages.
+
+    Returns error messages: a class with images is not in `known`, or twice; with `needs_all`, also: the samples lack a
+    class of `known`. If there are any, it changes nothing.
     """
     if not samples.has_class_names:
         samples.notes.append("the data has no class names; its labels are used as they are")
@@ -171,8 +175,10 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
     labels = map_labels(samples.class_names, known)
     used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
     unknown = [samples.class_names[label] for label in used if labels[label] < 0]
+    numbers = Counter(known)
+    twice = [name for label in used if numbers[name := samples.class_names[label]] > 1]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
-    findings = []
+    findings = [f"{source}: {list_names(twice)}: the name of several classes; rename them"] if twice else []
     hint = "".join(f"; {variants} differ only in case" for variants in case_variants([*unknown, *known]))
     if unknown and needs_all:
         findings.append(
@@ -183,8 +189,8 @@ def number_by(known: Sequence[str], samples: Samples, data_path: str, needs_all:
         )
     elif unknown:
         findings.append(
-            f"{data_path}: {list_names(unknown)}: not a class of the checkpoint; rename or remove it (the checkpoint "
-            f"has {list_names(known)}){hint}; -predict {shlex.quote(data_path)} labels unsorted images"
+            f"{data_path}: {list_names(unknown)}: not a class of {source}; rename or remove it ({source} has "
+            f"{list_names(known)}){hint}; -predict {shlex.quote(data_path)} labels unsorted images"
         )
     if missing:
         findings.append(

@@ -22,6 +22,7 @@ from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model
 from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord, find_weights
+from datasets.sources.class_order import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
@@ -235,14 +236,18 @@ def _record_of_config(path: Path) -> WeightsRecord:
     """The record in timm's config.json beside the weights."""
     config = read_config(path.parent)
     data, evaluation = preprocessing_of(config["pretrained_cfg"])
-    model, names = described_model(config), config.get("label_names")  # a dict of timm's may leave labels out
-    is_list = is_description({"class_names": names})
+    model, entries = described_model(config), config["pretrained_cfg"] | config  # older versions: all in one, `labels`
+    names = names_by_number(entries.get("label_names") or entries.get("labels")) or {}  # may leave outputs out
+    outputs, texts = range(_count(entries.get("num_classes")) or len(names)), entries.get("label_descriptions")
+    texts = texts if isinstance(texts, dict) else {}
+    is_complete = bool(names) and sorted(names) == list(outputs)
     return WeightsRecord(
         source=str(path.parent / CONFIG),
         model=model,
         data=data | {"IMAGE_CHANNELS": config["pretrained_cfg"].get("input_size", [3])[0]},
         evaluation=evaluation,
-        class_names=list(map(to_nfc, names)) if names and is_list else None,
+        class_names=[to_nfc(names[output]) for output in outputs] if is_complete else None,
+        output_names=[str(texts.get(name := names.get(i, str(i)), name)) for i in outputs] if names else None,
         num_classes=_count(model["NUM_CLASSES"]),
     )
 

@@ -5,28 +5,29 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from timm.data import ImageNetInfo, infer_imagenet_subset
-from timm.models import get_pretrained_cfg
 
 from configs.data_sets import IMAGENET_CLASSES, properties_of
 from configs.parts import check_plugins
 from configs.reading.command_line import Command
 from configs.reading.flags import Prediction, Split
 from configs.rules import Facts, resolve
-from configs.schema import Config, Data, Model
+from configs.schema import Config, Data
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset
 from datasets.sources.checks import digest_of
+from datasets.sources.class_order import BYTES, NATURAL, read_class_list
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
-from datasets.sources.samples import Samples, number_by, number_of_classes
+from datasets.sources.samples import Samples, number_of_classes
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter
 from engine.checkpoint.weights_record import weights_record
 from engine.parallel.strategy import check_same_options
+from engine.plan.outputs import descriptions, imagenet_subset, match_outputs
 from engine.plan.training import describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
+from models.build import outputs_of_weights
 from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -70,7 +71,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     split = _split_of(options.data, record, command.split)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
-    samples = _read(options, record, split, prediction, context)
+    samples, names_note = _read(options, record, split, prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = resolve(options, facts)
     check_same_options(config, context)
@@ -79,7 +80,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     notes += [f"Data: {note}" for note in samples.notes]
     is_split = command.split or properties_of(config.data.dataset).may_lack_splits
     notes.append(_describe(samples, config, prediction, split if is_split else None))
-    notes.append(name_classes(samples, record, config.model))
+    notes.append(f"Class names: {names_note or name_outputs(samples, record, config)}")
     mask = None
     if properties_of(config.data.dataset).synsets and not (prediction and prediction.path):
         mask = class_mask(config.data.dataset, samples.class_names)
@@ -124,15 +125,19 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
         read_weights(options.model.pretrained)  # a damaged file is the error, not the default data
     embeds = command.prediction is not None and command.prediction.embeds
     followed = follow(options, given, record, evaluates=True, embeds=embeds)
+    options = followed.options
+    if options.model.num_classes is None and options.model.pretrained and not embeds:
+        options = options.with_model(num_classes=outputs_of_weights(options.model, options.data))
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
-    return followed.options, record, notes
+    return options, record, notes
 
 
 def _read(
     options: Config, record: WeightsRecord | None, split: Split, prediction: Prediction | None, context: ProcessContext
-) -> Samples:
+) -> tuple[Samples, str | None]:
+    """The samples, with the labels of the model; and the source of its class names, if the data show it."""
     if prediction and prediction.path:
-        return read_unlabelled(prediction.path, options.data, context)
+        return read_unlabelled(prediction.path, options.data, context), None
     names = record.class_names if record else None
     classes, predicts = options.model.num_classes, prediction is not None
     if properties_of(options.data.dataset).synsets:
@@ -144,10 +149,12 @@ def _read(
     splitter = Splitter(options.data, known)
     read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
     (samples,) = read(options.data, classes, context, split)
-    if not names and samples.has_class_names and {*samples.class_names} <= {*(ids := wordnet_ids(classes))}:
-        number_by(ids, samples, options.data.data_path, needs_all=False)
-        samples.notes.append("the labels are ImageNet's, by WordNet id")
-    return samples
+    if names or not samples.has_class_names or (prediction and prediction.embeds):
+        return samples, None
+    of_data, model = options.data, options.model
+    found = match_outputs(samples.class_names, model, record, of_data.classes, str(model.pretrained))
+    samples.number_classes(np.array(found.outputs, np.int64), found.names)
+    return samples, found.source
 
 
 def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:
@@ -180,30 +187,28 @@ def _asks_for_split(data: Data, record: WeightsRecord | None) -> bool:
     return any(value not in (None, trained.get(key)) for key, value in asked.items())
 
 
-def name_classes(samples: Samples, record: WeightsRecord | None, model: Model) -> str:
-    """Gives the samples the class names of the model; returns a line for the log.
+def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:
+    """Gives the samples the class names of the model; returns their source, for the log.
 
-    The checkpoint names the classes, else the data. Weights that timm publishes for ImageNet-1k have the
-    descriptions that timm ships. Other weights with 1000 classes may be of any data: their names are the labels.
+    The file of the weights names the classes, else DATA.CLASSES, else the data, else timm those of ImageNet, see
+    `imagenet_subset`. Other weights with 1000 classes may be of any data: their names are the labels.
+
+    Raises:
+        UserError: as `read_class_list`; a list of other length than the number of outputs.
     """
-    if record and record.class_names:
-        names, source = record.class_names, "from the checkpoint"
+    number, classes = config.model.num_logits, config.data.classes
+    shown = record and (record.class_names if samples.has_class_names else record.output_names or record.class_names)
+    if shown:
+        names, source = shown, "from the checkpoint"
     elif samples.has_class_names:
         names, source = samples.class_names, "from the data, in their order"
-    elif subset := _imagenet_subset(model):
-        info = ImageNetInfo(subset)
-        names, source = [info.index_to_description(label) for label in range(info.num_classes())], f"timm's of {subset}"
+    elif classes not in (None, NATURAL, BYTES):
+        names, source = read_class_list(Path(classes)), f"from {classes}"
+        if len(names) != number:
+            raise UserError(f"DATA.CLASSES: {classes}: {len(names)} names for {number} outputs; give one for each")
+    elif subset := imagenet_subset(config.model, record):
+        names, source = descriptions(subset), f"timm's of {subset}, of which timm publishes {config.model.name}"
     else:
-        return "Class names: the labels, since the weights have no names"
+        return "the labels, since the weights have no names"
     samples.class_names, samples.has_class_names = names, True
-    return f"Class names: {source}"
-
-
-def _imagenet_subset(model: Model) -> str | None:
-    """timm's name of the part of ImageNet on which a published model of timm's was trained; None for other models."""
-    if model.type != "timm" or model.pretrained != "timm":
-        return None
-    published = get_pretrained_cfg(model.name)
-    if published is None or published.num_classes != model.num_classes:
-        return None
-    return infer_imagenet_subset(published)
+    return source

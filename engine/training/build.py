@@ -7,6 +7,7 @@ from torch import nn
 from configs.batch_plan import EpochLayout
 from configs.schema import Config
 from configs.schema.model import Model
+from datasets.sources.class_order import find_ambiguity
 from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import TrainTransform
 from engine.parallel.compile import compile_model, run_eagerly
@@ -34,10 +35,13 @@ from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
 from models.tuning import adapter_size
+from models.weights.fit import NO_KNOWN_CLASS
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.seeding import derive_seed
 from utils.torch_compat import BatchNorm
+
+_UNCLEAR = "the weights have no class names, so that no row of the head is kept"
 
 
 def build_train_state(
@@ -107,6 +111,8 @@ def _build_model(config: Config, device: torch.device, plan: Plan | None) -> tup
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
     rows, notes = _match_classes(options, plan)
     model, weight_notes = build_model(options, config.data, device, head_rows=rows)
+    if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
+        notes = [note for note in notes if not note.startswith(_UNCLEAR)]
     return model, [*(f"Pretrained: {note}" for note in weight_notes + notes), *_describe_tuning(model, config)]
 
 
@@ -170,7 +176,10 @@ def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None,
         return None, []
     class_names, record = plan.class_names, plan.weights
     if not record or not record.class_names:
-        return [], []
+        ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
+        if ambiguity is None:
+            return [], []
+        return [-1] * options.num_logits, [f"{_UNCLEAR}: {ambiguity}"]
     rows: list[int] = map_labels(class_names, record.class_names).tolist()
     known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
     new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]

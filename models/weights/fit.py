@@ -21,6 +21,7 @@ from models.weights.read import read_weights
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NO_KNOWN_CLASS = "none of the classes in the file"
 KEPT_BY_NUMBER = "the weights have no class names: the rows of the head keep their numbers"
 _POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
@@ -49,16 +50,8 @@ def load_pretrained(
         UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
             `needs_head`, a head that would keep its initialization. The model is then unchanged.
     """
-    file = find_weights(path)
-    (state, entry), own = read_weights(str(file), paddle_converter(model, options or Model())), model.state_dict()
-    if not state.keys() & own.keys():
-        head = "".join(_head_names(model)[:1])  # as in the tutorial on Caltech-256: self.model, and self.l0 as its head
-        state = {re.sub(r"^l0\b", head, name.removeprefix("model.")): tensor for name, tensor in state.items()}
-    if not state.keys() & own.keys():
-        raise UserError(
-            f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "
-            "give weights of this model"
-        )
+    file, own = find_weights(path), model.state_dict()
+    state, entry = _read_state(file, model, options or Model())
     notes = [f"weights: {file}{entry and f' ({entry})'}, {len(state)} tensors"]
     notes += _keep_fixed(model, state, own)
     notes += _resize_positions(model, state, own)
@@ -73,6 +66,30 @@ def load_pretrained(
         notes.append(f"not used: {summarize_names(unused, limit=8)}")
     model.load_state_dict(_check_tensors(file, state, own, _head_names(model)), strict=True)
     return notes
+
+
+def count_outputs(model: nn.Module, options: Model) -> int | None:
+    """The number of outputs of the weights MODEL.PRETRAINED of `model`, which may be on the meta device.
+
+    None if they have no head. Raises UserError as `load_pretrained`.
+    """
+    state, _ = _read_state(find_weights(str(options.pretrained)), model, options)
+    layers = [layer for head in _head_names(model) for layer in _output_layers(head, model.get_submodule(head))]
+    return next((len(state[name]) for layer in layers if (name := f"{layer}.weight") in state), None)
+
+
+def _read_state(file: Path, model: nn.Module, options: Model) -> tuple[State, str]:
+    """The tensors of the file by the names of the model, and the entry that they are in."""
+    (state, entry), own = read_weights(str(file), paddle_converter(model, options)), model.state_dict()
+    if not state.keys() & own.keys():
+        head = "".join(_head_names(model)[:1])  # as in the tutorial on Caltech-256: self.model, and self.l0 as its head
+        state = {re.sub(r"^l0\b", head, name.removeprefix("model.")): tensor for name, tensor in state.items()}
+    if not state.keys() & own.keys():
+        raise UserError(
+            f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "
+            "give weights of this model"
+        )
+    return state, entry
 
 
 def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:
@@ -131,7 +148,7 @@ def _fit_heads(
         elif other_features and not set(matrices) <= set(weights):
             reason = "other features in the file"
         elif names and is_other:
-            reason = "none of the classes in the file"
+            reason = NO_KNOWN_CLASS
         else:
             continue
         notes.append(f"{head}: {reason}: new head")

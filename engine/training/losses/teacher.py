@@ -14,10 +14,13 @@ from torch import nn
 from configs.reading.checks import check_options
 from configs.reading.layer_rules import architecture, check_family, model_sections
 from configs.reading.option_layers import OptionLayers
+from configs.reading.yaml_io import shorten
 from configs.rules import complete
 from configs.schema import Config, Data, Distillation, Model
 from configs.weights import NORMALIZATION, WeightsRecord
+from datasets.sources.samples import map_labels
 from engine.checkpoint.weights_record import read_record
+from engine.plan.outputs import match_outputs
 from engine.precision.policy import Precision
 from models.build import build_model
 from utils.errors import UserError, did_you_mean, error_from
@@ -33,18 +36,24 @@ class Teacher:
     with its own normalization and in its own size (bicubic, as Pillow). The host does not wait.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision, own: Data, student: Data) -> None:
-        """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models."""
+    def __init__(
+        self, model: nn.Module, precision: Precision, own: Data, student: Data, outputs: Sequence[int] | None = None
+    ) -> None:
+        """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models.
+
+        outputs: of `model`, for each class of the student; None: in the same order.
+        """
         precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
         self.precision, self.size = precision, own.image_size
+        self._outputs = None if outputs is None else torch.tensor(outputs, device=precision.device)
         self._rescale = _rescale(own, student, precision.device)
 
     @torch.no_grad()
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         with self.precision.autocast():
             logits: torch.Tensor = self.model(self.preprocess(images))
-        return logits.float()
+        return logits.float() if self._outputs is None else logits.float()[:, self._outputs]
 
     def preprocess(self, images: torch.Tensor) -> torch.Tensor:
         """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
@@ -99,10 +108,11 @@ def build_teacher(
             f"TRAIN.TEACHER_WEIGHTS: the teacher {name} has {num_classes} classes and the student "
             f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
         )
-    _check_names(checkpoint, class_names)
     changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": weights}
+    options_of_teacher = config.with_model(**changes).model
     try:
-        model, notes = build_model(config.with_model(**changes).model, own, precision.device, needs_head=True)
+        outputs = _outputs_of(class_names, options_of_teacher, checkpoint, data.classes)
+        model, notes = build_model(options_of_teacher, own, precision.device, needs_head=True)
     except UserError as error:
         problem = str(error).removeprefix("MODEL.PRETRAINED: ")
         raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
@@ -116,7 +126,7 @@ def build_teacher(
         f"{name}, {source}, {own.image_size} pixels, mean {list(own.imagenet_mean)}, std "
         f"{list(own.imagenet_std)}, {student.num_logits} classes"
     )
-    return Teacher(model, precision, own, data), [f"Teacher: {line}" for line in (about, *others)]
+    return Teacher(model, precision, own, data, outputs), [f"Teacher: {line}" for line in (about, *others)]
 
 
 def _find_model(
@@ -151,15 +161,28 @@ def _find_model(
     return name, config, published.num_classes if weights == TIMM else None
 
 
-def _check_names(checkpoint: WeightsRecord | None, class_names: Sequence[str] | None) -> None:
-    """Raises UserError if the teacher was trained on classes of other names."""
-    names = checkpoint.class_names if checkpoint else None
-    for number, (theirs, ours) in enumerate(zip(names or (), class_names or (), strict=False)):
-        if theirs != ours:
-            raise UserError(
-                f"TRAIN.TEACHER_WEIGHTS: class {number} of the teacher is {theirs[:80]}, of the data {ours[:80]}; "
-                "give a teacher that was trained on the same classes"
-            )
+def _outputs_of(
+    class_names: Sequence[str] | None, teacher: Model, checkpoint: WeightsRecord | None, classes: str | None
+) -> list[int] | None:
+    """The output of the teacher for each class of the data; None if both have the same order, or labels are numbers.
+
+    Raises:
+        UserError: the teacher was trained on other classes; or as `match_outputs`.
+    """
+    if not class_names:
+        return None
+    if checkpoint and checkpoint.class_names:
+        outputs: list[int] = map_labels(class_names, checkpoint.class_names).tolist()
+    else:
+        outputs = match_outputs(class_names, teacher, checkpoint, classes, str(teacher.pretrained)).outputs
+    if outputs == list(range(len(outputs))):
+        return None
+    for name, output in zip(class_names, outputs, strict=True):
+        if output < 0:
+            raise UserError(f"{shorten(name)} is no class of the teacher; give a teacher of the same classes")
+    if len(outputs) < teacher.num_logits:
+        raise UserError(f"the data has {len(outputs)} classes; remove MODEL.NUM_CLASSES={teacher.num_logits}")
+    return outputs
 
 
 def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:

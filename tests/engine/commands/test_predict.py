@@ -16,16 +16,12 @@ from conftest import GREY, ROOT, TINY_VIT, environment, only_run, read_result, r
 from PIL import Image
 
 from configs.reading.command_line import parse_command_line
-from configs.schema.families.family import TimmModel
-from configs.weights import WeightsRecord
-from datasets.sources.samples import Samples
 from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
 from engine.evaluation import pictures
 from engine.evaluation.pictures import write_map
 from engine.evaluation.predictions import PartFile, Predictions
 from engine.evaluation.results import SampleResults
-from engine.plan.evaluation import name_classes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.tables import read_rows
@@ -283,21 +279,3 @@ def test_two_processes_write_the_same_bytes(images, trained, tmp_path, cpu):
     for name in ("predictions.csv", "predictions.json"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert maps_in(tmp_path / "one") == maps_in(tmp_path / "two")
-
-
-def test_names_of_classes_are_never_guessed():
-    """A model of 1000 classes may be of any data, unless timm published its weights and says on what they learned."""
-
-    def names(pretrained: str, num_classes: int = 1000, record: WeightsRecord | None = None) -> list[str]:
-        samples = Samples(["0"])
-        samples.has_class_names = False
-        model = TimmModel.model_construct(
-            type="timm", name="vit_tiny_patch16_224", pretrained=pretrained, num_classes=num_classes
-        )
-        assert name_classes(samples, record, model).startswith("Class names: ")
-        return samples.class_names if samples.has_class_names else []
-
-    published = names("timm")
-    assert len(published) == 1000 and published[3] == "tiger shark, Galeocerdo cuvieri"
-    assert names("weights.pth") == names("timm", num_classes=10) == []
-    assert names("timm", record=WeightsRecord("", {}, {}, ["a", "b"], 2)) == ["a", "b"]

@@ -289,10 +289,21 @@ def test_a_teacher_that_does_not_fit_is_one_line(digits_teacher, tmp_path, cpu):
         assert "\n" not in str(error.value)
 
 
-def test_a_teacher_of_other_class_names(tiny_teacher):
+def test_the_outputs_of_a_teacher_follow_the_class_names(tiny_teacher):
+    """Of the checkpoint; else of DATA.CLASSES, if the order of the names of the data is not clear."""
     named, data = tiny_teacher.with_name("named.pth"), Data.model_validate(OWN)
     torch.save(torch.load(tiny_teacher, weights_only=True) | describe_data(data, list("abcde")), named)
     options = options_of("soft", TEACHER_WEIGHTS=str(named))
-    build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcde"))
-    with pytest.raises(UserError, match=r"TRAIN\.TEACHER_WEIGHTS: class 3 .* d, .* x;"):
+    images = torch.randn(2, STUDENT.image_channels, STUDENT.image_size, STUDENT.image_size)
+    logits = [
+        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list(names))[0](images)
+        for names in ("abcde", "badce")
+    ]
+    assert torch.equal(logits[1], logits[0][:, [1, 0, 3, 2, 4]])
+    with pytest.raises(UserError, match="'x' is no class of the teacher"):
         build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
+    options, names = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher)), ["1", "10", "2", "3", "4"]
+    with pytest.raises(UserError, match=r"class 1 is '2' in timm's order, '10' in torchvision's; set DATA\.CLASSES"):
+        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), names)
+    data = STUDENT.model_copy(update={"classes": "bytes"})
+    assert torch.equal(build_teacher(options, ViT(NUM_CLASSES=5), data, fp32(), names)[0](images), logits[0])

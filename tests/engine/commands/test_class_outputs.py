@@ -1,0 +1,294 @@
+"""Which output is which class: weights whose files name the classes, or do not, on data of many kinds.
+
+The expected figures are computed with timm and torch, for the order of classes that the other program had.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from conftest import only_run, read_result
+from PIL import Image
+from timm.data import ImageNetInfo
+from timm.models import save_for_hf
+from timm.utils.misc import natural_key
+from torch.nn.functional import cross_entropy
+
+from configs.reading.command_line import parse_command_line
+from configs.schema.families.family import TimmModel
+from configs.weights import WeightsRecord
+from datasets.sources.class_order import find_ambiguity, names_by_number, sort_names
+from engine.commands.run import run
+from engine.plan.outputs import imagenet_subset
+from utils.errors import UserError
+from utils.tables import read_rows
+
+NAME, SIZE = "test_vit", 32
+DATA = ["DATA.CROP_PCT=1.0", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
+NUMBERS = [str(number) for number in range(1, 13)]
+WORDNET = ["n01440764", "n01443537", "n02007558", "n03028079", "n15075141"]
+ENGLISH = ["tench", "goldfish", "flamingo", "church_building", "Toilet Paper"]  # of these ids
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("outputs")
+
+
+def write_weights(folder: Path, outputs: int, **config: object) -> torch.nn.Module:
+    """`NAME-outputs.pth`; with `config` the folder `hf`, as timm saves it."""
+    torch.manual_seed(0)
+    model = timm.create_model(NAME, num_classes=outputs, img_size=SIZE).eval()
+    torch.nn.init.normal_(model.head.weight)
+    if config:
+        cfg = {
+            "input_size": [3, SIZE, SIZE],
+            "mean": [0.5] * 3,
+            "std": [0.5] * 3,
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+        }
+        save_for_hf(model, folder / "hf", {"num_classes": outputs, **config}, {"img_size": SIZE}, data_config=cfg)
+    else:
+        torch.save(model.state_dict(), folder / f"{outputs}.pth")
+    return model
+
+
+def write_images(folder: Path, names: list[str]) -> np.ndarray:
+    """Two images of noise in a folder of each class; their pixels (2 N, 32, 32, 3)."""
+    pixels = np.random.default_rng(1).integers(256, size=(2 * len(names), SIZE, SIZE, 3), dtype=np.uint8)
+    for number, values in enumerate(pixels):
+        path = folder / names[number // 2] / f"{number % 2}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values).save(path)
+    return pixels
+
+
+@torch.inference_mode()
+def figures(model: torch.nn.Module, pixels: np.ndarray, outputs: list[int]) -> list[float]:
+    logits = model((torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+    targets = torch.tensor(outputs).repeat_interleave(2)
+    return [100 * (logits.argmax(1) == targets).double().mean().item(), cross_entropy(logits, targets).item()]
+
+
+def evaluate(
+    folder: Path, data: Path, cpu, *options: str, weights: str = "12.pth", dataset: str = "folder"
+) -> list[float]:
+    model = [f"-model={NAME}", f"-image_size={SIZE}"] if weights.endswith(".pth") else []
+    flags = ["-eval", *model, f"-pretrained={folder / weights}", f"-data_path={data}", f"-dataset={dataset}"]
+    output = folder / f"out{len([*folder.iterdir()])}"
+    run(
+        parse_command_line(
+            [*flags, "-num_workers=0", f"-output={output}", "-opts", *(DATA if model else []), "SEED=0", *options]
+        ),
+        cpu,
+    )
+    result = read_result(only_run(output, "eval"))
+    return [result["top1"], result["loss"]]
+
+
+@pytest.mark.parametrize("names", [NUMBERS, ["Dog", "ant", "Cat"]])
+def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path, cpu):
+    """The error names the keys. Their figures are those of timm and of torchvision for weights trained there."""
+    model, pixels = write_weights(folder, len(names)), write_images(tmp_path, names)
+    weights = f"{len(names)}.pth"
+    with pytest.raises(UserError) as error:
+        evaluate(folder, tmp_path, cpu, weights=weights)
+    assert "\n" not in str(error.value)
+    fixes = re.findall(r"(\w+) \((timm|torchvision)\)", str(error.value))
+    orders = {"timm": sorted(names, key=natural_key), "torchvision": sorted(names)}
+    assert len({tuple(figures(model, pixels, list(map(order.index, names)))) for order in orders.values()}) == 2
+    assert {program for _, program in fixes} == orders.keys()
+    listed = orders["timm"]
+    files = {
+        "a.txt": "\n".join(listed), "a.json": json.dumps(listed), "a": json.dumps(dict(enumerate(listed))),
+        "b.json": json.dumps({name: listed.index(name) for name in sorted(listed)}),
+    }  # fmt: skip
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    cases = [(value, orders[program]) for value, program in fixes] + [(str(folder / file), listed) for file in files]
+    for value, order in cases:
+        found = evaluate(folder, tmp_path, cpu, f"DATA.CLASSES={value}", weights=weights)
+        assert found == pytest.approx(figures(model, pixels, list(map(order.index, names))), abs=1e-4)
+
+
+def test_orders_that_all_programs_share_need_no_key(folder, tmp_path, cpu):
+    names = [f"{number:02}" for number in range(12)]
+    model, pixels = write_weights(folder, 12), write_images(tmp_path, names)
+    assert evaluate(folder, tmp_path, cpu) == pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    (tmp_path / "00").rename(tmp_path.with_name("away"))
+    with pytest.raises(UserError, match=r"has 12 outputs without names, and the data 11 classes; set DATA\.CLASSES to"):
+        evaluate(folder, tmp_path, cpu)
+    (folder / "all.txt").write_text("\n".join(names))
+    found = evaluate(folder, tmp_path, cpu, f"DATA.CLASSES={folder / 'all.txt'}")
+    assert found == pytest.approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
+
+
+def test_tables_have_the_same_rule(folder, tmp_path, cpu):
+    names = [f"grade {number}" for number in NUMBERS]
+    model, pixels = write_weights(folder, 12), write_images(tmp_path, names)
+    rows = [f"{name}/{number}.png,{name}" for name in names for number in range(2)]
+    (tmp_path / "all.csv").write_text("\n".join(["image_path,target", *rows]))
+    with pytest.raises(UserError, match="class 1 is 'grade 2' in timm's order, 'grade 10' in torchvision's"):
+        evaluate(folder, tmp_path / "all.csv", cpu, dataset="csv")
+    found = evaluate(folder, tmp_path / "all.csv", cpu, "DATA.CLASSES=natural", dataset="csv")
+    assert found == pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+
+
+def test_folders_of_imagenet_classes(folder, tmp_path, cpu):
+    """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
+    model, ids = write_weights(folder, 1000), ImageNetInfo().label_names()
+    for names in (WORDNET, ENGLISH):
+        pixels = write_images(data := tmp_path / names[0], names)
+        expected = figures(model, pixels, [ids.index(name) for name in WORDNET])
+        assert evaluate(folder, data, cpu, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
+    (data / "flamingo").rename(data / "crane")  # a bird and a machine
+    with pytest.raises(
+        UserError, match="'crane': not timm's name of exactly one class of imagenet-1k; rename"
+    ) as error:
+        evaluate(folder, data, cpu, weights="1000.pth")
+    listed = [*map(str, range(1000))]
+    for name, wordnet in zip([name.replace("flamingo", "crane") for name in ENGLISH], WORDNET, strict=True):
+        listed[ids.index(wordnet)] = name
+    (folder / "1000.txt").write_text("\n".join(listed))
+    assert "DATA.CLASSES" in str(error.value)
+    found = evaluate(folder, data, cpu, f"DATA.CLASSES={folder / '1000.txt'}", weights="1000.pth")
+    assert found == pytest.approx(expected, abs=1e-4)
+    for name in ("natural", "bytes"):
+        with pytest.raises(UserError, match=f"DATA.CLASSES {name}: 5 classes, and 1000 outputs of"):
+            evaluate(folder, data, cpu, f"DATA.CLASSES={name}", weights="1000.pth")
+
+
+def shuffled(names: list[str]) -> dict[str, str]:
+    numbers = np.random.default_rng(0).permutation(len(names)).tolist()
+    return {str(number): names[number] for number in numbers}
+
+
+@pytest.mark.parametrize("names", [shuffled(NUMBERS), NUMBERS, {name: int(name) - 1 for name in sorted(NUMBERS)}])
+def test_names_in_config_json(names, folder, tmp_path, cpu):
+    model, pixels = write_weights(folder, 12, label_names=names), write_images(tmp_path, NUMBERS)
+    expected = pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    assert evaluate(folder, tmp_path, cpu, weights="hf") == expected
+
+
+def test_incomplete_names_in_config_json(folder, tmp_path, cpu):
+    """An evaluation refuses them; a prediction shows the number of an output without a name."""
+    partial = {number: name for number, name in shuffled(NUMBERS).items() if number != "4"}
+    model, pixels = write_weights(folder, 12, label_names=partial), write_images(tmp_path / "data", NUMBERS)
+    expected = pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
+    with pytest.raises(UserError, match=r"not name each of 12 outputs; complete its label_names, or set DATA\.CLASSES"):
+        evaluate(folder, tmp_path / "data", cpu, weights="hf")
+    (folder / "12.txt").write_text("\n".join(NUMBERS))
+    found = evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={folder / '12.txt'}", weights="hf")
+    assert found == expected
+    assert set(predicted(tmp_path, cpu, f"-pretrained={folder / 'hf'}")) == {*NUMBERS, "4"} - {"5"}
+    config = json.loads((folder / "hf/config.json").read_text())
+    (folder / "hf/config.json").write_text(json.dumps(config | {"label_names": partial | {"4": "5"}}))
+    assert evaluate(folder, tmp_path / "data", cpu, weights="hf") == expected
+    texts = {name: f"class {name}" for name in NUMBERS}
+    (folder / "hf/config.json").write_text(json.dumps(config | {"label_names": NUMBERS, "label_descriptions": texts}))
+    assert set(predicted(tmp_path, cpu, f"-pretrained={folder / 'hf'}")) == set(texts.values())
+
+
+def predicted(folder: Path, cpu, *weights: str) -> list[str]:
+    """All classes of the first prediction of the images in `data`, the most probable first."""
+    flags = [
+        "-predict",
+        str(folder / "data"),
+        *weights,
+        f"-output={folder / 'predictions'}",
+        "-top_k=2000",
+        "-num_workers=0",
+    ]
+    run(parse_command_line(flags), cpu)
+    row = read_rows(folder / "predictions/predictions.csv")[0]
+    return [text for key, text in row.items() if key.startswith("class_")]
+
+
+def test_names_in_predictions(folder, tmp_path, cpu):
+    """Of DATA.CLASSES; of timm's for a model that it publishes for ImageNet with as many outputs; else numbers."""
+    models = {number: write_weights(folder, number) for number in (12, 1000)}
+    pixels, opened = write_images(tmp_path / "data", ["a"]), [f"-model={NAME}", f"-image_size={SIZE}"]
+    (folder / "12.txt").write_text("\n".join(NUMBERS))
+    names = {"12": [str(i) for i in range(12)], "1000": ImageNetInfo().label_descriptions()}
+    for number, more in (("12", []), ("12", [f"DATA.CLASSES={folder / '12.txt'}"]), ("1000", [])):
+        with torch.inference_mode():
+            logits = models[int(number)]((torch.from_numpy(pixels[:1]).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)[0]
+        found = predicted(tmp_path, cpu, *opened, f"-pretrained={folder / number}.pth", "-opts", *DATA, *more)
+        expected = NUMBERS if more else names[number]
+        assert found[:3] == [expected[label] for label in logits.topk(3).indices.tolist()]
+    with pytest.raises(UserError, match="12 names for 1000 outputs; give one for each"):
+        more = ["-opts", *DATA, f"DATA.CLASSES={folder / '12.txt'}"]
+        predicted(tmp_path, cpu, *opened, f"-pretrained={folder / '1000.pth'}", *more)
+
+
+@pytest.mark.parametrize(
+    ("model", "outputs", "data", "subset"),
+    [
+        ("vit_tiny_patch16_224", 1000, {}, "imagenet-1k"),
+        ("vit_base_patch16_224.augreg_in21k", 21843, {}, "imagenet-21k-goog"),
+        ("swin_tiny_patch4_window7_224", 21841, {}, "imagenet-22k"),
+        ("vit_tiny_patch16_224", 10, {}, None),
+        ("vit_tiny_patch16_224", 1000, {"DATASET": "folder"}, None),  # a run of this program without names
+        ("vit_base_patch16_clip_224", 512, {}, None),
+        ("vit", 1000, {}, None),
+    ],
+)
+def test_outputs_of_imagenet(model, outputs, data, subset):
+    options = TimmModel.model_construct(type="timm", name=model, pretrained="file.pth", num_classes=outputs)
+    assert imagenet_subset(options, WeightsRecord("", {}, data)) == subset
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["00", "01", "10"], None),
+        (["n01440764", "n15075141"], None),
+        (["b", "a"], None),  # an order of its own, such as the order of a data set
+        (["1", "10", "2"], "class 1 is '2' in timm's order, '10' in torchvision's"),
+        (["Cat", "ant"], "class 0 is 'ant'"),
+        (["01", "1"], "not unique"),  # equal in timm's order
+        (["A", "a", "b"], "not unique"),
+        (["Birke", "Zeder", "Ähre"], "not unique"),  # as macOS writes it, Ä comes before B
+        (["a²", "²"], None),
+    ],
+)
+def test_orders_of_names(names, reason):
+    ambiguity = find_ambiguity(names)
+    assert (reason in ambiguity) if reason else (ambiguity is None)
+    if reason is None and "²" not in names and sorted(names) == names:
+        assert sorted(names, key=natural_key) == sort_names(names, "natural") == sort_names(names, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (["a", "b"], {0: "a", 1: "b"}),
+        ({"1": "b", "0": "a"}, {0: "a", 1: "b"}),
+        ({"b": 1, "a": 0}, {0: "a", 1: "b"}),
+        ({"1": 0, "10": 1, "2": 2}, {0: "1", 1: "10", 2: "2"}),  # torchvision's class_to_idx
+        ({"0": "a", "1": None}, {0: "a"}),
+        ({"0": "a", "x": "b"}, None),
+        ({"a": 0, "b": 0}, None),
+        ([["a"]], None),
+        ("ab", None),
+        ({}, None),
+    ],
+)
+def test_names_by_number(content, names):
+    assert names_by_number(content) == names
+
+
+@pytest.mark.parametrize("content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff"])
+def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, folder, tmp_path, cpu):
+    write_weights(folder, 12)
+    write_images(tmp_path / "data", NUMBERS)
+    if content is not None:
+        (tmp_path / "list").write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=f"DATA.CLASSES: {tmp_path / 'list'}: ") as error:
+        evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={tmp_path / 'list'}")
+    assert "\n" not in str(error.value)
