@@ -14,7 +14,7 @@ from utils.files import open_regular_file
 
 NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
 _MAX_BYTES = 10**8
-_ONE_PER_LINE = "a file with a class per line, in the order of the outputs"
+CLASS_FILE = "a file with a class per line, in the order of the outputs"
 
 
 def natural_key(name: str) -> list[int | str]:
@@ -42,11 +42,11 @@ def find_ambiguity(names: Sequence[str]) -> str | None:
         return None
     natural, by_bytes = (sort_names(names, order) for order in (NATURAL, BYTES))
     if natural is None or by_bytes is None:
-        return f"the order of their names is not unique in all programs; set DATA.CLASSES to {_ONE_PER_LINE}"
+        return f"the order of their names is not unique in all programs; set DATA.CLASSES to {CLASS_FILE}"
     for number, (one, other) in enumerate(zip(natural, by_bytes, strict=True)):
         if one != other:
             orders = f"class {number} is {shorten(one)} in timm's order, {shorten(other)} in torchvision's"
-            return f"{orders}; set DATA.CLASSES to {NATURAL} (timm), {BYTES} (torchvision), or {_ONE_PER_LINE}"
+            return f"{orders}; set DATA.CLASSES to {NATURAL} (timm), {BYTES} (torchvision), or {CLASS_FILE}"
     return None
 
 
@@ -59,7 +59,7 @@ def ordered_classes(names: Sequence[str], order: str) -> list[str]:
     if order not in (NATURAL, BYTES):
         return read_class_list(Path(order))
     if (ordered := sort_names(names, order)) is None:
-        raise UserError(f"DATA.CLASSES {order}: the order of the names is not unique; set it to {_ONE_PER_LINE}")
+        raise UserError(f"DATA.CLASSES {order}: the order of the names is not unique; set it to {CLASS_FILE}")
     return ordered
 
 

@@ -151,10 +151,9 @@ def _read(
     (samples,) = read(options.data, classes, context, split)
     if names or not samples.has_class_names or (prediction and prediction.embeds):
         return samples, None
-    of_data, model = options.data, options.model
-    found = match_outputs(samples.class_names, model, record, of_data.classes, str(model.pretrained))
-    samples.number_classes(np.array(found.outputs, np.int64), found.names)
-    return samples, found.source
+    outputs, names, source = match_outputs(samples.class_names, options.model, record, options.data.classes)
+    samples.number_classes(np.array(outputs, np.int64), names)
+    return samples, source
 
 
 def _describe(samples: Samples, config: Config, prediction: Prediction | None, split: str | None) -> EvaluationData:

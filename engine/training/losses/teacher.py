@@ -174,15 +174,12 @@ def _outputs_of(
     if checkpoint and checkpoint.class_names:
         outputs: list[int] = map_labels(class_names, checkpoint.class_names).tolist()
     else:
-        outputs = match_outputs(class_names, teacher, checkpoint, classes, str(teacher.pretrained)).outputs
-    if outputs == list(range(len(outputs))):
-        return None
-    for name, output in zip(class_names, outputs, strict=True):
-        if output < 0:
-            raise UserError(f"{shorten(name)} is no class of the teacher; give a teacher of the same classes")
-    if len(outputs) < teacher.num_logits:
-        raise UserError(f"the data has {len(outputs)} classes; remove MODEL.NUM_CLASSES={teacher.num_logits}")
-    return outputs
+        outputs = match_outputs(class_names, teacher, checkpoint, classes)[0]
+    if -1 in outputs:
+        unknown = shorten(class_names[outputs.index(-1)])
+        raise UserError(f"{unknown} is no class of the teacher; give a teacher of the same classes")
+    outputs += [one for one in range(teacher.num_logits) if one not in outputs]  # NUM_CLASSES is more than the data has
+    return None if outputs == sorted(outputs) else outputs
 
 
 def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
