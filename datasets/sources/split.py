@@ -13,7 +13,6 @@ from configs.schema import Data
 from datasets.sources.files.image_files import Listing
 from datasets.sources.groups import describe_groups, most_frequent, with_groups
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
-from utils.errors import UserError
 
 DEFAULT_VAL_FRACTION = 0.1
 _NO_LIST = (

@@ -29,7 +29,7 @@ def match_outputs(
     if classes and len(names) >= number:
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
     if record and record.output_names and not classes:
-        raise UserError(f"{weights}: its config.json lacks names of {number} outputs; complete label_names, or {fix}")
+        raise UserError(f"{weights}: its config.json names a part of {number} outputs; complete label_names, or {fix}")
     if set(names) <= set(ids := wordnet_ids(number)) and not classes:
         return map_labels(names, ids).tolist(), ids, "ImageNet's, by WordNet id"
     if (subset := imagenet_subset(model, record)) and not classes:
