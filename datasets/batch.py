@@ -33,6 +33,7 @@ class Batch(NamedTuple):
     samples: positions with a sample.
     drawn: random parameters of the device operations, by the operation's name.
     bad: the images that could not be used; their positions are padding.
+    warnings: of decoders: the name of the image, and the text.
     epoch: the epoch in training, counted from 0.
     copied: recorded after the copy to a GPU; None on a CPU.
     """
@@ -42,6 +43,7 @@ class Batch(NamedTuple):
     samples: int
     drawn: Mapping[str, tuple[torch.Tensor, ...]] = MappingProxyType({})
     bad: tuple[BadImage, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
     epoch: int = 0
     copied: torch.cuda.Event | None = None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, find_single_class
 from datasets.sources.class_order import BYTES, NATURAL, ordered_classes
@@ -55,13 +56,13 @@ def read_samples(
 
 
 def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
-    """Reads the images of `path`, see `unlabelled`, with DATA.GREY_RANGE. Every rank must call it.
+    """Reads the images of `path`, see `unlabelled`, with DATA.GREY_RANGE and MAX_PIXELS. Every rank must call it.
 
     Raises:
         UserError: no such path, or no images; the main process's error, on every rank.
     """
     (samples,) = _on_all_ranks(lambda: [unlabelled(path, data.columns)], context)
-    _set_grey_range(samples, data)
+    _set_decoding(samples, data)
     return samples
 
 
@@ -82,9 +83,9 @@ def _on_all_ranks(read: Callable[[], list[Samples]], context: ProcessContext) ->
     return splits
 
 
-def _set_grey_range(samples: Samples, data: Data) -> None:
+def _set_decoding(samples: Samples, data: Data) -> None:
     if isinstance(samples, EncodedImages):
-        samples.grey_range = data.grey_range
+        samples.decoding = Decoding(data.grey_range, data.max_pixels)
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
@@ -141,7 +142,7 @@ def _read(
     if data.groups and {"train", "val"} <= samples.keys() and not predicts:
         _group(samples, data)
     for split, of_split in samples.items():
-        _set_grey_range(of_split, data)
+        _set_decoding(of_split, data)
         findings += check_names(of_split, data.data_path)
         if not class_names:
             findings += find_single_class(of_split)

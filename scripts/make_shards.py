@@ -127,7 +127,7 @@ class PlannedSplit:
     def read(self, position: int) -> Sample:
         index = int(self.order[position])
         encoded, name = self.samples.read_bytes(index), partial(self.samples.name, index)
-        pixels = open_image(encoded, self.data.image_channels, name, self.samples.grey_range).pixels
+        pixels = open_image(encoded, self.data.image_channels, name, self.samples.decoding).pixels
         if self.size:
             encoded = encode_ppm(pixels, self.size)
         label, extension = int(self.samples.targets[index]), tar.image_extension(encoded)

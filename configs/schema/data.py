@@ -12,6 +12,7 @@ from configs.schema.section import Floats, Pair, Path, Probability, Section, opt
 
 _BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
 MAX_CROP_PCT = 2  # the border is then half of the crop
+MAX_PIXELS = 64_000_000
 
 AUTO = "auto"
 # An integer for type checkers; 0 stands for 'auto' until `find_batch_size` has replaced it.
@@ -78,6 +79,9 @@ class Data(Section):
     multi_label: bool = option(False, "data set csv: each image has no, one or several labels; LOSS.NAME is then bce")
     on_bad_image: Literal["error", "skip"] = option(
         "error", "unreadable images: abort the run, or skip them and list them"
+    )
+    max_pixels: int = option(
+        MAX_PIXELS, "larger images are unreadable: decoding takes up to 20 bytes per pixel", ge=1, le=10**10
     )
     image_size: int = option(224, "height and width of the model's input, pixels", ge=1)
     image_channels: Literal[1, 3] = option(3, "1: grayscale, 3: RGB")

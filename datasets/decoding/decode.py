@@ -14,31 +14,46 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from configs.schema.data import MAX_PIXELS
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
-from datasets.decoding.partial_jpeg import Box, baseline_size, decode_part
+from datasets.decoding.partial_jpeg import (
+    Box,
+    captured_stderr,
+    decode_part,
+    has_one_scan,
+    is_cut_short,
+    read_header,
+)
 from utils.errors import to_single_line
 
 GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white
 
 MODES = {1: "L", 3: "RGB"}  # Pillow's, by the number of channels
 MAX_VALUE = 65535
-MAX_PIXELS = 64_000_000
-MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
-MAX_SCANNED_PIXELS = 100 * MAX_PIXELS  # a kilobyte of a progressive JPEG can contain a scan of the whole image
+_MAX_ASPECT = 100  # resizing the shorter side of a longer image would take gigabytes
+_MAX_SCANS = 100  # of the largest image; a kilobyte of a progressive JPEG can contain a scan of the whole image
 _PLAIN_PPM = re.compile(rb"P([56])\n(\d{1,5}) (\d{1,5})\n255\n")
 _AS_STORED = 0  # torchvision's ImageReadMode.UNCHANGED: gray stays gray
 _FIX = "replace or remove it"
 
-Image.MAX_IMAGE_PIXELS = MAX_PIXELS // 2  # Pillow warns above this number, and refuses twice as many
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# Damaged EXIF data, which ImageNet has: the pixels are intact.
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
+Image.MAX_IMAGE_PIXELS = None  # `_check_cost` has the limit
+# About EXIF data, which are damaged in ImageNet, and animations: the pixels are intact.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535."""
+
+    grey_range: GreyRange | None = None
+    max_pixels: int = MAX_PIXELS
 
 
 def _find_jpeg_decoder() -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None]:
@@ -63,10 +78,10 @@ JPEG_DECODER, _decode_jpeg = _find_jpeg_decoder()
 
 
 class LazyImage:
-    """An opened image; a subclass may decode its pixels on first use."""
+    """An opened image; a subclass may decode its pixels on first use. `warning`: of its decoder so far."""
 
-    def __init__(self, pixels: torch.Tensor) -> None:
-        self._pixels = pixels
+    def __init__(self, pixels: torch.Tensor, warning: str = "") -> None:
+        self._pixels, self.warning = pixels, warning
 
     @property
     def pixels(self) -> torch.Tensor:
@@ -88,11 +103,15 @@ class LazyImage:
 class PlainJpeg(LazyImage):
     """A JPEG that needs no rotation, and at most the conversion from gray to RGB. A crop decodes only a part of it.
 
-    `pixels` and `crop` raise BadImage if the file is truncated or damaged.
+    `pixels` and `crop` raise BadImage if the file is truncated or damaged. `start`: of the compressed pixels of a
+    baseline JPEG; None: a crop decodes the whole image.
     """
 
-    def __init__(self, data: bytes, channels: int, size: tuple[int, int], name: Callable[[], str]) -> None:
-        self.data, self.channels, self._size, self.name = data, channels, size, name
+    def __init__(
+        self, data: bytes, channels: int, size: tuple[int, int], start: int | None, name: Callable[[], str]
+    ) -> None:
+        self.data, self.channels, self._size, self._start, self.name = data, channels, size, start, name
+        self.warning = ""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -102,18 +121,28 @@ class PlainJpeg(LazyImage):
     def pixels(self) -> torch.Tensor:
         with errors_as_bad_image(self.name):
             if _decode_jpeg:
-                with contextlib.suppress(RuntimeError):  # Pillow decodes some files that the others refuse
+                pixels = None
+                with captured_stderr() as messages, contextlib.suppress(RuntimeError):
                     data = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
-                    return _decode_jpeg(data).expand(self.channels, -1, -1)
-            return _decode_with_pillow(open_with_pillow(self.data, self.name), MODES[self.channels])
+                    pixels = _decode_jpeg(data).expand(self.channels, -1, -1)
+                if pixels is not None and not messages:
+                    return pixels
+                self.warning = "; ".join(messages)
+            # Pillow decides about damaged files, and decodes some that the others refuse.
+            return _decode_with_pillow(self.data, open_with_pillow(self.data, self.name), MODES[self.channels])
 
     def crop(self, box: Box) -> torch.Tensor:
-        has_end_marker = self.data.rfind(b"\xff\xd9", -1024) >= 0  # some cameras append bytes after it
-        part = decode_part(self.data, box) if self.channels == 3 and has_end_marker else None
+        is_plain = self.channels == 3 and self._start is not None and has_one_scan(self.data, self._start)
+        part = decode_part(self.data, box) if is_plain and box[3] > 1 else None  # colors of one column are not exact
         return super().crop(box) if part is None else part
 
 
-def open_image(data: bytes, channels: int, name: Callable[[], str], grey_range: GreyRange | None = None) -> LazyImage:
+def open_image(
+    data: bytes,
+    channels: int,
+    name: Callable[[], str],
+    decoding: Decoding = Decoding(),
+) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
     Args:
@@ -121,64 +150,68 @@ def open_image(data: bytes, channels: int, name: Callable[[], str], grey_range: 
             its first bytes. Of several frames the first is used.
         channels: 1 for gray, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
         name: returns the image's name, for an error.
-        grey_range: the values of 16-bit gray that become 0 and 255; None: 0 and 65535.
 
     Raises:
         BadImage: empty, no image of these formats, truncated, damaged, too large, or in floating point.
         MemoryError: out of host memory.
     """
-    size = baseline_size(data, channels)
-    if size and _is_affordable(*size):  # Pillow takes 0.1 ms
-        return PlainJpeg(data, channels, size, name)
-    if plain := _open_plain_ppm(data, channels):
+    header = read_header(data)
+    start = header.start if header and header.is_baseline else None
+    if header and start and not header.has_app1 and header.components in (1, channels):  # Pillow takes 0.1 ms
+        size = header.height, header.width
+        if is_affordable(*size, decoding.max_pixels):
+            return PlainJpeg(data, channels, size, start, name)
+    if plain := _open_plain_ppm(data, channels, decoding.max_pixels):
         return plain
     if not data:
         raise BadImage(name(), "is empty (0 bytes)", _FIX)
     with errors_as_bad_image(name):
         image = open_with_pillow(data, name)
-        _check_cost(image, data)
+        _check_cost(image, data, name, decoding.max_pixels)
         if image.format in ("JPEG", "MPO") and image.mode in ("L", MODES[channels]) and not _has_exif_rotation(image):
-            return PlainJpeg(data, channels, (image.height, image.width), name)
-        return LazyImage(_decode_with_pillow(image, MODES[channels], grey_range))
+            return PlainJpeg(data, channels, (image.height, image.width), start, name)
+        with captured_stderr() as messages:
+            pixels = _decode_with_pillow(data, image, MODES[channels], decoding.grey_range)
+        return LazyImage(pixels, "; ".join(messages))
 
 
-def _is_affordable(height: int, width: int) -> bool:
-    """Tells whether an image is small enough to be decoded; Pillow describes the problem of another one."""
-    return 0 < max(height, width) <= MAX_ASPECT * min(height, width) and height * width <= MAX_PIXELS
+def is_affordable(height: int, width: int, max_pixels: int) -> bool:
+    """Tells whether an image is small enough to be decoded; `_check_cost` describes the problem of another one."""
+    return 0 < max(height, width) <= _MAX_ASPECT * min(height, width) and height * width <= max_pixels
 
 
-def _open_plain_ppm(data: bytes, channels: int) -> LazyImage | None:
+def _open_plain_ppm(data: bytes, channels: int, max_pixels: int) -> LazyImage | None:
     """A PPM or PGM as `make_shards.py -size` writes it, in a tenth of Pillow's time; None for another file."""
     if not (header := _PLAIN_PPM.match(data)):
         return None
     height, width = int(header[3]), int(header[2])
     is_whole = len(data) - header.end() == height * width * channels
-    if header[1] != (b"5" if channels == 1 else b"6") or not is_whole or not _is_affordable(height, width):
+    if header[1] != (b"5" if channels == 1 else b"6") or not is_whole or not is_affordable(height, width, max_pixels):
         return None
     pixels = torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=header.end())
     return LazyImage(pixels.view(height, width, channels).permute(2, 0, 1))
 
 
-def decode_small(data: bytes, mode: str, side: int, grey_range: GreyRange | None) -> Image.Image:
+def decode_small(data: bytes, mode: str, side: int, decoding: Decoding) -> Image.Image:
     """The image, a JPEG at 1/8 of its size or more, so that each side has `side` pixels. Raises as `open_image`."""
-    with errors_as_bad_image(str):
+    with errors_as_bad_image(str), captured_stderr():
         image = open_with_pillow(data, str)
-        _check_cost(image, data)
+        _check_cost(image, data, str, decoding.max_pixels)
         image.draft(mode, (side, side))
-        return _convert(image, mode, grey_range)
+        return _convert(image, mode, decoding.grey_range)
 
 
-def read_grey_values(data: bytes, name: str) -> np.ndarray | None:
+def read_grey_values(data: bytes, name: str, max_pixels: int) -> np.ndarray | None:
     """The unscaled pixels of a 16-bit gray image, integers (H, W); None for another image.
 
     Raises:
         BadImage: as `open_image`.
     """
-    with errors_as_bad_image(lambda: name):
+    with errors_as_bad_image(lambda: name), captured_stderr():
         image = open_with_pillow(data, lambda: name)
         if not image.mode.startswith("I"):
             return None
-        _check_cost(image, data)
+        _check_cost(image, data, lambda: name, max_pixels)
         image.load()
         return _grey_values(image)
 
@@ -205,13 +238,16 @@ def errors_as_bad_image(name: Callable[[], str]) -> Iterator[None]:
         raise BadImage(name(), f"cannot be decoded ({reason})", _FIX) from error
 
 
-def _check_cost(image: Image.Image, data: bytes) -> None:
-    """Refuses small files that would take long to decode. Pillow itself refuses images with too many pixels."""
+def _check_cost(image: Image.Image, data: bytes, name: Callable[[], str], max_pixels: int) -> None:
+    """Refuses images that would take long to decode, also if the file is small."""
     width, height = image.size
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ValueError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
+    if max(width, height) > _MAX_ASPECT * min(width, height):
+        raise ValueError(f"{width} x {height} pixels: one side is more than {_MAX_ASPECT} times the other")
+    if (pixels := width * height) > max_pixels:
+        reason = f"has {width} x {height} pixels, more than DATA.MAX_PIXELS {max_pixels}"
+        raise BadImage(name(), reason, f"replace or remove it, or read it with -opts DATA.MAX_PIXELS={pixels}")
     scans = data.count(b"\xff\xda") if image.info.get("progressive") else 1
-    if width * height * scans > MAX_SCANNED_PIXELS:
+    if pixels * scans > _MAX_SCANS * max_pixels:
         raise ValueError(f"{width} x {height} pixels with {scans} scans: too many scans")
 
 
@@ -222,7 +258,13 @@ def _has_exif_rotation(image: Image.Image) -> bool:
         return False
 
 
-def _decode_with_pillow(image: Image.Image, mode: str, grey_range: GreyRange | None = None) -> torch.Tensor:
+def _decode_with_pillow(
+    data: bytes, image: Image.Image, mode: str, grey_range: GreyRange | None = None
+) -> torch.Tensor:
+    """data: the content of the opened image."""
+    image.load()
+    if image.format in ("JPEG", "MPO") and is_cut_short(data, image):
+        raise ValueError("a part of its data is missing: the decoder leaves gray there")
     pixels = np.array(_convert(image, mode, grey_range))
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)
 

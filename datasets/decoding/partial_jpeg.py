@@ -1,44 +1,121 @@
-"""Decodes a part of a JPEG with libjpeg-turbo, through nvImageCodec's CPU backend."""
+"""The headers of JPEGs, parts of them, decoded with libjpeg-turbo (nvImageCodec's CPU backend), and their damage."""
 
 import functools
+import io
 import os
+import re
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
-_SOF0, _SOS = 0xFFC0, 0xFFDA  # start of a baseline frame, start of the pixels
-# Tables, restart interval, comment, APP0 and APP2 to APP15. APP1 (EXIF, XMP) may rotate the image.
-_SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFFE, 0xFFE0, *range(0xFFE2, 0xFFF0)))
+_BASELINE, _FRAMES = 0xFFC0, (0xFFC0, 0xFFC1, 0xFFC2)  # start of a frame: baseline, extended, progressive
+_SOS, _DRI, _APP1 = 0xFFDA, 0xFFDD, 0xFFE1  # start of the pixels, restart interval, EXIF or XMP
+_SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFFE, *range(0xFFE0, 0xFFF0)))  # tables, comment, APP0 to APP15
 
 
-def baseline_size(data: bytes, channels: int) -> tuple[int, int] | None:
-    """Height and width in pixels of a baseline JPEG that is gray or has `channels` of 8 bits, and no EXIF data.
+class JpegHeader(NamedTuple):
+    """start: the position of the compressed pixels. restarts: the number of restart markers among them."""
 
-    None for all other files, also damaged ones: Pillow recognizes or refuses them.
-    """
-    position, size = 2, None
+    start: int
+    height: int
+    width: int
+    components: int
+    is_baseline: bool
+    restarts: int
+    has_app1: bool
+
+
+def read_header(data: bytes) -> JpegHeader | None:
+    """The header of a JPEG of 8 bits; None for all other files, also damaged ones: a decoder describes the problem."""
+    position, frame, sampling, interval, has_app1 = 2, None, b"", 0, False
     try:
         while data.startswith(b"\xff\xd8"):
             marker, length = struct.unpack_from(">HH", data, position)
-            if marker == _SOS:
-                return size
-            if marker == _SOF0 and size is None:
+            if marker == _SOS and frame:
+                kind, height, width, components = frame
+                restarts = (_num_blocks(height, width, sampling) - 1) // interval if interval else 0
+                start = position + 2 + length
+                return JpegHeader(start, height, width, components, kind == _BASELINE, restarts, has_app1)
+            if marker in _FRAMES and not frame:
                 bits, height, width, components = struct.unpack_from(">BHHB", data, position + 4)
-                is_known = bits == 8 and components in (1, channels) and length == 8 + 3 * components
-                if not is_known or not height * width:
+                sampling = data[position + 11 : position + 2 + length : 3]
+                if bits != 8 or components not in (1, 3, 4) or length != 8 + 3 * components or not height * width:
                     return None
-                size = height, width
+                frame = marker, height, width, components
+            elif marker == _DRI:
+                (interval,) = struct.unpack_from(">H", data, position + 4)
+            elif marker == _APP1:
+                has_app1 = True
             elif marker not in _SKIPPED or length < 2:
                 return None
             position += 2 + length
     except struct.error:
         pass  # truncated
     return None
+
+
+def _num_blocks(height: int, width: int, sampling: bytes) -> int:
+    """The number of minimum coded units. sampling: the factors of each component, horizontal << 4 | vertical."""
+    rows, columns = max(one & 15 for one in sampling), max(one >> 4 for one in sampling)
+    if len(sampling) == 1:  # its blocks are not interleaved
+        rows = columns = 1
+    return -(-height // (8 * rows or 8)) * -(-width // (8 * columns or 8))
+
+
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_END = b"\xff\xd9"
+_ANY_MARKER = re.compile(rb"\xff+[\x01-\xfe]")
+_FILLER = bytes(range(1, 128))
+_MANY = 64  # zero bytes, at the end of a file
+
+
+def has_one_scan(data: bytes, start: int) -> bool:
+    """Tells whether the first marker among the compressed pixels is the end of the image."""
+    return (marker := _MARKER.search(data, start)) is not None and marker[0] == _END
+
+
+def is_cut_short(data: bytes, image: Image.Image) -> bool:
+    """Tells whether a part of the compressed pixels is missing, in whose place libjpeg leaves gray, or is zeros.
+
+    If the image has such gray, bytes are inserted at the ends of the compressed pixels. The decoder skips them if these
+    are complete, and takes them for pixels if not.
+
+    image: the decoded image.
+    """
+    header, pixels = read_header(data), np.asarray(image)
+    ends_gray = bool(_is_gray(pixels[-1, -1]).all())
+    if header is None:  # damaged, too
+        return ends_gray
+    if (end := data.find(_END, header.start)) < 0:
+        return data.endswith(bytes(_MANY))  # of a download that was not finished
+    if not (ends_gray or (header.restarts and _has_gray_block(pixels))):
+        return False
+    compressed = data[header.start : end].rstrip(b"\xff")
+    markers = [marker[0] for marker in re.findall(rb"\xff([\x01-\xfe])", compressed)]
+    has_one = header.is_baseline and _SOS & 255 not in markers
+    if has_one and markers != [0xD0 + number % 8 for number in range(header.restarts)]:
+        return True
+    filled = _ANY_MARKER.sub(lambda marker: _FILLER + marker[0], compressed) + _FILLER + _END
+    with Image.open(io.BytesIO(data[: header.start] + filled), formats=("JPEG",)) as other:
+        return not np.array_equal(np.asarray(other), pixels)
+
+
+def _is_gray(values: np.ndarray) -> np.ndarray:
+    return (values >= 127) & (values <= 129)
+
+
+def _has_gray_block(pixels: np.ndarray) -> bool:
+    """Looks at four pixels in each block of 8 x 8, away from its edges, where colors are interpolated."""
+    height, width = (side // 8 * 8 for side in pixels.shape[:2])
+    inner = [pixels[row:height:8, column:width:8] for row in (3, 5) for column in (3, 5)]
+    gray = np.logical_and.reduce([_is_gray(one) for one in inner])
+    return bool(gray.reshape(*gray.shape[:2], -1).all(2).any())
 
 
 Box = tuple[int, int, int, int]  # top, left, height, width in pixels
@@ -50,8 +127,8 @@ _OPTIONS = ":fancy_upsampling=1"
 def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
     """Decodes a box of a JPEG to torch.uint8 (3, height, width); ignores the EXIF orientation.
 
-    Returns None if nvImageCodec is not installed or cannot decode the file. The missing end of a truncated file may be
-    filled with arbitrary pixels.
+    Returns None if nvImageCodec is not installed, cannot decode the file, or reports damage: missing pixels are then
+    arbitrary. Damage below the box is not noticed.
     """
     codec = _codec(threading.get_ident())
     if codec is None:
@@ -60,16 +137,18 @@ def decode_part(data: bytes, box: Box) -> torch.Tensor | None:
     top, left, height, width = box
     region = library.Region(top, left, top + height, left + width)
     try:
-        image = decoder.decode(library.CodeStream(data).get_sub_code_stream(region=region), params=parameters)
+        with captured_stderr() as messages:
+            image = decoder.decode(library.CodeStream(data).get_sub_code_stream(region=region), params=parameters)
     except RuntimeError:
         return None
-    return None if image is None else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
+    return None if image is None or messages else torch.from_numpy(np.asarray(image)).permute(2, 0, 1)
 
 
 @functools.cache
 def _codec(thread: int) -> tuple[Any, Any, Any] | None:
     """The library, a decoder for one thread (threads cannot share one), and its parameters; None if not available."""
-    with _stderr_suppressed():
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
+    with captured_stderr():  # warnings about missing GPU backends, which are not needed
         try:
             from nvidia import nvimgcodec as library
 
@@ -83,16 +162,30 @@ def _codec(thread: int) -> tuple[Any, Any, Any] | None:
     return library, decoder, parameters
 
 
+_capturing = threading.RLock()
+
+
+@functools.cache
+def _pipe(process: int) -> tuple[int, int]:
+    """A pipe of this process. A write to a full one fails: libraries ignore that."""
+    ends = os.pipe()
+    for end in ends:
+        os.set_blocking(end, False)
+    return ends
+
+
 @contextmanager
-def _stderr_suppressed() -> Iterator[None]:
-    """Hides warnings about missing GPU backends while the library is loaded: they are not needed."""
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
-    standard_error = os.dup(2)
-    null_device = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null_device, 2)
-        yield
-    finally:
-        os.dup2(standard_error, 2)
-        os.close(standard_error)
-        os.close(null_device)
+def captured_stderr() -> Iterator[list[str]]:
+    """Collects the lines that libraries write to stderr, which name no file; one thread at a time. Takes 3 us."""
+    lines: list[str] = []
+    with _capturing:
+        reader, writer = _pipe(os.getpid())
+        standard_error = os.dup(2)
+        os.dup2(writer, 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(standard_error, 2)
+            os.close(standard_error)
+            with suppress(BlockingIOError):  # nothing was written
+                lines += os.read(reader, 1 << 16).decode(errors="replace").splitlines()

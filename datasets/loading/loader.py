@@ -1,6 +1,7 @@
 """Batches on the device, read with or without worker processes: of a training, and of an evaluation."""
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,8 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform, build_eval_host_transform, build_host_transform
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, to_single_line
+from utils.status import RANK_LOG, RUN_LOG
 from utils.system import own_share
 from utils.threads import share_waits
 from utils.torch_compat import tree_map_only
@@ -37,6 +39,7 @@ warnings.filterwarnings("ignore", message="This DataLoader will create")  # the 
 _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: one label, or one column per class
 # Share of TIMEOUT_SECONDS after which a rank stops waiting for its workers: before the other ranks stop waiting for it.
 _TIMEOUT_SHARE = 0.9
+_MAX_WARNINGS = 10  # about images in the log of the run; more are in the log of the rank
 _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
 
 
@@ -65,7 +68,7 @@ class BatchReader(Dataset[Batch | UserError]):
         labels = self.samples.targets
         targets = torch.full((len(keys), *labels.shape[1:]), PADDING, dtype=_TARGET_TYPES[labels.ndim])
         drawn: list[list[Any] | None] = [None] * len(keys)
-        bad, loaded = [], []
+        bad, loaded, warned = [], [], []
         for position, (epoch, index, repeat) in enumerate(keys):
             if index == PADDING:
                 continue
@@ -74,6 +77,8 @@ class BatchReader(Dataset[Batch | UserError]):
                 if isinstance(image, BadImage):
                     raise image
                 images[position], drawn[position] = self.transform(image, epoch, index, repeat)
+                if image.warning:
+                    warned.append((self.samples.name(index), image.warning))
             except BadImage as error:
                 if self.data.on_bad_image == "error":
                     raise error.with_hint() from error
@@ -84,7 +89,8 @@ class BatchReader(Dataset[Batch | UserError]):
         targets[positions] = torch.from_numpy(labels[indices])
         if len(loaded) < len(keys):
             images[np.setdiff1d(np.arange(len(keys)), positions)] = 0
-        return Batch(images, targets, len(loaded), self.transform.collate(drawn), tuple(bad), epoch=keys[0][0])
+        more = self.transform.collate(drawn), tuple(bad), tuple(warned)
+        return Batch(images, targets, len(loaded), *more, epoch=keys[0][0])
 
 
 class Loader:
@@ -98,6 +104,7 @@ class Loader:
         bad_images: BadImageList | None,
     ) -> None:
         self.sampler, self.device, self.bad_images = sampler, context.device, bad_images
+        self._warned, self._log = set[str](), RUN_LOG if context.is_main else RANK_LOG
         self.timeout_seconds = _TIMEOUT_SHARE * reader.timeout_seconds
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
@@ -160,6 +167,12 @@ class Loader:
             raise batch
         if self.bad_images:
             self.bad_images.add(batch.bad)
+        for name, text in batch.warnings:
+            if name not in self._warned:
+                self._warned.add(name)
+                warning = f"Warning: {name}: used, but its decoder warns: {to_single_line(text)}"
+                log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
+                logging.getLogger(log).info(f"----- {warning}", extra={"warning": warning})
         if self._stream is None:
             return batch
         moved: Batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)

@@ -142,7 +142,7 @@ class TarSamples(EncodedImages):
         for index in indices:
             try:
                 data = self._checked(index, reads[index])
-                yield open_image(data, channels, partial(self.name, index), self.grey_range)
+                yield open_image(data, channels, partial(self.name, index), self.decoding)
             except BadImage as error:
                 yield error
 

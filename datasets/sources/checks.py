@@ -164,7 +164,7 @@ def _notes_on_grey_levels(samples: Samples) -> list[str]:
     """A warning if 16-bit gray images use few of the 256 levels that the model receives: 12 bits use a sixteenth."""
     if not isinstance(samples, EncodedImages) or not (histogram := _grey_histogram(samples)).any():
         return []
-    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.grey_range)
+    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.decoding.grey_range)
     num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
     if num_used >= _FEW_LEVELS:
         return []
@@ -181,7 +181,7 @@ def _grey_histogram(samples: EncodedImages) -> np.ndarray:
     histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
     for index in range(0, len(samples), -(-len(samples) // _GREY_IMAGES) or 1):
         try:
-            values = read_grey_values(samples.read_bytes(index), samples.name(index))
+            values = read_grey_values(samples.read_bytes(index), samples.name(index), samples.decoding.max_pixels)
         except BadImage:
             continue
         except UserError:  # a disk or a server fails: the error is reported when the images are used

@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
-from datasets.decoding.decode import GreyRange, LazyImage, open_image
+from datasets.decoding.decode import Decoding, LazyImage, open_image
 from datasets.decoding.images import BadImage, UnreadableImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.shared_arrays import PackedStrings, share_arrays
@@ -128,9 +128,9 @@ class Samples:
 
 
 class EncodedImages(Samples):
-    """Images that are stored encoded, such as JPEG files. `grey_range`: see `open_image`."""
+    """Images that are stored encoded, such as JPEG files."""
 
-    grey_range: GreyRange | None = None
+    decoding = Decoding()
 
     def read_bytes(self, index: int) -> bytes:
         """The encoded image; raises BadImage if it cannot be read."""
@@ -141,7 +141,7 @@ class EncodedImages(Samples):
         return self.name(index).removeprefix(os.path.join(folder, ""))
 
     def open(self, index: int, channels: int) -> LazyImage:
-        return open_image(self.read_bytes(index), channels, partial(self.name, index), self.grey_range)
+        return open_image(self.read_bytes(index), channels, partial(self.name, index), self.decoding)
 
 
 def read_error(error: OSError, path: str, name: str, fix: str) -> UserError:

@@ -152,7 +152,7 @@ def read_small(data: Data, samples: Readable, index: int, side: int) -> Image.Im
     mode = MODES[data.image_channels]
     if isinstance(samples, ImageArray):
         return Image.fromarray(np.moveaxis(samples.images[index], 0, -1).squeeze()).convert(mode)
-    return decode_small(samples.read_bytes(index), mode, side, samples.grey_range)
+    return decode_small(samples.read_bytes(index), mode, side, samples.decoding)
 
 
 COPIES = "copies"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from configs.schema import Data
-from datasets.decoding.decode import decode_small, open_image
+from datasets.decoding.decode import Decoding, decode_small, open_image
 from datasets.decoding.images import BadImage
 from datasets.sources.files.class_folders import read_class_folders
 from datasets.sources.files.image_files import ImageFiles
@@ -77,11 +77,14 @@ def test_a_jpeg_is_decoded_upright_at_an_eighth_of_its_size(tmp_path):
     exif[0x0112] = 6  # to be rotated
     Image.merge("RGB", [smooth, smooth.transpose(0), smooth]).save(tmp_path / "a.jpg", exif=exif)
     data = (tmp_path / "a.jpg").read_bytes()
-    small, full = decode_small(data, "RGB", 32, None), open_image(data, 3, lambda: "a").pixels.permute(1, 2, 0).numpy()
+    small, full = (
+        decode_small(data, "RGB", 32, Decoding()),
+        open_image(data, 3, lambda: "a").pixels.permute(1, 2, 0).numpy(),
+    )
     assert small.size == (50, 63)
     assert np.abs(np.int32(small) - np.int32(Image.fromarray(full).resize(small.size))).mean() < 3
     with pytest.raises(BadImage):
-        decode_small(data[: len(data) // 2], "RGB", 32, None)
+        decode_small(data[: len(data) // 2], "RGB", 32, Decoding())
 
 
 @pytest.mark.parametrize(("resize", "top1"), [("crop", 50.0), ("squash", 100.0)])
