@@ -10,7 +10,7 @@ from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
-from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems, find_single_class
+from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
 from datasets.sources.class_order import BYTES, NATURAL, ordered_classes
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
@@ -100,9 +100,19 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     return data.model_copy(update={"dataset": recognized})
 
 
-def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
-    """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
-    found = broadcast_object(call_on_main(lambda: _existing_class(data).find_test(data), context), context)
+def has_test_split(
+    data: Data, context: ProcessContext, class_names: Sequence[str] | None = None
+) -> tuple[bool, str | None]:
+    """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it.
+
+    class_names: of a checkpoint.
+    """
+
+    def find() -> tuple[bool, str | None]:
+        kind = _existing_class(data)
+        return kind.find_test(kind.confirm_classes(data, class_names or ()))
+
+    found = broadcast_object(call_on_main(find, context), context)
     assert found is not None  # the main process has found it
     return found
 
@@ -112,6 +122,12 @@ def _existing_class(data: Data) -> type[Source]:
     kind, default = source_class(data.dataset), Data.model_fields["data_path"].default
     if data.data_path == default and properties_of(data.dataset).has_files and not os.path.exists(default):
         raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
+    if "://" in data.data_path and properties_of(data.dataset).has_files and not kind.reads_archive:
+        download = "hf download ORG/NAME --repo-type=dataset --local-dir=DIR"
+        raise UserError(
+            f"{data.data_path}: is a URL: -dataset=tar reads tar shards of http, https, s3 and gs; download other data, "
+            f"such as with {download}, and give -data_path=DIR"
+        )
     return kind
 
 
@@ -127,8 +143,9 @@ def _read(
     kind, properties = _existing_class(data), properties_of(data.dataset)
     if not kind.reads_archive:
         refuse_archive(data.data_path)
-    samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)
     class_names = [to_nfc(name) for name in class_names or ()]
+    data = kind.confirm_classes(data, class_names)
+    samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)
     for split in splits:
         source_split = "val" if split == "all" and not properties.may_lack_splits else split
         try:
@@ -138,14 +155,12 @@ def _read(
         except UserError as error:
             findings.append(error)
     if not class_names:
-        source.check_root(list(samples.values()))
+        source.check_classes()
     if data.groups and {"train", "val"} <= samples.keys() and not predicts:
         _group(samples, data)
     for split, of_split in samples.items():
         _set_decoding(of_split, data)
         findings += check_names(of_split, data.data_path)
-        if not class_names:
-            findings += find_single_class(of_split)
         if not of_split.findings and class_names:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
         elif not of_split.findings and data.classes:

@@ -68,6 +68,11 @@ class Data(Section):
         None, "folder of the relative paths in lists and CSV files; null: the folder of the list"
     )
     dataset: str = option("imagenet2012", "name of the data set: a key of configs/data_sets.py")
+    class_folders: bool = option(
+        False,
+        "data set folder: every folder beside class folders is a class, also one with the name of a split or with the "
+        "folders of other classes in it, such as left and right",
+    )
     columns: dict[Literal["path", "label"], str] | None = option(
         None, "data set csv: its columns, as {path: id, label: breed}; null: image_path and target"
     )

@@ -57,19 +57,6 @@ def find_problems(samples: Samples, split: str, data: Data, context: ProcessCont
     return findings
 
 
-def find_single_class(samples: Samples) -> list[str]:
-    """Finds a data set of one class folder: it may be the folder that contains all class folders."""
-    if len(samples.class_names) > 1 or not isinstance(samples, ImageFiles) or samples.listing.file:
-        return []
-    root, name = samples.listing.root, samples.class_names[0]
-    fix = (
-        "for tables beside it: -dataset=csv"
-        if next(root.glob("*.csv"), None)
-        else "give the folder that contains all classes"
-    )
-    return [f"{root}: contains only one folder, {name}; {fix}"]
-
-
 def _find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
     """Finds training samples that do not fill one batch on every rank, or one global batch."""
     if data.global_batch_size:

@@ -1,6 +1,6 @@
 """The interface of a data set: `Source`, which reads the samples of its splits."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import cast
@@ -34,8 +34,13 @@ class Source:
         """
         raise NotImplementedError
 
-    def check_root(self, splits: Sequence[Samples]) -> None:
-        """Raises UserError if DATA_PATH is a folder above or below the data set."""
+    def check_classes(self) -> None:
+        """Raises UserError if the classes of the splits that were read are probably none."""
+
+    @classmethod
+    def confirm_classes(cls, data: Data, class_names: Collection[str]) -> Data:
+        """The options with which the data of a run with these classes are read as before."""
+        return data
 
     @classmethod
     def recognize(cls, data: Data) -> str:

@@ -68,6 +68,9 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
+    if record and record.class_names and not (prediction and prediction.path):
+        kind = source_class(options.data.dataset)
+        options = options.model_copy(update={"data": kind.confirm_classes(options.data, record.class_names)})
     split = _split_of(options.data, record, command.split)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)

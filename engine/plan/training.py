@@ -191,7 +191,7 @@ def _read(
 ) -> tuple[Samples, Samples, Samples | None, RunSplit | None]:
     """The training, validation and test samples; None without a test split. And the split of data that has none."""
     data, known = config.data, found.state["class_names"] if found else None
-    has_test, note = has_test_split(data, context)
+    has_test, note = has_test_split(data, context, known)
     splitter = Splitter(data, record.split if record and found else None)
     names = ("train", "val", "test") if has_test else ("train", "val")
     splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)

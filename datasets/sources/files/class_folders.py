@@ -1,6 +1,7 @@
 """Class folders: one folder of images per class."""
 
 import os
+import re
 import shlex
 from array import array
 from collections import Counter
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.reading.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
-from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.files.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
+from datasets.sources.samples import list_names
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -24,6 +27,24 @@ _OTHER_EXTENSIONS = (
     *(".arw", ".cr2", ".dng", ".nef", ".nrw", ".orf", ".pef", ".raf", ".rw2", ".srw"),
     *("_original", "~", ".bak", ".orig", ".tmp", ".part", ".crdownload"),
 )
+# Folders of macOS, Windows, Linux, Android, Synology, QNAP and NetApp, some with thumbnails or copies of the images.
+_SYSTEM_FOLDERS = re.compile(
+    r"__macosx|network trash folder|temporary items|\$recycle\.bin|system volume information|found\.\d{3}|_vti_cnf|"
+    r"lost\+found|lost\.dir|__pycache__|#recycle|#snapshot|~snapshot|"
+    r"@(eadir|tmp|sharebin|syno\w+|recycle|recently-snapshot|transcode|__thumb)",
+    re.IGNORECASE,
+)
+# Files with images, or with labels of images, that are not read: docs/data.md has the forms that are.
+_OTHER_FORMS = (
+    (
+        ".npz .npy .h5 .hdf5 .mat .pkl .tfrecord .lmdb .arrow",
+        "images in arrays; save each as a file in its class folder",
+    ),
+    (".zip .tgz .gz .rar .7z", "an archive; unpack it"),
+    (".json .jsonl .xml", "labels; export class folders (FiftyOne: ImageClassificationDirectoryTree), or a table"),
+    ("_annotations.txt", "labels; move the images into class folders, or write a table"),
+)
+_LABEL_IN_NAME = re.compile(r"([A-Za-z]+)[._-]\d+\.\w+")  # cat.0.jpg
 _MAX_ENDINGS = 8  # in a note
 
 
@@ -46,10 +67,19 @@ def find_folder(root: Path, name: str) -> Path:
     return root / name if (root / name).is_dir() else root
 
 
-def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
+def read_class_folders(
+    root: Path,
+    excluded: Collection[str] = (),
+    known: Collection[str] | None = None,
+    sizes: Counter[str] | None = None,
+) -> Listing:
     """Lists the images of each folder in `root`, at any depth; the sorted names of the folders (NFC) are the classes.
 
-    Hidden files and folders are ignored. A link to a folder is followed once per class, and never to a parent folder.
+    Hidden folders and folders of operating systems are ignored. A link to a folder is followed once per class, and
+    never to a parent folder.
+
+    known: the classes of the training images; a class without images is then only noted. sizes: receives the number of
+    images in each folder, by its path relative to `root`.
 
     Findings: a folder that cannot be listed or contains no images.
 
@@ -57,13 +87,15 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
         UserError: `root` is missing, cannot be listed, or contains no folders.
     """
     found, class_folders = FoundFiles(root), class_folders_in(root, excluded)
-    names = sorted(map(to_nfc, class_folders))
+    names = sorted([*map(to_nfc, class_folders), *set(known or ()).difference(map(to_nfc, class_folders))])
     label_of = {name: label for label, name in enumerate(names)}
-    paths, targets = StringPacker(), array("q")
+    paths, targets, missing = StringPacker(), array("q"), set(known or ())
     for name in class_folders:
         num_findings, undecodable = len(found.findings), found.undecodable.copy()
         images = _images_in(root / name, found, {root.resolve()})
-        if not images and len(found.findings) == num_findings:
+        if images:
+            missing.discard(to_nfc(name))
+        elif len(found.findings) == num_findings and known is None:
             problem = f"contains no images ({' '.join(IMAGE_EXTENSIONS)}); add images, or check -data_path"
             for kind in found.undecodable - undecodable:
                 problem = f"all of its images are {kind}; {missing_decoder(kind)}"
@@ -75,6 +107,12 @@ def read_class_folders(root: Path, excluded: Collection[str] = ()) -> Listing:
     found.select_folders(folders)
     if beside := len(found.select_images(root, files)):
         notes.append(f"{root}: {beside} image(s) beside the class folders are not read")
+    if missing and not paths and not found.findings:
+        found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
+    elif missing:
+        notes.append(f"Warning: {root}: has no image of {list_names(sorted(missing))}, unlike the training images")
+    if sizes is not None:
+        sizes.update(found.sizes)
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes())
 
@@ -101,20 +139,32 @@ def read_images(root: Path) -> Listing:
 
 def class_folders_in(root: Path, excluded: Collection[str] = ()) -> list[str]:
     """The sorted names of the folders in `root`, except `excluded`; raises UserError if there are none."""
-    names = sorted(name for name in _list(root)[0] if name not in excluded and not _is_hidden(name))
+    folders, files = _list(root)
+    names = sorted(name for name in folders if name not in excluded and not _is_ignored(name))
     if not names:
-        shards = "it contains tar shards: use -dataset=tar" if next(root.glob("*.tar"), None) else ""
         fix = "put the images of each class into a separate folder; to label unsorted images: "
         fix += f"-predict {shlex.quote(str(root))}"
-        fix = shards or use_table(root) or fix
-        raise UserError(f"{root}: contains no folders; {fix}")
+        raise UserError(f"{root}: contains no folders; {other_form(root, files) or fix}")
     return names
 
 
-def use_table(root: Path) -> str | None:
-    """How to read train.csv in a folder, or beside it; None if there is none."""
-    folder = next((folder for folder in (root, root.parent) if (folder / "train.csv").is_file()), None)
-    return f"to read {folder / 'train.csv'}: -dataset=csv -data_path={shlex.quote(str(folder))}" if folder else None
+def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
+    """How to read the data in a folder that has no class folders; None if no file in it shows its form."""
+    files = sorted(_list(root)[1] if files is None else files)
+    if any(name.endswith(".tar") for name in files):
+        return "it contains tar shards: use -dataset=tar"
+    if folder := next((folder for folder in (root, root.parent) if (folder / "train.csv").is_file()), None):
+        return f"to read {folder / 'train.csv'}: -dataset=csv -data_path={shlex.quote(str(folder))}"
+    if table := next((root / name for name in files if name.lower().endswith(".csv")), None):
+        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(table))}"
+    for endings, form in _OTHER_FORMS:
+        if name := next((name for name in files if name.lower().endswith(tuple(endings.split()))), None):
+            return f"{shorten(name)} is not read: it contains {form}"
+    labels = {match[1] for name in files if (match := _LABEL_IN_NAME.fullmatch(name))}
+    if 1 < len(labels) < len(files):
+        example = shorten(next(name for name in files if _LABEL_IN_NAME.fullmatch(name)))
+        return f"labels in the names of files, as {example}, are not read; move the images of each class into a folder"
+    return None
 
 
 def has_images(folder: Path, deep: bool) -> bool:
@@ -122,7 +172,7 @@ def has_images(folder: Path, deep: bool) -> bool:
     for path, folders, files in os.walk(folder):
         if FoundFiles(folder).select_images(path, files):
             return True
-        folders[:] = [name for name in folders if deep and not _is_hidden(name)]
+        folders[:] = [name for name in folders if deep and not _is_ignored(name)]
     return False
 
 
@@ -131,13 +181,16 @@ class FoundFiles:
     """Error messages, links that are ignored, and counts of files by their endings, of folders in `root`.
 
     others: are no images. recognized: images without the ending of one. undecodable: the images of each kind that this
-    machine cannot decode; they count as images with `keep_undecodable`.
+    machine cannot decode; they count as images with `keep_undecodable`. broken: links to folders or files that are
+    missing. sizes: the images in each folder, by its path relative to `root`.
     """
 
     root: Path
     keep_undecodable: bool = False
     findings: list[Finding] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    sizes: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
     recognized: Counter[str] = field(default_factory=Counter)
     undecodable: Counter[str] = field(default_factory=Counter)
@@ -155,6 +208,9 @@ class FoundFiles:
         ending, is_opened = os.path.splitext(name)[1].lower(), not _is_hidden(name)
         is_opened &= not name.lower().endswith(_OTHER_EXTENSIONS)
         kind = kind_of_file(os.path.join(folder, name)) if is_opened else None
+        if is_opened and kind is None and is_broken_link(path := os.path.join(folder, name)):
+            self.broken.append(path)
+            return False
         if kind and missing_decoder(kind):
             self.undecodable[kind] += 1
             return self.keep_undecodable
@@ -165,9 +221,9 @@ class FoundFiles:
         return True  # a damaged photo is an image, too: an error reports it
 
     def select_folders(self, names: list[str]) -> list[str]:
-        """The sorted names of the folders that are not hidden."""
-        self.others.update(f"{name}/" for name in names if _is_hidden(name))
-        return sorted(name for name in names if not _is_hidden(name))
+        """The sorted names of the folders that are not ignored."""
+        self.others.update(f"{name}/" for name in names if _is_ignored(name))
+        return sorted(name for name in names if not _is_ignored(name))
 
     def notes(self) -> list[str]:
         """Notes about the files, which may be warnings."""
@@ -178,7 +234,7 @@ class FoundFiles:
         ]
         for files, text in (
             (self.recognized, "file(s) without the ending of an image are images, by their first bytes"),
-            (self.others, "file(s) and hidden folders are no images, and are ignored"),
+            (self.others, "file(s), hidden folders and folders of the system are no images, and are ignored"),
         ):
             if files:
                 counts = [
@@ -190,11 +246,19 @@ class FoundFiles:
         if links := len(self.links):
             problem = "link(s) to parent folders or to folders already read are ignored; the first is"
             notes.append(f"{self.root}: {links} {problem} {self.links[0]!r}")
+        if self.broken:
+            first = shorten(self.broken[0])
+            notes.append(f"Warning: {self.root}: {len(self.broken)} broken link(s) are ignored; the first is {first}")
         return notes
 
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(".")
+
+
+def _is_ignored(folder: str) -> bool:
+    """Tells whether a folder of this name is hidden, or of an operating system or a storage device."""
+    return _is_hidden(folder) or _SYSTEM_FOLDERS.fullmatch(folder) is not None
 
 
 def _without_ending(name: str) -> str:
@@ -223,7 +287,10 @@ def _images_in(folder: Path, found: FoundFiles, visited: set[Path]) -> list[str]
             found.findings.append(f"{path}: is more than {_MAX_DEPTH} folders deep; move its images up")
             folders.clear()
             continue
-        images += [prefix + name for name in found.select_images(path, files)]
+        names = found.select_images(path, files)
+        images += [prefix + name for name in names]
+        if names:
+            found.sizes[prefix.removesuffix("/")] += len(names)
         folders[:] = found.select_folders(folders)
     return sorted(images, key=lambda path: path.replace("/", "\0"))
 
@@ -239,7 +306,15 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _cannot_list(error: OSError) -> UserError:
-    fix = "for a table: -dataset=csv" if str(error.filename).endswith(".csv") else "check -data_path (DATA.DATA_PATH)"
     path = Path(error.filename)
-    beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() and not path.exists() else []
-    return error_from(error, f"{path}: cannot be listed ({error.strerror}); {fix}{did_you_mean(path.name, beside)}")
+    if path.is_file():
+        is_table = path.suffix.lower() == ".csv"
+        fix = "for a table: -dataset=csv" if is_table else other_form(path.parent, [path.name]) or "give a folder"
+    elif is_broken_link(path):
+        return error_from(error, f"{path}: is a broken link (to {os.readlink(path)}); restore its target")
+    elif path.exists():
+        fix = "change its permissions, or check -data_path (DATA.DATA_PATH)"
+    else:
+        beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        fix = f"check -data_path (DATA.DATA_PATH){did_you_mean(path.name, beside)}"
+    return error_from(error, f"{path}: cannot be listed ({error.strerror}); {fix}")

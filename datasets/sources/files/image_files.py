@@ -62,6 +62,10 @@ class Listing:
         return replace(self, arrays=to_arrays(self.paths.select(indices), "paths") | columns)
 
 
+def is_broken_link(path: str | Path) -> bool:
+    return os.path.islink(path) and not os.path.exists(path)
+
+
 def listing_arrays(
     paths: StringPacker, targets: np.ndarray | None = None, lines: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
@@ -128,12 +132,17 @@ class ImageFiles(EncodedImages):
 
     def missing_image(self, index: int) -> BadImage:
         """The error for an image that is not a file."""
+        if is_broken_link(path := self.name(index)):
+            reason = f"{shorten(self.listing.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
+            return MissingImage(self.location(index), reason, "restore its target, or remove the link")
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
         return MissingImage(self.location(index), reason, "restore the file, or write paths relative to the folder")
 
     def similar_name(self, index: int) -> str:
         """'; did you mean X?' for the file beside a missing image whose name is most similar, or ''."""
         folder, name = os.path.split(self.name(index))
+        if is_broken_link(self.name(index)):
+            return ""
         with suppress(OSError), os.scandir(folder) as entries:
             return did_you_mean(name, (entry.name for entry in islice(entries, _MAX_NAMES)))
         return ""

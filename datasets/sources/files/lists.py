@@ -11,6 +11,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from datasets.sources.files.class_folders import other_form
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.files.rows import COLUMNS, LABEL_DIGITS, Columns, Rows, read_lines, table_columns, table_rows
 from datasets.sources.files.split_folders import has_class_folders
@@ -35,7 +36,7 @@ class Lists(Source):
     def recognize(cls, data: Data) -> str:
         root = Path(data.data_path)
         has_lists = any((root / f"{split}_list.txt").exists() for split in ("train", "val"))
-        return "folder" if not has_lists and has_class_folders(root) else data.dataset
+        return "folder" if not has_lists and (has_class_folders(root) or other_form(root)) else data.dataset
 
     @classmethod
     def test_path(cls, data: Data) -> Path:

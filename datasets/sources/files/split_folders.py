@@ -1,57 +1,81 @@
-"""The data set `folder`: which folders of DATA_PATH are splits, and which are classes."""
+"""The data set `folder`: which folders of DATA_PATH are splits, and which are classes. The tree decides."""
 
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations
+from functools import cached_property
+from itertools import chain, combinations, product
 from pathlib import Path
+from shlex import quote
 
 from configs.schema import Data
-from datasets.sources.files.class_folders import class_folders_in, has_images, read_class_folders, use_table
-from datasets.sources.files.image_files import ImageFiles, Listing
-from datasets.sources.samples import Samples, list_names
+from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.files.class_folders import class_folders_in, has_images, other_form, read_class_folders
+from datasets.sources.files.image_files import ImageFiles, Listing, is_broken_link
+from datasets.sources.samples import list_names
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
-from datasets.sources.split_names import find_split_names
+from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError, did_you_mean
 
-_SPLIT_IN_NAME = re.compile("(?<![a-z])(train|val|test)")  # trainset, val2017; not contest
+# In the names of folders: seg_train, trainset, imgTrain, val2017; not contest. 'none': images without labels.
+_WORD = re.compile(
+    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
+    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?",
+    re.IGNORECASE,
+)
+_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
+_NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
+_LISTS = [f"{name}{end}" for name, end in product((*SPLIT_NAMES, "train_test_split"), ("_list.txt", ".txt", ".csv"))]
+_ALL_CLASSES = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_TRIED = 10  # folders in which images are looked for
+_MAX_SHOWN = 3  # folders and names in an error
 
 
 @dataclass(frozen=True)
 class SplitFolders:
     """The folders of DATA_PATH.
 
-    folders: of each split. 'train' is `root` itself if class folders are there, without the folders of other splits.
-    test: the name of the folder of test images, which is in `folders` if it contains folders of classes.
+    root: DATA_PATH, or a folder of the same name in it. folders: of each split. 'train' is `root` itself if class
+    folders are there, without the folders `excluded`. test: the folder of test images, which is in `folders` if it
+    contains folders of classes.
     """
 
     root: Path
     folders: dict[str, Path]
-    test: str | None
+    excluded: set[str]
+    test: Path | None
     findings: list[str]
     notes: list[str]
 
-    def read(self, split: str) -> Listing:
-        """The images of a split. A class that only this split, or only the training split, has is an error."""
+    def read(self, split: str, sizes: Counter[str] | None = None) -> Listing:
+        """The images of a split with the labels of the training. A class that the training lacks is an error.
+
+        sizes: receives the number of images in each folder, by its path relative to the listing's root.
+        """
         if split not in self.folders:
             names = list_names([folder.name for folder in self.folders.values()])
             raise UserError(f"{self.root}: has no folder {split} beside {names}; add it, or choose another split")
-        splits = {folder.name for folder in self.folders.values() if folder != self.root}
-        listing = read_class_folders(self.folders[split], splits if self.folders[split] == self.root else ())
-        pair = [of for of in ("train", "val" if split == "train" else split) if of in self.folders]
-        classes = {of: set(map(to_nfc, class_folders_in(self.folders[of], splits))) for of in pair}
-        listing.findings += self.findings + [
-            f"{self.root}: class folder {name!r} is in {one}, not in {other}; add or remove it"
-            f"{did_you_mean(name, classes[other] - classes[one])}"
-            for one, other in permutations(pair, 2)
-            for name in sorted(classes[one] - classes[other])
-        ]
+        folder, train = self.folders[split], self.folders.get("train")
+        known = None
+        if train and folder != train:
+            known = set(map(to_nfc, class_folders_in(train, self.excluded if train == self.root else ())))
+        listing = read_class_folders(folder, self.excluded if folder == self.root else (), known, sizes)
+        if known is not None:
+            present = set(map(to_nfc, class_folders_in(folder)))
+            if not present & known:
+                fix = other_form(folder) or "move its images into class folders"
+                held_out = f"-data_path={quote(str(train))} holds a part of the training images out"
+                raise UserError(f"{folder}: has none of the class folders of {train}; {fix}; {held_out}")
+            listing.findings += [
+                f"{self.root}: class folder {name!r} is in {split}, not in train; add or remove it"
+                f"{did_you_mean(name, known - present)}"
+                for name in sorted(present - known)
+            ]
+        listing.findings += self.findings
         listing.notes[:0] = self.notes
         return listing
 
@@ -63,117 +87,319 @@ class ClassFolders(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        found = find_split_folders(self.root)
+        found, sizes = self._found, Counter[str]()
         if split == "all" and ("val" in found.folders or found.folders["train"] != found.root):
             split = "val"
-        if split == "test" or "val" in found.folders:
-            return ImageFiles(found.read(split))
-        return ImageFiles(split_listing(found.read("train"), split, self.splitter))
+        is_part = split != "test" and "val" not in found.folders
+        listing = found.read("train" if is_part else split, sizes)
+        self._read[listing.root] = sizes, listing.class_names
+        return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
-    def check_root(self, splits: Sequence[Samples]) -> None:
-        """Raises UserError if the classes are in one folder of DATA_PATH, alone or beside others such as Examples.
+    @cached_property
+    def _found(self) -> SplitFolders:
+        return find_split_folders(self.root, self.data.class_folders)
 
-        This folder has no image of its own, two or more folders with images, and nine tenths of all images. If there
-        is another folder without an image of its own, with two or more folders, both are classes: of patients.
-        """
-        root = self.root
-        files = [one for one in splits if isinstance(one, ImageFiles) and one.listing.root == root]
-        sizes = Counter(label for one in files for label in one.targets.tolist())
-        if 10 * max(sizes.values(), default=0) < 9 * sizes.total():
-            return  # without reading the paths, which may be millions
-        below: defaultdict[str, Counter[str]] = defaultdict(Counter)  # folder in root -> images of each folder in it
-        for parent in (os.path.dirname(path) for one in files for path in one.listing.paths):
-            below[parent.partition("/")[0]][parent] += 1
-        nested = [(name, top) for name, inner in below.items() if (top := os.path.commonpath(inner)) not in inner]
-        if len(nested) != 1 or 10 * (count := below[nested[0][0]].total()) < 9 * sizes.total():
-            return
-        ((name, top),) = nested
-        fix = f"-data_path={shlex.quote(str(root / top))}"
-        if len(files[0].class_names) == 1:
-            raise UserError(
-                f"{root}: contains only one folder, {name}; give the folder that contains all classes: {fix}"
-            )
-        problem = f"{count} of {sizes.total()} images are in the folders of {top}"
-        fix += f"; if {name} is a class, move its images out of them"
-        raise UserError(f"{root}: {problem}; if these are the classes, give {fix}")
+    @cached_property
+    def _read(self) -> dict[Path, tuple[Counter[str], list[str]]]:
+        """Of the splits that were read: the number of images in each folder, and the classes."""
+        return {}
+
+    def check_classes(self) -> None:
+        for folder, (sizes, names) in self._read.items():
+            if wrong := _find_wrong_level(folder, sizes, names, self.data.class_folders):
+                raise wrong
+
+    @classmethod
+    def confirm_classes(cls, data: Data, class_names: Collection[str]) -> Data:
+        folders = {name for name in _folders_in(Path(data.data_path)) if name.lower() not in SPLIT_NAMES}
+        is_known = bool(folders) and folders <= set(map(to_nfc, class_names))
+        return data.model_copy(update={"class_folders": data.class_folders or is_known})
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
-        root = Path(data.data_path)
-        return find_split_folders(root).folders != {"train": root}
+        found = find_split_folders(Path(data.data_path), data.class_folders)
+        return found.folders != {"train": found.root}
 
     @classmethod
-    def test_path(cls, data: Data) -> Path:
+    def test_path(cls, data: Data) -> Path | None:
         root = Path(data.data_path)
-        return root / ((root.is_dir() and find_split_folders(root).test) or "test")
+        found = find_split_folders(root, data.class_folders).test if root.is_dir() else None
+        return found or (None if (root / "test").exists() else root / "test")  # None: it is a class
 
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        has_labels = "test" in find_split_folders(path.parent).folders
+        has_labels = "test" in find_split_folders(Path(data.data_path), data.class_folders).folders
         return None if has_labels else "has no folder with the name of a class"
 
 
-def find_split_folders(root: Path) -> SplitFolders:
-    """Finds the splits by the names of the folders in `root`, as Hugging Face, Roboflow and timm write them.
+def find_split_folders(root: Path, all_classes: bool = False) -> SplitFolders:
+    """Finds the splits by the names and the content of the folders in `root`.
 
-    A folder train is the training split if it has a class in common with val or test, or if no other folder beside it
-    contains images; beside several folders with images it is a class. Without train, the class folders are in `root`; a
-    folder val or test beside them is a split if it contains a folder with the name of a class.
+    A folder whose name contains the word of a split is one if it has a class folder of the training: of a folder train,
+    else of `root`. Without such a folder, train is the training split if no other folder contains images with labels. A
+    folder that contains only a folder of its own name, as unzip makes it, stands for that folder.
+
+    all_classes: DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes.
 
     Raises:
         UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
     """
-    names = class_folders_in(root)
-    named = find_split_names(names, root)
-    others = [name for name in names if name not in named.values()]
-    within = {split: set(map(to_nfc, _folders_in(root / name))) for split, name in named.items()}
-    train = within.get("train", set())
-    is_split = "train" in named and any(train & within[split] for split in named.keys() - {"train"})
-    unclear = not is_split and not {"train", "val"}.isdisjoint(named)
-    beside = [name for name in others if unclear and has_images(root / name, deep=True)]
-    if train and beside and (len(beside) == 1 or "val" in named):
-        raise UserError(
-            f"{root}: is {named['train']} the training split or a class, beside {list_names(beside)}? Give "
-            f"-data_path={shlex.quote(str(root / named['train']))} for the split, or move all classes to that folder"
-        )
-    has_classes = bool(beside) or {"train", "val"}.isdisjoint(named)
-    folders, known = ({"train": root}, set(map(to_nfc, names))) if has_classes else ({}, train)
-    for split, name in named.items():
-        if split not in folders and (within[split] & known or (split != "test" and not has_classes)):
-            folders[split] = root / name
-    findings, notes = [], []
-    if has_classes:
-        tokens = [_SPLIT_IN_NAME.findall(name.lower())[:1] for name in names]
-        if all(tokens) and any(token != tokens[0] for token in tokens):
+    tree = _Tree(root, all_classes)
+    root, names, named, findings, notes = tree.root, tree.names, tree.named, list[str](), list[str]()
+    chosen = tree.find_splits()
+    folders = {split: tree.folder_of[name] for split, name in chosen.items()}
+    if chosen:
+        unread = [name for name in names if name not in {*chosen.values(), *named.values()}]
+    else:
+        chosen = tree.find_splits_of_root()
+        folders = {"train": root} | {split: tree.folder_of[name] for split, name in chosen.items()}
+        classes = set[str]().union(*(tree.within[name] for name in chosen.values()))
+        unread = [name for name in tree.unlabelled if chosen and to_nfc(name) not in classes]
+        if not all_classes and len(tree.word_of) == len(names) and len(set(tree.word_of.values())) > 1:
             raise UserError(
                 f"{root}: are {list_names(names)} splits? Rename them train, val and test, or move all classes to "
-                f"{root / 'train'}"
+                f"{root / 'train'}; if they are classes: {_ALL_CLASSES}"
             )
-        if "test" in named and "test" not in folders:
-            fix = use_table(root) or f"Move the folders of all classes to {root / 'train'}"
-            findings.append(f"{root / named['test']}: is it a class, or are these test images? {fix}")
-        if "train" in named:
-            note = f"Warning: {root / named['train']} is read as a class, beside {list_names(beside)}"
+        findings += [
+            f"{root / name}: is it a class, or are these {word} images? Move the folders of all classes to "
+            f"{root / 'train'}; if it is a class: {_ALL_CLASSES}"
+            for name, word in tree.unclear({*chosen.values(), *unread})
+        ]
+        if train := named.get("train"):
+            beside = list_names([name for name in names if name not in {train, *chosen.values()}])
+            note = f"Warning: {root / train} is read as a class, beside {beside}"
             notes.append(f"{note}; if it is the training split, give it as -data_path")
-    elif others:
-        notes.append(f"{root}: not read: {list_names(others)}")
-    renamed = [f"{split} is {name!r}" for split, name in named.items() if split in folders and split != name]
-    if renamed and not has_classes:
+    paths = {split: str(folder.relative_to(root)) for split, folder in folders.items()}
+    if renamed := [f"{split} is {path!r}" for split, path in paths.items() if path not in (split, ".")]:
         notes.append(f"{root}: {', '.join(renamed)}")
-    return SplitFolders(root=root, folders=folders, test=named.get("test"), findings=findings, notes=notes)
+    if unread:
+        unlabelled = next((name for name in unread if name in tree.unlabelled), None)
+        hint = f"; -predict {quote(str(root / unlabelled))} labels images" if unlabelled else ""
+        notes.append(f"{root}: not read: {list_names(unread)}{hint}")
+    notes += _notes_on_lists(root)
+    is_class = all_classes and folders["train"] == root
+    test = folders.get("test") or (root / named["test"] if "test" in named and not is_class else None)
+    return SplitFolders(root, folders, {*chosen.values(), *unread}, test, findings, notes)
+
+
+class _Tree:
+    """The folders in `root`: DATA_PATH, or a folder of the same name in it.
+
+    named: those with the name of a split, see `find_split_names`. word_of: those with the word of a split, or 'none',
+    in the name. folder_of, within: the folder to read for each of them, and the names of the folders in it (NFC).
+    unlabelled: those of them that are for tests or predictions and contain no folder.
+    """
+
+    def __init__(self, given: Path, all_classes: bool) -> None:
+        self.root, self.all_classes = given if all_classes else _pass_doubled(given), all_classes
+        self.names = class_folders_in(self.root)
+        self.named = find_split_names(self.names, self.root)
+        self.word_of = {name: split for split, name in self.named.items()}
+        if not all_classes:
+            _refuse_broken_links(self.root)
+            self.word_of |= {name: word for name in self.names if (word := _word_in(name))}
+        folders = {name: self.root / name for name in self.word_of}
+        self.folder_of = folders if all_classes else {name: _pass_doubled(one) for name, one in folders.items()}
+        self.within = {name: _folders_in(folder) for name, folder in self.folder_of.items()}
+        bare = [name for name, inside in self.within.items() if not inside and not all_classes]
+        self.unlabelled = [name for name in bare if self.word_of[name] in ("test", "none")]
+
+    def find_splits(self) -> dict[str, str]:
+        """The name of the folder of each split; empty if the class folders are in `root`."""
+        trains = [name for name, word in self.word_of.items() if word == "train"]
+        chosen = self._choose("train", list(filter(self._partners, trains))) or self._find_lone_training(trains)
+        if train := chosen.get("train"):
+            for split in ("val", "test"):
+                chosen |= self._choose(split, self._partners(train))
+            if "val" in self.named:  # an error says that it has no class of train
+                chosen.setdefault("val", self.named["val"])
+        return chosen
+
+    def _find_lone_training(self, trains: list[str]) -> dict[str, str]:
+        """As `find_splits`, if no folder of val or test has a class folder of the training."""
+        train, others = self.named.get("train", ""), set(self.names)
+        candidates = [train] if self.within.get(train) else [name for name in trains if len(self.within[name]) > 1]
+        if not candidates and {"train", "val"}.isdisjoint(self.named):
+            return {}
+        others -= {*candidates, *self.named.values(), *self.unlabelled}
+        beside = [name for name in sorted(others) if has_images(self.root / name, deep=True)]
+        if not beside:
+            return self._choose("train", candidates) or {of: one for of, one in self.named.items() if of != "test"}
+        if train in candidates and not self.all_classes:
+            raise UserError(
+                f"{self.root}: is {train} the training split or a class, beside {list_names(beside)}? Give "
+                f"-data_path={quote(str(self.root / train))} for the split; if it is a class: {_ALL_CLASSES}"
+            )
+        return {}
+
+    def find_splits_of_root(self) -> dict[str, str]:
+        """The names of the folders val and test beside the class folders."""
+        classes, chosen = set(map(to_nfc, self.names)), dict[str, str]()
+        for split in ("val", "test"):
+            found = []
+            for name, inside in self.within.items():
+                shared = inside & (classes - {to_nfc(name)})
+                if self.word_of[name] == split and shared and (shared == inside or name in self.named.values()):
+                    found.append(name)
+            chosen |= self._choose(split, found)
+        return chosen
+
+    def unclear(self, chosen: Collection[str]) -> Iterator[tuple[str, str]]:
+        """The folders beside class folders that may be classes or other images, and the kind of these images."""
+        for name, word in self.word_of.items() if not self.all_classes else ():
+            is_plain = word == "none" or name in self.named.values() or not _NEUTRAL.sub("", _WORD.sub("", name))
+            if is_plain and name not in chosen and name != self.named.get("train"):
+                yield name, {"none": "unlabelled", "val": "validation"}.get(word, word)
+
+    def _choose(self, split: str, names: list[str]) -> dict[str, str]:
+        """{split: name}: the usual name, else the only one of `names` for this split; empty without one."""
+        found = [name for name in names if self.word_of[name] == split]
+        if self.named.get(split) in found:
+            return {split: self.named[split]}
+        if len(found) > 1:
+            raise UserError(f"{self.root}: {list_names(found)}: which one is {split}? Rename it {split}")
+        return {split: found[0]} if found else {}
+
+    def _partners(self, train: str) -> list[str]:
+        """The folders of val and test with a class folder of `train`."""
+        others = [name for name, word in self.word_of.items() if word in ("val", "test")]
+        return [name for name in others if self.within[name] & self.within[train]]
+
+
+def _word_in(name: str) -> str | None:
+    """The split whose word a name contains first, or 'none' for images without labels."""
+    if name.lower() in SPLIT_NAMES:
+        return SPLIT_NAMES[name.lower()]
+    match = _WORD.search(name)
+    word = match[1].lower() if match else ""
+    return _SPLIT_OF_WORD.get(word, word) or None
+
+
+def _pass_doubled(folder: Path) -> Path:
+    """The folder, or the folder of the same name in it if that is all: `x/x`, as unzip makes it."""
+    for _ in range(_MAX_TRIED):
+        inside = {name.casefold() for name in _folders_in(folder)}
+        name = to_nfc(os.path.basename(os.path.abspath(folder))).casefold()
+        if inside != {name} or has_images(folder, deep=False):
+            break
+        folder /= class_folders_in(folder)[0]
+    return folder
 
 
 def _folders_in(folder: Path) -> set[str]:
     try:
-        return set(class_folders_in(folder))
+        return set(map(to_nfc, class_folders_in(folder)))
     except UserError:  # it cannot be listed, or contains no folders
         return set()
 
 
+def _refuse_broken_links(root: Path) -> None:
+    """Raises UserError for a link to a missing folder, which may be a split or a class."""
+    with os.scandir(root) as entries:
+        links = [one.path for one in entries if one.is_symlink() and not one.name.lower().endswith(IMAGE_EXTENSIONS)]
+    if broken := next(filter(is_broken_link, sorted(links)), None):
+        raise UserError(f"{broken}: is a broken link, to {os.readlink(broken)}; restore its target, or remove the link")
+
+
+def _notes_on_lists(root: Path) -> list[str]:
+    """A warning about lists and tables of the splits beside class folders, as PaddleClas and Food-101 have them."""
+    folders = (root, root.parent, root.parent / "meta")
+    found = [str(folder / name) for folder in folders for name in _LISTS if (folder / name).is_file()]
+    if not found:
+        return []
+    lists = "lists of a path and a label number per line: name them train_list.txt and val_list.txt, and give "
+    lists += "-dataset=imagenet2012 -opts MODEL.NUM_CLASSES=N"
+    fix = "tables: -dataset=csv" if found[0].endswith(".csv") else lists
+    return [f"Warning: {_few(found)}: not read, the folders decide the splits and labels; to use {fix}"]
+
+
+class _WrongLevelError(UserError):
+    """Folders that are read as classes are perhaps none. paths: folders whose folders can be read as classes."""
+
+    def __init__(self, problem: str, paths: list[Path], fix: str = "", is_class: str = "") -> None:
+        self.paths = paths
+        fixes = [f"give -data_path={quote(str(path))}" for path in paths[:_MAX_SHOWN]] + [fix] * bool(fix)
+        confirmed = f"; if {is_class}: {_ALL_CLASSES}" if is_class else ""
+        super().__init__(f"{problem}: {' or '.join(fixes) or 'give the folder of all classes'}{confirmed}")
+
+
+def _find_wrong_level(
+    root: Path, sizes: Mapping[str, int], names: Collection[str], all_classes: bool
+) -> _WrongLevelError | None:
+    """Finds folders that are read as classes, but may be splits, variants, copies or the folder of all classes.
+
+    These are: one folder alone; folders with two or more equal folders in them; a folder that contains a folder with
+    the name of another class; a folder with two or more folders and no image of its own that contains nine tenths of
+    all images, or folders of splits only.
+
+    sizes: the number of images in each folder, by its path relative to `root`. names: the classes. all_classes:
+    DATA.CLASS_FOLDERS, which confirms them.
+    """
+    paths: defaultdict[str, list[str]] = defaultdict(list)  # of the folders with images, relative to each class folder
+    for folder in sizes:
+        name, _, path = folder.partition("/")
+        paths[name].append(path)
+    tops = {name: os.path.commonpath(below) for name, below in paths.items()}
+    inside = {
+        name: {path.removeprefix(tops[name]).strip("/").partition("/")[0] for path in below} - {""}
+        for name, below in paths.items()
+    }
+    several = {name: folders for name, folders in inside.items() if len(folders) > 1}
+
+    def usable(*folders: str) -> list[Path]:
+        return _usable(root / name / tops[name] for name in folders if name in several)
+
+    if len(names) == 1 and paths:
+        found = usable(*paths)
+        fix = "" if found else other_form(root) or "give the folder that contains all classes"
+        return _WrongLevelError(f"{root}: contains only one folder, {next(iter(paths))};", found, fix)
+    if all_classes:
+        return None
+    is_shared = {name for name, count in Counter(chain.from_iterable(several.values())).items() if count > 1}
+    for one, other in combinations((name for name in several if len(several[name] & is_shared) > 1), 2):
+        if len(equal := several[one] & several[other]) > 1:
+            alike = sorted(name for name in several if len(several[name] & equal) > 1)
+            problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}: variants or splits?"
+            return _WrongLevelError(problem, usable(*alike), f"if they are the classes: {_ALL_CLASSES}")
+    for name in sorted(paths):
+        if repeated := (inside[name] | set(tops[name].split("/"))) & (set(names) - {name}):
+            problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does: a split or a copy?"
+            return _WrongLevelError(
+                problem, usable(name), f"or move it out of {root}; if it is a class: {_ALL_CLASSES}"
+            )
+    nested = [name for name in several if "" not in paths[name]]
+    for name in nested:
+        count, total = sum(sizes[os.path.join(name, path)] for path in paths[name]), sum(sizes.values())
+        if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(_word_in, several[name])}:
+            problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}: the classes?"
+            return _WrongLevelError(problem, usable(name), f"if {name} is a class: {_ALL_CLASSES}")
+    return None
+
+
+def _usable(folders: Iterator[Path]) -> list[Path]:
+    """The first folders, of these or in them, that can be given as DATA_PATH."""
+    found = list[Path]()
+    for folder in folders:
+        sizes = Counter[str]()
+        try:
+            splits = find_split_folders(folder)
+            listing = splits.read("train", sizes)
+            wrong = _find_wrong_level(listing.root, sizes, listing.class_names, all_classes=False)
+        except UserError:
+            continue
+        found += wrong.paths if wrong else [] if listing.findings else [folder]
+        if len(found) >= _MAX_SHOWN:
+            break
+    return found
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return ", ".join(names[:_MAX_SHOWN]) + more
+
+
 def has_class_folders(root: Path) -> bool:
-    """Tells whether `root`, or a folder in it with the name of a split, contains two folders with images."""
-    names = _folders_in(root)
-    for parent in (*(root / name for name in names if _SPLIT_IN_NAME.search(name.lower())), root):
-        if sum(has_images(parent / name, deep=False) for name in sorted(_folders_in(parent))[:_MAX_TRIED]) > 1:
-            return True
-    return False
+    """Tells whether `root`, or a folder in it, contains two folders with images."""
+    folders = [root / name for name in sorted(_folders_in(root))[:_MAX_TRIED]]
+    with_images = [folder for folder in folders if has_images(folder, deep=True)]
+    return len(with_images) > 1 or any(map(has_class_folders, with_images))
