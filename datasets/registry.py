@@ -125,8 +125,8 @@ def _existing_class(data: Data) -> type[Source]:
     if "://" in data.data_path and properties_of(data.dataset).has_files and not kind.reads_archive:
         download = "hf download ORG/NAME --repo-type=dataset --local-dir=DIR"
         raise UserError(
-            f"{data.data_path}: is a URL: -dataset=tar reads tar shards of http, https, s3 and gs; download other data, "
-            f"such as with {download}, and give -data_path=DIR"
+            f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs; download "
+            f"other data, as with {download}, and give -data_path=DIR"
         )
     return kind
 

@@ -191,7 +191,8 @@ class _Tree:
     """
 
     def __init__(self, given: Path, all_classes: bool) -> None:
-        self.root, self.all_classes = given if all_classes else _pass_doubled(given), all_classes
+        doubled = given if all_classes else _pass_doubled(given)
+        self.root, self.all_classes = doubled if _folders_in(doubled) else given, all_classes
         self.names = class_folders_in(self.root)
         self.named = find_split_names(self.names, self.root)
         self.word_of = {name: split for split, name in self.named.items()}
@@ -320,7 +321,7 @@ class _WrongLevelError(UserError):
         self.paths = paths
         fixes = [f"give -data_path={quote(str(path))}" for path in paths[:_MAX_SHOWN]] + [fix] * bool(fix)
         confirmed = f"; if {is_class}: {_ALL_CLASSES}" if is_class else ""
-        super().__init__(f"{problem}: {' or '.join(fixes) or 'give the folder of all classes'}{confirmed}")
+        super().__init__(f"{problem}: {' or '.join(fixes) or 'give the folder of the classes'}{confirmed}")
 
 
 def _find_wrong_level(
@@ -352,27 +353,25 @@ def _find_wrong_level(
     if len(names) == 1 and paths:
         found = usable(*paths)
         fix = "" if found else other_form(root) or "give the folder that contains all classes"
-        return _WrongLevelError(f"{root}: contains only one folder, {next(iter(paths))};", found, fix)
+        return _WrongLevelError(f"{root}: contains only one folder, {next(iter(paths))}", found, fix)
     if all_classes:
         return None
     is_shared = {name for name, count in Counter(chain.from_iterable(several.values())).items() if count > 1}
     for one, other in combinations((name for name in several if len(several[name] & is_shared) > 1), 2):
         if len(equal := several[one] & several[other]) > 1:
             alike = sorted(name for name in several if len(several[name] & equal) > 1)
-            problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}: variants or splits?"
-            return _WrongLevelError(problem, usable(*alike), f"if they are the classes: {_ALL_CLASSES}")
+            problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}, as variants or splits do"
+            return _WrongLevelError(problem, usable(*alike), is_class="they are the classes")
     for name in sorted(paths):
         if repeated := (inside[name] | set(tops[name].split("/"))) & (set(names) - {name}):
-            problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does: a split or a copy?"
-            return _WrongLevelError(
-                problem, usable(name), f"or move it out of {root}; if it is a class: {_ALL_CLASSES}"
-            )
+            problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does, and may be a copy or a split"
+            return _WrongLevelError(problem, usable(name), f"move it out of {root}", "it is a class")
     nested = [name for name in several if "" not in paths[name]]
     for name in nested:
         count, total = sum(sizes[os.path.join(name, path)] for path in paths[name]), sum(sizes.values())
         if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(_word_in, several[name])}:
-            problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}: the classes?"
-            return _WrongLevelError(problem, usable(name), f"if {name} is a class: {_ALL_CLASSES}")
+            problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}"
+            return _WrongLevelError(problem, usable(name), is_class=f"{name} is a class" * (len(paths) == len(names)))
     return None
 
 
@@ -398,8 +397,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:_MAX_SHOWN]) + more
 
 
-def has_class_folders(root: Path) -> bool:
-    """Tells whether `root`, or a folder in it, contains two folders with images."""
+def has_class_folders(root: Path, depth: int = 4) -> bool:
+    """Tells whether `root`, or a folder in it, contains two folders with images, or with images in a folder `X`."""
     folders = [root / name for name in sorted(_folders_in(root))[:_MAX_TRIED]]
-    with_images = [folder for folder in folders if has_images(folder, deep=True)]
-    return len(with_images) > 1 or any(map(has_class_folders, with_images))
+    kinds = Counter[str]()
+    for folder in folders:
+        inside = _folders_in(folder)
+        places = ["", *inside] if len(inside) == 1 else [""]
+        kinds.update([place for place in places if has_images(folder / place, deep=False)][:1])
+    return any(count > 1 for count in kinds.values()) or any(depth and has_class_folders(f, depth - 1) for f in folders)

@@ -1,0 +1,280 @@
+"""Trees of well-known downloads, and random mixtures of layouts: read right, or refused in one line that helps."""
+
+import random
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from source_helpers import options
+
+from datasets.registry import has_test_split, read_samples, recognize_dataset
+from utils.errors import UserError
+
+IMAGE = b"\xff\xd8\xff" + bytes(20) + b"\xff\xd9"  # is listed, and never decoded here
+
+
+def expand(text: str) -> list[str]:
+    """'{a,b}/c' -> 'a/c', 'b/c', as in a shell."""
+    match = re.search(r"\{([^{}]*)\}", text)
+    if not match:
+        return [text]
+    return [one for part in match[1].split(",") for one in expand(text[: match.start()] + part + text[match.end() :])]
+
+
+def make(root: Path, *parts: str, count: int = 4) -> Path:
+    """Folders of images, empty folders 'x/', and other files 'x!'."""
+    for path in (one for part in parts for one in expand(part)):
+        folder = root / path.rstrip("!/")
+        (folder.parent if path.endswith("!") else folder).mkdir(parents=True, exist_ok=True)
+        if path.endswith("!"):
+            folder.touch()
+        for number in range(0 if path[-1] in "!/" else count):
+            (folder / f"{number}.jpg").write_bytes(IMAGE)
+    return root
+
+
+def read(root, cpu, known=None, **values):
+    """The classes, and the number of images of train, val and test; all notes."""
+    given = recognize_dataset(options(root, batch_size=1, **values), cpu)
+    has_test, _ = has_test_split(given, cpu, known)
+    names = ("train", "val", "test") if has_test else ("train", "val")
+    splits = read_samples(given, None, cpu, *names, class_names=known)
+    return splits, " | ".join(note for samples in splits for note in samples.notes)
+
+
+def refusal(root, cpu, **values) -> str:
+    with pytest.raises(UserError) as error:
+        read(root, cpu, **values)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 700, str(error.value)
+    return str(error.value)
+
+
+def proposed(text: str) -> list[str]:
+    return [shlex.split(path)[0] for path in re.findall(r"-data_path=('[^']+'|[^\s;]+)", text)]
+
+
+READ = {
+    "Intel": (["{seg_train/seg_train,seg_test/seg_test}/{sea,street}", "seg_pred/seg_pred"], (6, 2, 8), "seg_pred lab"),
+    "cats and dogs": (["{training_set/training_set,test_set/test_set}/{cats,dogs}"], (6, 2, 8), "train is 'training"),
+    "chest X-rays": (["{train,val,test}/{N,P}", "chest/{train,val,test}/{N,P}", "__MACOSX/N"], (8, 8, 8), ""),
+    "unzipped": (["R/R/{train,val}/{a,b}", "R/__MACOSX/R/train/a"], (8, 8), ""),
+    "Roboflow": (["{train,valid,test}/{a,b}", "README.roboflow.txt!"], (8, 8, 8), "val is 'valid'"),
+    "STL-10": (["{train,test}/{a,b}", "unlabeled"], (6, 2, 8), "unlabeled labels images"),
+    "dev": (["{train,dev}/{a,b}"], (8, 8), ""),
+    "eval": (["{train,eval}/{a,b}"], (8, 8), ""),
+    "suffix": (["{train_images,images_val}/{a,b}"], (8, 8), ""),
+    "number": (["{train2017,val2017}/{a,b}"], (8, 8), ""),
+    "camel": (["{ImgTrain,ImgTest}/{a,b}"], (6, 2, 8), ""),
+    "root": (["{a,b}", "{validation,Test}/{a,b}", "predictions"], (8, 8, 8), "not read: 'predictions'"),
+    "predictions": (["train/{a,b}", "pred"], (6, 2), "pred labels images"),
+    "varieties": (["rose/{red,white}", "tulip/{red,yellow}", "daisy"], (17, 3), ""),
+    "patients": (["well/{p1,p2}", "ill/{p3,p4}"], (14, 2), ""),
+    "vehicles": (["bus", "car", "train"], (9, 3), "train is read as a class"),
+    "crash tests": (["{crash_test,no_crash}"], (6, 2), ""),
+    "lists of PaddleClas": (["{a,b}", "{train,val}.txt!"], (6, 2), "val.txt: not read, the folders decide"),
+    "lists of Food-101": (["R/{a,b}", "meta/train.txt!"], (6, 2), "meta/train.txt: not read"),
+    "lists": (["{a,b}", "train_list.txt!"], (6, 2), "train_list.txt: not read"),
+    "Synology": (["{a,b}", "{a,b}/@eaDir/0.jpg"], (6, 2), "2 '@eaDir/'"),
+    "systems": (
+        ["{a,b}", "a/{#recycle,.@__thumb}", "$RECYCLE.BIN", "System Volume Information/", "lost+found/", "@Recycle/b"],
+        (6, 2),
+        "1 '$RECYCLE.BIN/'",
+    ),
+    "no class in val": (["train/{a,b,c}", "val/{a,c}"], (12, 8), "val: has no image of 'b', unlike"),
+    "empty class in val": (["train/{a,b,c}", "{val,test}/{a,c}", "{val,test}/b/"], (12, 8, 8), "test: has no image of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_trees_that_are_read(name, tmp_path, cpu):
+    parts, sizes, note = READ[name]
+    root = make(tmp_path, *parts)
+    root = root / "R" if (root / "R").is_dir() else root
+    splits, notes = read(root, cpu, dataset="folder")
+    train, *others = splits
+    leaves = {path.rsplit("/", 2)[-2] for path in map(train.name, range(len(train)))}
+    if name not in ("varieties", "patients"):
+        assert set(train.class_names) == leaves
+    assert tuple(map(len, splits)) == sizes and note in notes, (sizes, notes)
+    for samples in others:
+        for index, label in enumerate(samples.targets):
+            assert f"/{train.class_names[label]}/" in samples.name(index)
+    (again,) = read_samples(
+        options(root, batch_size=1, dataset="folder"), None, cpu, "train", class_names=train.class_names
+    )
+    assert list(again.listing.paths) == list(train.listing.paths)  # a resumed run reads the same
+
+
+BOTH = "-opts DATA.CLASS_FOLDERS=true"
+REFUSED = {
+    "PlantVillage": (["{color,grayscale,segmented}/{apple,corn}"], ["color", "grayscale", "segmented"], BOTH),
+    "EuroSAT": (["{EuroSAT,EuroSATallBands}/{a,b}"], ["EuroSAT", "EuroSATallBands"], BOTH),
+    "folds": (["fold{1,2,3,4,5}/{a,b}"], ["fold1", "fold2", "fold3"], BOTH),
+    "eyes": (["{healthy,ill}/{left,right}"], ["healthy", "ill"], BOTH),
+    "eyes in splits": (["{train,val}/{healthy,ill}/{left,right}"], ["train/healthy", "train/ill"], BOTH),
+    "wrapped": (["{color,gray}/images/{a,b}"], ["color/images", "gray/images"], BOTH),
+    "years": (["{2020,2021}/{train,val}/{a,b}"], ["2020", "2021"], BOTH),
+    "twice": (["{2020,2021}/{color,gray}/{a,b}"], ["2020/color", "2020/gray", "2021/color"], BOTH),
+    "flowers": (["{daisy,rose}", "flowers/{daisy,rose}"], ["flowers"], BOTH),
+    "some": (["{daisy,rose}", "new/daisy"], [], "new: contains daisy"),
+    "Caltech": (["101_ObjectCategories/{a,b}"], ["101_ObjectCategories"], "only one folder"),
+    "Food-101": (["images/{pie,rice}", "meta/train.txt!"], ["images"], "images are in the folders of images"),
+    "CUB-200": (["images/{001.a,002.b}", "attributes/x!", "images.txt!"], ["images"], "images"),
+    "Stanford Dogs": (["images/Images/{n1,n2}", "annotations/Annotation/{n1,n2}/"], ["images/Images"], "images"),
+    "UCMerced": (["UCMerced_LandUse/Images/{a,b}"], ["UCMerced_LandUse/Images"], "only one folder"),
+    "two trainings": (["{images_train,masks_train,images_test}/{a,b}"], [], "which one is train? Rename it train"),
+    "vehicles": (["bus", "car", "train/{steam,electric}"], ["train"], BOTH),
+    "unlabelled": (["{a,b}", "unlabeled"], [], BOTH),
+    "test images": (["{a,b}", "test_images"], [], BOTH),
+    "a class val": (["{a,val}"], [], BOTH),
+    "class of val": (["train/{a,b}", "val/{a,b,c}"], [], "'c' is in val, not in train"),
+    "Tiny ImageNet": (["train/{n1,n2}/images", "val/images", "val/val_annotations.txt!"], ["train"], "tions.txt' is"),
+    "dogs vs cats": (["train/{cat,dog}.{0,1,2}.jpg!", "test"], [], "'cat.0.jpg', are not read; move"),
+    "MedMNIST": (["bloodmnist.npz!"], [], "'bloodmnist.npz' is not read"),
+    "FiftyOne": (["data", "labels.json!"], [], "'labels.json' is not read"),
+    "archive": (["images.zip!"], [], "'images.zip' is not read: it contains an archive; unpack"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_trees_that_are_refused(name, tmp_path, cpu):
+    parts, paths, text = REFUSED[name]
+    root = make(tmp_path / "R", *parts)
+    message = refusal(root, cpu)
+    assert text in message and [Path(path).relative_to(root).as_posix() for path in proposed(message)] == paths
+    for path in paths:
+        (train, *_), _ = read(root / path, cpu, dataset="folder")
+        assert len(train.class_names) > 1
+    if BOTH in message:
+        (train, *_), _ = read(root, cpu, dataset="folder", class_folders=True)
+        assert len(train.class_names) > 1
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["{color,grayscale}/{a,b}"],
+        ["seg_train/seg_train/{a,b}", "seg_test/seg_test/{a,b}", "seg_pred/seg_pred"],
+        ["bus", "car", "train/{steam,electric}"],
+        ["{a,b}", "val"],
+    ],
+)
+def test_a_run_of_an_older_version_keeps_its_classes(parts, tmp_path, cpu):
+    root = make(tmp_path, *parts)
+    names = sorted(path.name for path in root.iterdir())
+    (train, val), _ = read(root, cpu, known=names, dataset="folder")
+    assert train.class_names == names and len(train) + len(val) == len(list(root.rglob("*.jpg")))
+
+
+def test_links_and_permissions(tmp_path, cpu, monkeypatch):
+    root = make(tmp_path / "R", "{a,b}")
+    make(tmp_path, "far/{train,val}/{a,b}")
+    (tmp_path / "linked").symlink_to(tmp_path / "far")
+    assert list(map(len, read(tmp_path / "linked", cpu)[0])) == [8, 8]
+    (root / "c").symlink_to(tmp_path / "missing")
+    assert f"{root}/c: is a broken link, to {tmp_path}/missing; restore its target" in refusal(root, cpu)
+    assert "c: is a broken link (to " in refusal(root / "c", cpu, dataset="folder")
+    (root / "c").unlink()
+    (root / "a" / "more").symlink_to(tmp_path / "missing")
+    assert "1 broken link(s) are ignored; the first is" in read(root, cpu)[1]
+    (root / "a" / "x.jpg").symlink_to("nowhere.jpg")
+    (train, *_), _ = read(root, cpu, val_fraction=0.01)
+    image = train.missing_image(list(train.listing.paths).index("a/x.jpg"))
+    assert "a/x.jpg' is a broken link, to 'nowhere.jpg'" in image.reason and "did you mean" not in str(image)
+
+
+def test_urls_are_not_folders(tmp_path, cpu):
+    for dataset in ("folder", "csv", "imagenet2012"):
+        given = options("hf://datasets/org/name", dataset=dataset)
+        with pytest.raises(UserError, match=r"^hf://datasets/org/name: is a URL, .* download"):
+            read_samples(given, None, cpu, "train", "val")
+
+
+CLASSES = ("cat", "dog", "fox", "owl")
+SPLITS = (
+    {"train": "train", "val": "val", "test": "test"},
+    {"train": "Training", "test": "Testing"},
+    {"train": "seg_train", "val": "seg_dev", "test": "seg_test"},
+    {"train": "train_images", "val": "val_images"},
+    {"train": "train", "val": "eval"},
+)
+JUNK = (
+    "__MACOSX/cat",
+    "@eaDir/cat",
+    "$RECYCLE.BIN/dog",
+    "lost+found/",
+    "#recycle/fox",
+    ".cache/cat",
+    "System Volume Information/",
+)
+
+
+def random_tree(root: Path, chance: random.Random) -> None:
+    """A layout with additions. The name of an image is its class and its split: 'cat-train-0.jpg'; '-any-' of none."""
+
+    def put(folder: Path, name: str, split: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(chance.randint(2, 4)):
+            (folder / f"{name}-{split}-{number}.jpg").write_bytes(IMAGE)
+
+    def classes(folder: Path, split: str = "any") -> None:
+        for name in names:
+            put(folder / name, name, split)
+
+    names, doubled = chance.sample(CLASSES, chance.randint(2, 4)), chance.random() < 0.3
+    root = root / root.name if chance.random() < 0.3 else root
+    layout = chance.randrange(10)
+    if layout < 4:
+        for split, name in chance.choice(SPLITS).items():
+            classes(root / name / name if doubled else root / name, split)
+    elif layout == 4:
+        for name in chance.choice((("color", "gray"), ("fold1", "fold2", "fold3"), ("a/images", "b/images"))):
+            classes(root / name)
+    elif layout == 5:
+        classes(root)
+    elif layout == 6:
+        classes(root, "train")
+        classes(root / chance.choice(("test", "val", "Validation", "test_images")), "test")
+    elif layout == 7:
+        classes(root / "images")
+    elif layout == 8:
+        for name in names:
+            for part in (f"{name}1", f"{name}2"):
+                put(root / name / part, name, "any")
+    else:
+        classes(root, "any")
+        classes(root / chance.choice(("copy", root.name, "images")), "any")
+    for folder in [root, *(path for path in root.rglob("*") if path.is_dir())]:
+        if chance.random() < 0.2:
+            make(folder, chance.choice(JUNK))
+    if chance.random() < 0.4:
+        put(root / chance.choice(("pred", "unlabeled", "seg_pred/seg_pred")), "unlabelled", "test")
+    if chance.random() < 0.3:
+        make(root, "README.txt!", "Thumbs.db!", ".DS_Store!")
+    if chance.random() < 0.2:
+        classes(root / "backup")
+
+
+def check_right(root: Path, cpu) -> None:
+    """Each image that is read has the label of its name; images of other splits are not trained on."""
+    splits, _ = read(root, cpu, dataset="folder")
+    for place, samples in enumerate(splits):
+        for index, label in enumerate(samples.targets):
+            name, split, _ = Path(samples.name(index)).name.split("-")
+            assert samples.class_names[label] == name, samples.name(index)
+            assert split in ("any", "train") if place == 0 else place == 1 or split in ("any", "test")
+
+
+def test_random_mixtures_are_read_right_or_refused(tmp_path, cpu):
+    was_read = 0
+    for seed in range(80):
+        root = tmp_path / str(seed) / "data"
+        random_tree(root, random.Random(seed))
+        try:
+            check_right(root, cpu)
+            was_read += 1
+        except UserError as error:
+            for path in proposed(str(error)):
+                check_right(Path(path), cpu)
+    assert was_read > 25
