@@ -35,8 +35,9 @@ class Lists(Source):
     @classmethod
     def recognize(cls, data: Data) -> str:
         root = Path(data.data_path)
-        has_lists = any((root / f"{split}_list.txt").exists() for split in ("train", "val"))
-        return "folder" if not has_lists and (has_class_folders(root) or other_form(root)) else data.dataset
+        if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
+            return data.dataset
+        return "folder" if has_class_folders(root) or other_form(root) else data.dataset
 
     @classmethod
     def test_path(cls, data: Data) -> Path:
