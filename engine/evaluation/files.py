@@ -88,7 +88,7 @@ class EvaluationFiles:
         columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
         self._write_table(result.CALIBRATION, _BIN_COLUMNS, zip(*columns, strict=True))
         self._write_table(result.COVERAGE, _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
-        self._write_images(results)
+        self._write_images(results, names)
         self._write_mistakes(mistakes, results, names)
         self._write_matrix(pairs, names)
         return {**figures.macro(), "ece": bins.error}, mistakes
@@ -107,10 +107,12 @@ class EvaluationFiles:
     def _write_table(self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         atomic_write(self.folder / name, table_text(header, rows))
 
-    def _write_images(self, results: SampleResults) -> None:
-        """A row per image; the label of an image that could not be read is -1."""
-        names = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
-        columns = range(len(results.targets)), names, self.samples.checksums(), results.targets, results.labels[:, 0]
+    def _write_images(self, results: SampleResults, names: Sequence[str]) -> None:
+        """A row per image; the label of an image that could not be read is -1, and its classes are empty."""
+        paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
+        targets, predicted, shown = results.targets, results.labels[:, 0], [*names, ""]
+        classes = ([shown[one] for one in labels] for labels in (targets, np.where(targets < 0, -1, predicted)))
+        columns = range(len(targets)), paths, self.samples.checksums(), targets, predicted, *classes
         self._write_table(result.PER_IMAGE, _IMAGE_COLUMNS, zip(*columns, strict=True))
 
     def _write_logits(self, results: SampleResults) -> None:
@@ -151,7 +153,7 @@ class EvaluationFiles:
 
 _CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5")
 _SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap")
-_IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted")
+_IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
 _COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")

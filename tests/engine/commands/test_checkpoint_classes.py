@@ -212,14 +212,14 @@ def test_resume_refuses_other_classes(images, tmp_path, cpu):
         train([f"-resume={stopped}", *options], cpu)
 
 
-def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu) -> tuple[dict, dict, str]:
+def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu, *more: str) -> tuple[dict, dict, str]:
     """The heads of `trained` and of a run of one step with a learning rate of 0 on other classes; the log."""
     for label, name in enumerate(names):
         write_class(output / "data" / name, label, 12)
     options = [*SIZE, *GREY, "TRAIN.MAX_STEPS=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0"]
-    options += [f"MODEL.PRETRAINED={trained / 'best.pth'}"]
+    options += [f"MODEL.PRETRAINED={trained / 'best.pth'}", *more]
     folder = train(argv_for(output / "data", output / "out", *options), cpu)
-    assert json.loads((folder / "classes.json").read_text())["class_names"] == names
+    assert sorted(json.loads((folder / "classes.json").read_text())["class_names"]) == sorted(names)
     states = (load_checkpoint(path)["model"] for path in (trained / "best.pth", folder / "last.pth"))
     before, after = ({key: state[key] for key in ("head.weight", "head.bias")} for state in states)
     return before, after, (folder / "log.txt").read_text()
@@ -238,3 +238,17 @@ def test_fine_tuning_on_other_classes_has_a_new_head(trained, tmp_path, cpu):
     before, after, log = fine_tuned_head(trained, tmp_path, ["new0", "new1", "new2", "new3"], cpu)
     assert not (after["head.weight"] == before["head.weight"]).any()
     assert "head: none of the classes in the file: new head" in log
+
+
+def test_a_head_without_class_names_is_kept_if_the_order_is_clear(trained, tmp_path, cpu):
+    """The weights have the classes 1, 2, 3, 10 in timm's order."""
+    torch.save({"model": load_checkpoint(trained / "best.pth")["model"]}, plain := tmp_path / "plain.pth")
+    unclear, clear = ["1", "10", "2", "3"], ["1", "2", "3", "4"]
+    for number, (names, classes) in enumerate([(unclear, None), (unclear, "natural"), (clear, None)]):
+        options = [f"MODEL.PRETRAINED={plain}", *([f"DATA.CLASSES={classes}"] if classes else [])]
+        before, after, log = fine_tuned_head(trained, tmp_path / str(number), names, cpu, *options)
+        assert torch.equal(after["head.weight"], before["head.weight"]) == (number > 0)
+        assert ("class 1 is '2' in timm's order, '10' in torchvision's; set DATA.CLASSES" in log) == (number == 0)
+        assert ("rows of the head keep their numbers" in log) == (number > 0)
+    (described,) = (tmp_path / "1/out").glob("*/classes.json")
+    assert json.loads(described.read_text())["class_names"] == ["1", "2", "3", "10"]

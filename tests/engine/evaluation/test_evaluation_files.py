@@ -18,6 +18,7 @@ from datasets.decoding.decode import LazyImage
 from datasets.sources.samples import Samples
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.results import SampleResults
+from utils.tables import safe_cell
 
 HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", "\x1b[31mred", "x" * 300, "-1"]
 
@@ -100,7 +101,9 @@ def test_each_image_has_a_row_and_logits_on_request(tmp_path, cpu):
     logits = np.arange(18, dtype=np.float16).reshape(3, 6)
     files.write(results.metrics(), replace(results, logits=logits), nn.Flatten())
     rows = [["0", f"'{HOSTILE[0]}", "0", "0", "1"], ["1", "b.png", "0", "-1", "0"], ["2", r"\udcff.png", "0", "5", "5"]]
-    assert read_table(folder / "per_image.csv")[1:] == rows
+    shown = [safe_cell(name) for name in HOSTILE]
+    classes = [[shown[0], shown[1]], ["", ""], [shown[5], shown[5]]]
+    assert read_table(folder / "per_image.csv")[1:] == [row + of for row, of in zip(rows, classes, strict=True)]
     with np.load(folder / "logits.npz", allow_pickle=False) as saved:
         assert saved["logits"].dtype == np.float16 and saved["labels"].dtype == np.int64
         assert saved["logits"].tolist() == logits[[0, 2]].tolist() and saved["labels"].tolist() == [0, 5]
