@@ -12,7 +12,9 @@ class DataSet:
 
     source: 'module:class', a subclass of `datasets.sources.source.Source`.
     packages: imported by its module, or when it is read.
+    has_columns: DATA.COLUMNS names its columns.
     may_be_folder: without its files, class folders in DATA_PATH are read as the data set `folder`.
+    may_be_table: a table or parquet files in DATA_PATH are read as such.
     has_files: DATA_PATH names its files. in_memory: its images are in memory, so that it needs no workers.
     may_lack_splits: may come without splits; the split 'all' is then all images. has_test: may have a split 'test'.
     multi_label: its images may have several labels (DATA.MULTI_LABEL).
@@ -23,7 +25,9 @@ class DataSet:
 
     source: str
     packages: tuple[str, ...] = ()
+    has_columns: bool = False
     may_be_folder: bool = False
+    may_be_table: bool = False
     has_files: bool = True
     in_memory: bool = False
     may_lack_splits: bool = False
@@ -40,15 +44,31 @@ def _imagenet(source: str = "ImageNetFolders", synsets: str = "imagenet") -> Dat
 
 DATA_SETS: dict[str, DataSet] = {
     "imagenet2012": DataSet(
-        "datasets.sources.files.lists:Lists", may_be_folder=True, has_test=True, num_classes=IMAGENET_CLASSES
+        "datasets.sources.files.lists:Lists",
+        may_be_folder=True,
+        may_be_table=True,
+        has_test=True,
+        num_classes=IMAGENET_CLASSES,
     ),
-    "folder": DataSet("datasets.sources.files.split_folders:ClassFolders", may_lack_splits=True, has_test=True),
+    "folder": DataSet(
+        "datasets.sources.files.split_folders:ClassFolders", may_be_table=True, may_lack_splits=True, has_test=True
+    ),
     "csv": DataSet(
         "datasets.sources.files.lists:Tables",
+        has_columns=True,
+        may_be_table=True,
         may_lack_splits=True,
         has_test=True,
         multi_label=True,
         groups_by="column",
+    ),
+    "parquet": DataSet(
+        "datasets.sources.parquet:Parquet",
+        ("pyarrow",),
+        has_columns=True,
+        may_lack_splits=True,
+        has_test=True,
+        groups_by="field",
     ),
     "caltech101": DataSet("datasets.sources.files.class_folders:Caltech101"),
     "caltech256": DataSet("datasets.sources.files.class_folders:Caltech256"),

@@ -23,7 +23,7 @@ from utils.file_formats.hf_folder import read_metadata, weight_file
 PADDLE = ".pdparams"
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
-PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "MULTI_LABEL")
+PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "COLUMNS", "ENCODING", "MULTI_LABEL")
 SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)

@@ -1,7 +1,6 @@
 """Reads a data set with all checks, and the images of a prediction: one image, a folder, or a list of images."""
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,14 +13,20 @@ from datasets.sources.checks import check_same_data, find_invalid_labels, find_p
 from datasets.sources.class_order import BYTES, NATURAL, ordered_classes
 from datasets.sources.files.class_folders import read_images
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.rows import Columns, Rows, read_lines, table_rows
+from datasets.sources.files.lists import METADATA, table_file
+from datasets.sources.files.rows import read_unlabelled_list
+from datasets.sources.files.split_folders import has_class_folders
+from datasets.sources.files.tables import PARQUET, TABLE_SUFFIXES
 from datasets.sources.groups import check_groups, with_groups
+from datasets.sources.parquet import Parquet, has_parquet_files
 from datasets.sources.samples import EncodedImages, Samples, check_names, number_by, number_of_classes
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.source import Source, source_class
+from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter
+from datasets.sources.split_names import SPLIT_NAMES
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
+from utils.system import require
 
 _SHOWN = 3  # names of groups in a warning
 
@@ -34,6 +39,7 @@ def read_samples(
     class_names: Sequence[str] | None = None,
     predicts: bool = False,
     splitter: Splitter | None = None,
+    is_new: bool = False,
 ) -> list[Samples]:
     """Reads the samples of each split, with every check that does not open an image.
 
@@ -42,6 +48,7 @@ def read_samples(
     given, else of DATA.CLASSES; 'train' must have exactly the classes of a checkpoint. Samples that are only predicted
     (`predicts`) may have missing files and no label, and 'train' may be of any size and lack classes. `splitter` splits
     data without a validation split.
+    `is_new`: for a new training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given.
 
     Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
     ranks compare what they have read.
@@ -52,16 +59,27 @@ def read_samples(
             not contain, fewer training samples than one batch on every rank.
     """
     splitter = splitter or Splitter(data)
-    return _on_all_ranks(lambda: _read(data, num_classes, context, splits, class_names, predicts, splitter), context)
+    names = [to_nfc(name) for name in class_names or ()]
+
+    def read() -> list[Samples]:
+        kind = _existing_class(data)
+        if not kind.reads_archive:
+            refuse_archive(data.data_path)
+        source = kind(kind.confirm_classes(data, names), splitter)
+        has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
+        source.numbers = Numbers(names, are_names=is_new and not has_numbers)
+        return _read(data, num_classes, context, splits, names, predicts, source)
+
+    return _on_all_ranks(read, context)
 
 
-def read_unlabelled(path: str, data: Data, context: ProcessContext) -> Samples:
+def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root: str | None = None) -> Samples:
     """Reads the images of `path`, see `unlabelled`, with DATA.GREY_RANGE and MAX_PIXELS. Every rank must call it.
 
     Raises:
         UserError: no such path, or no images; the main process's error, on every rank.
     """
-    (samples,) = _on_all_ranks(lambda: [unlabelled(path, data.columns)], context)
+    (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
     _set_decoding(samples, data)
     return samples
 
@@ -89,15 +107,36 @@ def _set_decoding(samples: Samples, data: Data) -> None:
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
-    """Replaces the default data set by `folder` if its lists are missing and class folders are there.
+    """Replaces the data set by the one that DATA_PATH is: a table, parquet files, or class folders without lists.
 
     Every rank must call it.
     """
-    if not properties_of(data.dataset).may_be_folder:
+    properties = properties_of(data.dataset)
+    if not (properties.may_be_folder or properties.may_be_table):
         return data  # its packages may be missing where it is not read
     kind = source_class(data.dataset)
-    recognized = broadcast_object(kind.recognize(data) if context.is_main else None, context)
-    return data.model_copy(update={"dataset": recognized})
+
+    def recognize() -> str:
+        return (properties.may_be_table and _recognize_table(data)) or kind.recognize(data)
+
+    return data.model_copy(update={"dataset": broadcast_object(call_on_main(recognize, context), context)})
+
+
+def _recognize_table(data: Data) -> str | None:
+    """The data set of DATA_PATH if it is a table, or a folder of images with a table of Hugging Face's; else None."""
+    root = Path(data.data_path)
+    if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
+        return "parquet" if root.suffix.lower() == PARQUET else "csv"
+    tables = [root / name for name in METADATA] + [table_file(root, split) for split in ("train", "val")]
+    if any(table.name in METADATA and table.is_file() for table in tables):
+        kind = "csv"
+    elif has_parquet_files(root):
+        kind = "parquet"
+    else:
+        return None
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    are_splits = all(path.name.lower() in SPLIT_NAMES for path in folders)
+    return None if any(map(has_class_folders, folders if are_splits else [root])) else kind
 
 
 def has_test_split(
@@ -136,21 +175,17 @@ def _read(
     num_classes: int | None,
     context: ProcessContext,
     splits: tuple[str, ...],
-    class_names: Sequence[str] | None,
+    class_names: Sequence[str],
     predicts: bool,
-    splitter: Splitter,
+    source: Source,
 ) -> list[Samples]:
-    kind, properties = _existing_class(data), properties_of(data.dataset)
-    if not kind.reads_archive:
-        refuse_archive(data.data_path)
-    class_names = [to_nfc(name) for name in class_names or ()]
-    data = kind.confirm_classes(data, class_names)
-    samples, findings, unknown, source = {}, list[Finding](), list[str](), kind(data, splitter)
+    data = source.data
+    properties, samples, findings, unknown = properties_of(data.dataset), {}, list[Finding](), list[str]()
     for split in splits:
         source_split = "val" if split == "all" and not properties.may_lack_splits else split
         try:
             if split == "test":
-                kind.check_test(data)
+                source.check_test(data)
             samples[split] = source.read(source_split)
         except UserError as error:
             findings.append(error)
@@ -173,7 +208,7 @@ def _read(
                 findings.append(
                     f"DATA.CLASSES {data.classes}: {len(listed)} names, but the highest label is {count - 1}"
                 )
-    if data.folds and {"train", "val"} <= samples.keys() and not (splitter.result or source.has_folds):
+    if data.folds and {"train", "val"} <= samples.keys() and not (source.splitter.result or source.has_folds):
         problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
         findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")
     if num_classes is None:
@@ -208,47 +243,36 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-_LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
 
 
-def unlabelled(path: str, columns: Columns | None = None) -> ImageFiles:
+def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Samples:
     """The images of `path`, each with the label 0; whether they can be read is found when they are read.
 
     A folder: its images at any depth, in the order of their paths. A list `.txt`: one path per line, after which a
-    label is ignored. A table `.csv`: the column of paths (`columns`: DATA.COLUMNS). Their paths are absolute, or
-    relative to the list's folder; an image that is listed twice is read twice. Any other file is an image.
+    label is ignored. A table: the column of paths (DATA.COLUMNS). Their paths are absolute, or relative to
+    DATA.IMAGE_ROOT; without it, or if it is `trained_root`, the training's, relative to the first of these folders that
+    has one of the first images: the folder of the list, the folder in it with the list's name, `trained_root`. An image
+    that is listed twice is read twice. Parquet: its images. Any other file is an image.
 
     Raises:
         UserError: `path` does not exist or cannot be read, or contains no images; in one error, all mistakes of a list.
     """
     file = Path(path)
+    if _recognize_table(data.model_copy(update={"data_path": path})) == "parquet":
+        require(path, "pyarrow")
+        return Parquet(data.model_copy(update={"data_path": path, "columns": None})).read_unlabelled()
     if os.path.isdir(path):
         return ImageFiles(read_images(file))
     if not os.path.exists(path):
         raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
     refuse_archive(path)
-    if file.suffix.lower() not in (".txt", ".csv"):
-        paths, notes = StringPacker([file.name]), []
-    else:
-        is_table = file.suffix.lower() == ".csv"
-        rows = table_rows(file, columns=columns, with_targets=False) if is_table else _list_rows(file)
-        if rows.findings:
-            raise combine_findings(f"{path}: {len(rows.findings)} problems", rows.findings)
-        if not len(rows.paths):
-            raise UserError(f"{path}: lists no images; write one path per line")
-        paths, notes = rows.paths, rows.notes
-    return ImageFiles(Listing(file.parent, ["0"], listing_arrays(paths), notes=notes, has_class_names=False))
+    if file.suffix.lower() not in (".txt", *TABLE_SUFFIXES):
+        paths = StringPacker([file.name])
+        return ImageFiles(Listing(file.parent, ["0"], listing_arrays(paths), has_class_names=False))
+    return ImageFiles(read_unlabelled_list(file, data, trained_root))
 
 
 def refuse_archive(path: str) -> None:
     """Raises UserError for an archive in place of the folder that it contains."""
     if path.lower().endswith(_ARCHIVES) and os.path.isfile(path):
         raise UserError(f"{path}: is an archive; unpack it, and give the folder that it contains")
-
-
-def _list_rows(file: Path) -> Rows:
-    rows = Rows(file, anywhere=True)
-    for number, line in enumerate(read_lines(file), 1):
-        if path := _LABEL.sub("", line.strip()):
-            rows.add(number, path)
-    return rows

@@ -100,7 +100,7 @@ def _read_image_splits(data: Data) -> tuple[Data, dict[str, EncodedImages]]:
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
     names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
-    splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names)
+    splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
     if not isinstance(splits[0], EncodedImages):
         raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
     return data, dict(zip(names, splits, strict=True))

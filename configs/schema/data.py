@@ -1,5 +1,6 @@
 """The section DATA."""
 
+import codecs
 import re
 from typing import Annotated, Any, Literal
 
@@ -73,8 +74,14 @@ class Data(Section):
         "data set folder: every folder beside class folders is a class, also one with the name of a split or with the "
         "folders of other classes in it, such as left and right",
     )
-    columns: dict[Literal["path", "label"], str] | None = option(
-        None, "data set csv: its columns, as {path: id, label: breed}; null: image_path and target"
+    columns: dict[Literal["path", "label", "split"], Any] | None = option(
+        None,
+        "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
+        "columns of 0 and 1; split: null trains on all rows; null: by names and values",
+    )
+    encoding: str | None = option(
+        None,
+        "data set csv: the encoding of tables that are not in UTF-8, as gb18030, shift_jis, cp1252; null: an error",
     )
     classes: Path | None = option(
         None,
@@ -165,6 +172,16 @@ class Data(Section):
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.batch_size
 
+    def _check_tables(self) -> None:
+        for key, value in (self.columns or {}).items():
+            names = value if key == "label" and isinstance(value, list) else [value]
+            if not (key == "split" and value is None) and not all(isinstance(name, str) and name for name in names):
+                raise ValueError(f"COLUMNS: {key} is {shorten(value)}, not the name of a column")
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError:
+            raise ValueError(f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252") from None
+
     def _check_folds(self) -> None:
         if self.folds and self.val_fraction:
             raise ValueError("FOLDS and VAL_FRACTION both choose the held-out images; remove one")
@@ -221,6 +238,7 @@ class Data(Section):
                 "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced "
                 "instead"
             )
+        self._check_tables()
         self._check_folds()
         self._check_groups()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):

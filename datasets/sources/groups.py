@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import Listing
-from datasets.sources.files.rows import Columns, table_columns, table_rows
+from datasets.sources.files.rows import table_rows
+from datasets.sources.files.tables import Table
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from utils.errors import UserError, combine_findings
 
@@ -29,16 +31,16 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     assert data.groups
     if properties_of(data.dataset).groups_by == "column":
         assert listing.file
-        if data.groups not in (names_in_header := table_columns(listing.file)):
-            raise UserError(f"{listing.file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {names_in_header}")
+        if data.groups not in (header := Table(listing.file, data.encoding).header):
+            raise UserError(f"{listing.file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {header}")
         columns = {**(data.columns or {}), "label": data.groups}
-        names, fix = _in_table(listing, listing.file, str(listing.root), columns), "fill in the column"
+        names, fix = _in_table(listing, listing.file, str(listing.root), columns, data), "fill in the column"
     elif "(" in data.groups:
         matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
         names = ("/".join(filter(None, match.groups())) if match else "" for match in matches)
         fix = "the expression must match each path relative to the class folders"
     else:
-        names = _in_table(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"})
+        names = _in_table(listing, Path(data.groups), data.data_path, {"path": "path", "label": "group"}, data)
         fix = "add lines path,group, with paths relative to DATA_PATH"
     groups = StringPacker(names).strings()
     check_groups(groups, data, listing.location, fix)
@@ -54,9 +56,10 @@ def check_groups(
         raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
 
 
-def _in_table(listing: Listing, file: Path, root: str, columns: Columns) -> Iterator[str]:
+def _in_table(listing: Listing, file: Path, root: str, columns: dict[Any, Any], data: Data) -> Iterator[str]:
     """The cells of a column for the paths of a listing; empty without one."""
-    rows, group_of = table_rows(file, root, columns), dict[str, str]()
+    changes = {"image_root": root, "columns": {**columns, "split": None}}
+    rows, group_of = table_rows(Table(file, data.encoding), data.model_copy(update=changes)), dict[str, str]()
     names = list(rows.target_ids)
     for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
         if group_of.setdefault(path, names[target_id]) != names[target_id]:

@@ -32,13 +32,14 @@ class Samples:
     `targets` int64 (N,) are labels, indices of `class_names`; with DATA.MULTI_LABEL int8 (N, classes), 1 for each label
     of an image, else 0, with at least as many columns as `class_names`. `has_class_names` is False if these names are
     only the labels themselves, as in a list. `in_memory` is True if `open` never waits for a disk. `windows`: of
-    samples in shards, see `ShardWindows`.
+    samples in shards, see `ShardWindows`. `column`: the name of the column of `listed_name`.
     `findings` are messages about errors, which prevent the use of the samples; `notes` are for the log: one line of
     text each.
     """
 
     in_memory = False
     has_class_names = True
+    column = "path"
     windows: ShardWindows | None = None
 
     def __init__(self, class_names: list[str]) -> None:
@@ -113,6 +114,10 @@ class Samples:
     def name(self, index: int) -> str:
         """The image's name in tables and error messages, such as its path."""
         return f"image {index}"
+
+    def listed_name(self, index: int) -> str:
+        """The text that names the image in the user's list or table, and in the files of a prediction."""
+        return self.name(index).removeprefix("./")
 
     def location(self, index: int) -> str:
         """Names the line of a list or the file in which a user finds the sample."""

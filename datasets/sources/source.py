@@ -1,6 +1,7 @@
 """The interface of a data set: `Source`, which reads the samples of its splits."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import cast
@@ -13,6 +14,17 @@ from utils.errors import UserError, did_you_mean
 from utils.system import require
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """When labels of a table that are numbers are the names of classes.
+
+    known: the classes of a checkpoint: if they contain all numbers. are_names: if they are not 0, 1, 2, ...
+    """
+
+    known: Collection[str] = ()
+    are_names: bool = False
+
+
 class Source:
     """A data set, opened with the options DATA. splitter: splits data without a validation split.
 
@@ -22,6 +34,7 @@ class Source:
 
     reads_archive = False  # DATA_PATH may be an archive
     has_folds = False  # DATA.FOLDS are its own, not the splitter's
+    numbers = Numbers()  # of a table
 
     def __init__(self, data: Data, splitter: Splitter | None = None) -> None:
         self.data, self.root, self.splitter = data, Path(data.data_path), splitter or Splitter(data)

@@ -8,6 +8,7 @@ from hashlib import blake2b, sha256
 
 import numpy as np
 
+from configs.data_sets import properties_of
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.image_files import Listing
@@ -168,6 +169,17 @@ class Splitter:
             fix = "; -split val evaluates the held-out images" if is_val.all() else ""
             notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on{fix}")
         return notes
+
+
+def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> Data:
+    """The options with which a run that exists reads tables: as cp1252 if they are not in UTF-8.
+
+    If it has split the data itself, a column of splits is not used. is_same: the data are the training's.
+    """
+    if not known or not properties_of(data.dataset).has_columns:
+        return data
+    columns = {"split": None, **(data.columns or {})} if is_same and known.held_out else data.columns
+    return data.model_copy(update={"encoding": data.encoding or "cp1252", "columns": columns})
 
 
 def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:

@@ -133,10 +133,9 @@ class Predictions:
                 texts = {} if self._options.threshold is None else {"label": "" if error else self._label(classes)}
                 if self._labelled:
                     texts["target"] = name_of_target(self._samples.targets[index], names)
-                path = self._samples.name(index)
                 if self._options.explain:
-                    texts["explanation"] = "" if error else explanation_file(index, path)
-                yield path.removeprefix("./"), [] if error else classes[:num_ranks], texts, error
+                    texts["explanation"] = "" if error else explanation_file(index, self._samples.name(index))
+                yield self._samples.listed_name(index), [] if error else classes[:num_ranks], texts, error
                 index += 1
 
     def _label(self, classes: list[tuple[str, float]]) -> str:
@@ -147,7 +146,7 @@ class Predictions:
         """The header, and the cells of each image."""
         ranks = range(1, num_ranks + 1)
         columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
-        yield ["path", *columns, *self._text_columns, "error"]
+        yield [safe_cell(self._samples.column), *columns, *self._text_columns, "error"]
         for path, ranked, texts, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
             cells += [""] * (len(columns) - len(cells))
@@ -155,7 +154,7 @@ class Predictions:
 
     def _wide_rows(self, names: Sequence[str]) -> Iterator[list[str]]:
         """The header, and the probability of each class for each image; empty cells for an unreadable image."""
-        yield ["path", *names, *self._text_columns]
+        yield [safe_cell(self._samples.column), *names, *self._text_columns]
         for path, ranked, texts, _ in self._images(names, len(names)):
             probability_of = dict(ranked)
             cells = [f"{probability_of[name]:.6f}" if ranked else "" for name in names]

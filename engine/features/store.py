@@ -154,8 +154,7 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
 def _write_table(path: Path, samples: Samples, errors: dict[int, str], names: Sequence[str] | None) -> None:
     with open_atomically(path) as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["path", *["target"] * bool(names), "error"])
+        writer.writerow([safe_cell(samples.column), *["target"] * bool(names), "error"])
         for index in range(len(samples)):
             target = [name_of_target(samples.targets[index], names)] if names else []
-            image = samples.name(index).removeprefix("./")
-            writer.writerow(map(safe_cell, (image, *target, errors.get(index, ""))))
+            writer.writerow(map(safe_cell, (samples.listed_name(index), *target, errors.get(index, ""))))

@@ -20,7 +20,7 @@ from datasets.sources.files.image_checks import check_images
 from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.samples import Samples, number_of_classes
 from datasets.sources.source import source_class
-from datasets.sources.split import Splitter
+from datasets.sources.split import Splitter, as_read_before
 from engine.checkpoint.weights_record import weights_record
 from engine.parallel.strategy import check_same_options
 from engine.plan.outputs import descriptions, imagenet_subset, match_outputs
@@ -68,9 +68,11 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
-    if record and record.class_names and not (prediction and prediction.path):
+    if record and not (prediction and prediction.path):
+        read_before = as_read_before(options.data, record.split, record.is_of(options.data))
         kind = source_class(options.data.dataset)
-        options = options.model_copy(update={"data": kind.confirm_classes(options.data, record.class_names)})
+        confirmed = kind.confirm_classes(read_before, record.class_names or ())
+        options = options.model_copy(update={"data": confirmed})
     split = _split_of(options.data, record, command.split)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
@@ -140,7 +142,8 @@ def _read(
 ) -> tuple[Samples, str | None]:
     """The samples, with the labels of the model; and the source of its class names, if the data show it."""
     if prediction and prediction.path:
-        return read_unlabelled(prediction.path, options.data, context), None
+        trained_root = record.data.get("IMAGE_ROOT") if record else None
+        return read_unlabelled(prediction.path, options.data, context, trained_root), None
     names = record.class_names if record else None
     classes, predicts = options.model.num_classes, prediction is not None
     if properties_of(options.data.dataset).synsets:

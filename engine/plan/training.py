@@ -19,7 +19,7 @@ from datasets.loading.loader import shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples, number_of_classes
-from datasets.sources.split import RunSplit, Splitter
+from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel.strategy import check_same_options
@@ -190,11 +190,14 @@ def _read(
     config: Config, context: ProcessContext, found: FoundCheckpoint | None, record: WeightsRecord | None
 ) -> tuple[Samples, Samples, Samples | None, RunSplit | None]:
     """The training, validation and test samples; None without a test split. And the split of data that has none."""
-    data, known = config.data, found.state["class_names"] if found else None
+    known = found.state["class_names"] if found else None
+    data = as_read_before(config.data, record.split) if record and found else config.data
     has_test, note = has_test_split(data, context, known)
     splitter = Splitter(data, record.split if record and found else None)
     names = ("train", "val", "test") if has_test else ("train", "val")
-    splits = read_samples(data, config.model.num_classes, context, *names, class_names=known, splitter=splitter)
+    splits = read_samples(
+        data, config.model.num_classes, context, *names, class_names=known, splitter=splitter, is_new=not found
+    )
     splits[0].notes += [note] if note else []
     return splits[0], splits[1], splits[2] if has_test else None, splitter.result
 

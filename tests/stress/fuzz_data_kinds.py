@@ -24,6 +24,7 @@ from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.records import Record, read_records
 from datasets.sources.files.lists import read_list, read_table
+from datasets.sources.files.tables import Table
 from datasets.sources.in_memory import read_batch
 from datasets.sources.shared_arrays import strings_in
 from datasets.transforms.host import eval_crop
@@ -91,10 +92,11 @@ def read_list_file(data: bytes, folder: Path) -> None:
     unlabelled_file = folder / ("list.csv" if data.startswith(b"image") else "list.txt")
     unlabelled_file.write_bytes(data)
     with contextlib.suppress(UserError):
-        images = unlabelled(str(unlabelled_file))
+        images = unlabelled(str(unlabelled_file), Data())
         images.open(len(images) - 1, 3)
     if data.startswith(b"image"):
-        read_table(folder / "list", folder / "list")
+        whole = Table(folder / "list"), None
+        read_table(whole, whole, Data())
     else:
         read_list(folder / "list")
 

@@ -28,7 +28,8 @@ class Listing:
 
     `arrays` holds the paths as packed strings, `paths_crcs` uint32 (N,), `targets` int64 (N,), -1 for an invalid label,
     or int8 (N, classes) with several labels per image, and `lines` int32 (N,): the lines of `file` that name the
-    images, if there is one. With DATA.GROUPS, the groups of the images are packed strings, too.
+    images, if there is one. With DATA.GROUPS, the groups of the images are packed strings, too; of images to predict,
+    the texts that name them in a list, in `column`, are the packed strings `listed`.
 
     `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
     False if the names are only the labels.
@@ -41,6 +42,7 @@ class Listing:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     has_class_names: bool = True
+    column: str = "path"
 
     @property
     def paths(self) -> PackedStrings:
@@ -83,11 +85,15 @@ class ImageFiles(EncodedImages):
         self.listing = replace(listing, arrays=share_arrays(listing.arrays))
         self._labels = self.listing.arrays
         self.findings, self.notes = listing.findings, listing.notes
-        self.has_class_names = listing.has_class_names
+        self.has_class_names, self.column = listing.has_class_names, listing.column
 
     def name(self, index: int) -> str:
         """The file's path: a str, because each Path interns its parts, which would add up to millions of strings."""
         return os.path.join(str(self.listing.root), self.listing.paths[index])
+
+    def listed_name(self, index: int) -> str:
+        arrays = self.listing.arrays
+        return strings_in(arrays, "listed")[index] if "listed" in arrays else super().listed_name(index)
 
     @property
     def groups(self) -> PackedStrings | None:

@@ -5,6 +5,8 @@ Legend: N images, C classes.
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,22 @@ from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.class_folders import other_form
 from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.rows import COLUMNS, LABEL_DIGITS, Columns, Rows, read_lines, table_columns, table_rows
+from datasets.sources.files.rows import LABEL_DIGITS, Rows, table_layout, table_rows
 from datasets.sources.files.split_folders import has_class_folders
-from datasets.sources.source import Source
+from datasets.sources.files.tables import ONE_HOT, Table, read_lines
+from datasets.sources.samples import list_names
+from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
 from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError
 
 _SEPARATORS = "|;,"
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
+_NUMBER_AS_NAME = re.compile(r"([+-]?\d+)(?:\.0*)?")
+METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _MAX_TARGET_BYTES = 10**10
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
+Part = tuple[Table, str | None]
 
 
 class Lists(Source):
@@ -50,44 +57,87 @@ class Lists(Source):
 
 
 class Tables(Source):
-    """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; a single file is split.
+    """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; or one table, with splits in it or to be split.
 
-    The split 'test' is DATA_PATH/test.csv. The split 'all' is a single file, or val.csv.
+    A table is also one of `METADATA` in the folder of a split, or in DATA_PATH. The split 'test' is DATA_PATH/test.csv,
+    or the rows of test; 'all' is one table without splits, else val.
     """
 
     def read(self, split: str) -> ImageFiles:
-        path, root, multi_label = self.root, self.data.image_root, self.data.multi_label
-        columns: Columns = {**(self.data.columns or {}), **({"group": self.data.groups} if self.data.groups else {})}
-        train_file, val_file = path if path.is_file() else table_file(path, "train"), table_file(path, "val")
-        if split == "test":
-            file = table_file(path, "test")
-        elif val_file.is_file():
-            file = train_file if split == "train" else val_file
-        else:
-            part = "val" if split == "all" and not path.is_file() else split
-            listing = read_table(train_file, train_file, multi_label, root, columns)
-            return ImageFiles(split_listing(listing, part, self.splitter))
-        may_lack_train = split in ("all", "test") and not train_file.is_file()
-        return ImageFiles(read_table(file, file if may_lack_train else train_file, multi_label, root, columns))
+        tables = self.find(self.data)
+        if split == "all" and ("all" not in tables or table_layout(tables["all"], self.data).splits):
+            split = "val"
+        part, train, val = (self._part(tables, self.data, one) for one in (split, "train", "val"))
+        if train and not val and split != "test":
+            listing = read_table(train, train, self.data, self.numbers)
+            return self.images(split_listing(listing, split, self.splitter), tables)
+        if not part:
+            raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
+        return self.images(read_table(part, train or part, self.data, self.numbers), tables)
+
+    def images(self, listing: Listing, tables: Mapping[str, Table]) -> ImageFiles:
+        """The images of a listing, from these tables."""
+        return ImageFiles(listing)
+
+    @classmethod
+    def find(cls, data: Data) -> dict[str, Table]:
+        """The table of each split, or of 'all'; raises UserError if there is none."""
+        root = Path(data.data_path)
+        files = (
+            {split: table_file(root, split) for split in ("train", "val", "test")} if root.is_dir() else {"all": root}
+        )
+        found = {split: file for split, file in files.items() if file.is_file()}
+        if not {"train", "val"} & found.keys():
+            metadata = [root / name for name in METADATA if (root / name).is_file()]
+            found |= {"all": metadata[0]} if metadata else {} if found else dict(islice(files.items(), 1))
+        return {split: Table(file, data.encoding) for split, file in found.items()}
+
+    @classmethod
+    def _part(cls, tables: Mapping[str, Table], data: Data, split: str) -> Part | None:
+        """The table with a split, and the split of the rows to read; None if there is none."""
+        whole = tables.get("all") or (None if "val" in tables else tables.get("train"))
+        splits = table_layout(whole, data).splits if whole else set()
+        if whole and (split in splits or (split in ("train", "all") and not splits)):
+            return whole, split if splits else None
+        if (table := tables.get(split)) and table is not whole:
+            layout = table_layout(table, data)
+            return table, split if layout.split and split in layout.splits else None
+        return None
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
-        return any(table_file(Path(data.data_path), split).exists() for split in ("train", "val", "test"))
+        tables = cls.find(data)
+        return "all" not in tables or bool(table_layout(tables["all"], data).splits)
+
+    @classmethod
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        path = cls.test_path(data)
+        if not path.exists():
+            return False, None
+        problem = "no row of the split test has a label"
+        try:
+            part = cls._part(cls.find(data), data, "test")
+            if part and any(table_rows(part[0], data, part[1]).target_ids):
+                return True, None
+        except UserError:  # an unreadable table is reported when it is read
+            problem = "has no column of labels"
+        return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
 
     @classmethod
     def test_path(cls, data: Data) -> Path:
+        with suppress(UserError):  # of the training table, or of one without labels
+            if part := cls._part(cls.find(data), data, "test"):
+                return part[0].file
         return table_file(Path(data.data_path), "test")
-
-    @classmethod
-    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        label = {**COLUMNS, **(data.columns or {})}["label"]
-        return None if label in table_columns(path) else f"has no column {label}"
 
 
 def table_file(root: Path, split: str) -> Path:
-    """The table of a split, by its name (see `find_split_names`): train.csv, valid.csv; it may not exist."""
-    names = [name for name, of in SPLIT_NAMES.items() if of == split and (root / f"{name}.csv").exists()]
-    return root / f"{find_split_names(names, root).get(split, split)}.csv"
+    """The table of a split, by its name (see `find_split_names`): train.csv, valid/metadata.csv; it may not exist."""
+    for ending in (".csv", *(f"/{name}" for name in METADATA)):
+        names = [name for name, of in SPLIT_NAMES.items() if of == split and Path(f"{root}/{name}{ending}").exists()]
+        if names:
+            return Path(f"{root}/{find_split_names(names, root)[split]}{ending}")
+    return root / f"{split}.csv"
 
 
 def read_list(file: Path, root: str | None = None) -> Listing:
@@ -110,46 +160,45 @@ def read_list(file: Path, root: str | None = None) -> Listing:
             )
         elif fields:
             rows.add(number, *fields)
-    return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), file)
+    return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), rows, Numbers())
 
 
-def read_table(
-    file: Path,
-    train_file: Path,
-    multi_label: bool = False,
-    root: str | None = None,
-    columns: Columns | None = None,
-) -> Listing:
-    """Reads a CSV file with a column of paths (relative to `root`) and one of targets: whole numbers or names.
+def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numbers()) -> Listing:  # noqa: B008
+    """Reads a table with a column of paths and one of targets: whole numbers or names; or a column for each class.
 
-    root: default: the file's folder. columns: of DATA.COLUMNS.
+    part: the table, and the split of the rows to read; None: all rows.
 
-    Target names are sorted, and their positions are the labels. The names in `train_file` count for both splits; it may
-    be the same file as `file`.
+    Target names are sorted, and their positions are the labels. The names in `train_part` count for both splits; it may
+    be the same as `part`.
 
-    With `multi_label`, a target has no, one or several labels, and `targets` of the listing are multi-hot, int8 (N, C).
-    The label separator is the first of | ; , in the targets of `train_file`, else of `file`; else white space.
+    With DATA.MULTI_LABEL, a target has no, one or several labels, and `targets` of the listing are multi-hot, int8
+    (N, C). The label separator is the first of | ; , in the targets of `train_part`, else of `part`; else white space.
 
-    Error messages: see `read_list`; also a name that `train_file` does not contain.
+    Error messages: see `read_list`; also a name that `train_part` does not contain.
 
     Raises:
-        UserError: a file cannot be read or lacks a column; several labels per image without `multi_label`.
+        UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
-    rows = table_rows(file, root, columns)
-    train_rows = rows if file == train_file else table_rows(train_file, root, columns)
-    if multi_label:
+    (table, split), (train_table, of_train), train_file = part, train_part, train_part[0].file
+    rows = table_rows(table, data, split)
+    train_rows = rows if part == train_part else table_rows(train_table, data, of_train)
+    if data.multi_label:
         separator = _find_separator(train_rows.target_ids) or _find_separator(rows.target_ids)
-        known = dict.fromkeys(name for target in train_rows.target_ids for name in split_labels(target, separator))
+        separator = ONE_HOT if train_rows.classes else separator
+        labels = (name for target in train_rows.target_ids for name in split_labels(target, separator))
+        known = dict.fromkeys(train_rows.classes or labels)
         names_of = {target: split_labels(target, separator) for target in rows.target_ids}
-        return _to_listing(rows, names_of, known, train_file, multi_label=True)
-    known = dict.fromkeys(filter(None, train_rows.target_ids))
-    if several := next((target for target in known if _has_several_labels(target, known)), None):
+        return _to_listing(rows, names_of, known, train_rows, numbers, multi_label=True)
+    targets = dict.fromkeys(filter(None, train_rows.target_ids))
+    if several := next((target for target in targets if _has_several_labels(target, targets)), None):
         line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
         raise UserError(
-            f"{train_file}:{line}: target {shorten(several)} has several labels; train with several: "
-            "-dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
+            f"{train_file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels; train with "
+            "several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
         )
-    return _to_listing(rows, {target: [target] if target else [] for target in rows.target_ids}, known, train_file)
+    known = dict.fromkeys(train_rows.classes or targets)
+    names_of = {target: [target] if target else [] for target in rows.target_ids}
+    return _to_listing(rows, names_of, known, train_rows, numbers)
 
 
 def _find_separator(targets: Iterable[str]) -> str | None:
@@ -169,6 +218,8 @@ def split_labels(target: str, separator: str | None) -> list[str]:
 
 def _has_several_labels(target: str, known: Collection[str]) -> bool:
     """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all targets themselves, as in 'cat|dog'."""
+    if ONE_HOT in target:
+        return True
     numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         return True
@@ -177,25 +228,39 @@ def _has_several_labels(target: str, known: Collection[str]) -> bool:
 
 
 def _to_listing(
-    rows: Rows, names_of: Mapping[str, list[str]], known: Collection[str], train_file: Path, multi_label: bool = False
+    rows: Rows,
+    names_of: Mapping[str, list[str]],
+    known: Collection[str],
+    train_rows: Rows,
+    numbers: Numbers,
+    multi_label: bool = False,
 ) -> Listing:
     """The listing of rows.
 
     Args:
         names_of: the labels in each target, in the order of `rows.target_ids`.
-        known: the labels in `train_file`. If the first one is a number, or there is none, all labels are numbers.
+        known: the labels in `train_rows`. If the first one is a number, or there is none, all labels are numbers.
     """
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
-    if is_numeric := _is_number(next(iter(known), "0")):
-        used = {name for names in names_of.values() for name in names}.union(known)
+    used = {name for names in names_of.values() for name in names}.union(known)
+    is_numeric = not train_rows.classes and _is_number(next(iter(known), "0"))
+    problem = f"is not in {train_rows.file}; correct it or add it there"
+    if is_numeric and (named := _number_names(used, known, numbers)):
+        class_names = sorted({named[name] for name in known if name in named}, key=int)
+        position = {name: label for label, name in enumerate(class_names)}
+        label_of = {name: position[number] for name, number in named.items() if number in position}
+        problem += ", or set MODEL.NUM_CLASSES, which keeps the numbers as they are"
+        note = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
+        rows.notes.append(f"{note} (MODEL.NUM_CLASSES keeps the numbers as they are)")
+        is_numeric = False
+    elif is_numeric:
         label_of = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
         class_names = [str(label) for label in range(max(label_of.values(), default=0) + 1)]
         problem = "is not a class number; number the classes from 0"
     else:
-        class_names = sorted(known)
+        class_names = list(train_rows.classes) or sorted(known)
         label_of = {name: label for label, name in enumerate(class_names)}
-        problem = f"is not in {train_file}; correct it or add it there"
     labels_of, wrong = [], {}
     for target_id, names in enumerate(names_of.values()):
         labels_of.append([label_of[name] for name in names if name in label_of])
@@ -216,6 +281,16 @@ def _to_listing(
     )
     _report_repeated_images(listing)
     return listing
+
+
+def _number_names(used: Collection[str], known: Collection[str], numbers: Numbers) -> dict[str, str]:
+    """{label: name} of all labels that are whole numbers, '7' of '07' and '7.0'; empty if numbers are the labels."""
+    found = {name: match[1] for name in used if (match := _NUMBER_AS_NAME.fullmatch(name))}
+    named = {name: name if name in numbers.known else str(int(number)) for name, number in found.items()}
+    in_train = {int(named[name]) for name in known if name in named}
+    if numbers.known:
+        return named if all(map(_NUMBER_AS_NAME.fullmatch, numbers.known)) else {}
+    return named if numbers.are_names and in_train != set(range(len(in_train))) else {}
 
 
 def _multi_hot(labels_of: list[list[int]], target_ids: np.ndarray, num_classes: int, file: Path) -> np.ndarray:

@@ -5,67 +5,51 @@ read.
 """
 
 import contextlib
-import csv
-import io
+import json
 import os
+import re
 from array import array
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Hashable, Iterable, Iterator
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from configs.reading.yaml_io import shorten
+from configs.schema import Data
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.shared_arrays import StringPacker, to_nfc
-from utils.errors import Finding, UserError, error_from
-from utils.files import open_regular_file
+from datasets.sources.files.image_files import Listing, listing_arrays
+from datasets.sources.files.tables import (
+    ONE_HOT,
+    Layout,
+    Table,
+    find_layout,
+    find_path_column,
+    first_folder,
+    is_one,
+    read_lines,
+)
+from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
+from utils.errors import Finding, UserError, combine_findings
 
-Columns = Mapping[Any, str]  # path, label: of DATA.COLUMNS; group: DATA.GROUPS
-COLUMNS: Columns = {"path": "image_path", "label": "target"}
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
+_LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
+_FIRST = 20  # images of which one shows the folder
 _ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
-_CHUNK = 1 << 20
-_DEFAULT_DIALECT = "separator ',', encoding utf-8"
-_SEPARATORS = ",;\t"  # spreadsheets write semicolons where the comma is the decimal sign
-
-
-def read_lines(file: Path, encoding: str = "utf-8-sig") -> Iterator[str]:
-    """The lines of a file; bytes that are not in its encoding become surrogates, as in the names of files."""
-    with _open_text(file, encoding, "surrogateescape") as lines:
-        yield from lines
-
-
-@contextlib.contextmanager
-def _open_text(file: Path, encoding: str, errors: str) -> Iterator[io.TextIOWrapper]:
-    try:
-        with io.TextIOWrapper(open_regular_file(file), encoding=encoding, errors=errors, newline=None) as text:
-            yield text
-    except OSError as error:
-        raise error_from(
-            error, f"{file}: cannot be read ({error.strerror}); check the path, DATA.DATA_PATH and DATA.DATASET"
-        ) from error
-
-
-def _find_encoding(file: Path) -> str:
-    """The first encoding in which the file is text; UTF-16 needs a byte order mark, and Windows writes cp1252."""
-    for encoding in ("utf-8-sig", "utf-16", "cp1252"):
-        with contextlib.suppress(UnicodeError), _open_text(file, encoding, "strict") as text:
-            while text.read(_CHUNK):
-                pass
-            return encoding
-    raise UserError(f"{file}: is not text in UTF-8, UTF-16 or cp1252; save it as CSV in UTF-8")
 
 
 class Rows:
     """The rows of a list or table. Equal target texts are stored once, in the order in which they first occur.
 
     root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
+    classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
     """
 
     def __init__(self, file: Path, root: str | None = None, anywhere: bool = False) -> None:
         self.file, self.root, self._anywhere = file, Path(root) if root else file.parent, anywhere
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
+        self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
@@ -118,55 +102,102 @@ def _image_endings(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def table_columns(file: Path) -> list[str]:
-    """The names in the header of a CSV file; none if it is no CSV file."""
-    try:
-        return [name.strip() for name in _open_table(file)[0].fieldnames or ()]
-    except csv.Error:
-        return []
+def table_layout(table: Table, data: Data) -> Layout:
+    """The meaning of the columns by DATA.COLUMNS, their names and their values; raises UserError if it is not clear."""
+    given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {}), "group": data.groups}
+    return _cached_layout(table, table.version, json.dumps(given))
 
 
-def _open_table(file: Path) -> "tuple[csv.DictReader[str], str]":
-    """A CSV file, in which the header shows the separator; and a description of separator and encoding."""
-    encoding = _find_encoding(file)
-    lines = read_lines(file, encoding)
-    header = next(lines, "")
-    separator = max(_SEPARATORS, key=header.count)
-    table = csv.DictReader(chain([header], lines), delimiter=separator, skipinitialspace=True, strict=True)
-    return table, f"separator {separator!r}, encoding {encoding.removesuffix('-sig')}"
+@lru_cache(maxsize=8)  # each split of a table needs it
+def _cached_layout(table: Table, version: Hashable, given: str) -> Layout:
+    records = (record for _, record in table if not isinstance(record, str))
+    return find_layout(f"{table.file}:1", table.header, records, json.loads(given), table.image_column)
 
 
-def table_rows(file: Path, root: str | None = None, columns: Columns | None = None, with_targets: bool = True) -> Rows:
-    """The rows of a CSV file with a column of paths and one of targets, which may be empty.
-
-    columns: others are named in a note. with_targets: False if the column of targets is not read, and paths may be
-    outside of the file's folder.
-    """
-    rows = Rows(file, root, anywhere=not with_targets)
-    named = {**COLUMNS, **(columns or {})}
-    needed = [named["path"], named["label"]][: 1 + with_targets]
-    table, dialect = _open_table(file)
-    try:
-        table.fieldnames = header = [name.strip() for name in table.fieldnames or ()]
-        if absent := [name for name in needed if header.count(name) != 1]:
-            raise UserError(
-                f"{file}:1: the header lacks {' or '.join(absent)}: it is {shorten(header)} ({dialect}); rename them, "
-                'or set DATA.COLUMNS, such as "DATA.COLUMNS={path: id, label: breed}"'
+def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
+    """The rows of a table with a column of paths and one of targets, which may be empty; only those of `split`."""
+    file = table.file
+    rows = Rows(file, str(table.root) if table.root else data.image_root, anywhere=bool(table.image_column))
+    layout = table_layout(table, data)
+    rows.notes += table.notes
+    used = {layout.path, *layout.labels, layout.split, data.groups}
+    if unused := [name for name in table.header if name not in used]:
+        rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
+    rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
+    if layout.is_one_hot:
+        rows.notes.append(f"{file}: the classes are the columns {shorten(list(layout.labels))}, each of 0 and 1")
+    if not table.has_default_dialect:
+        rows.notes.append(f"{file}: {table.dialect}")
+    path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
+    split_place = table.header.index(layout.split) if layout.split else path_place
+    for line, record in table:
+        if isinstance(record, str):
+            rows.add_finding(line, record)
+            continue
+        path, target = record[path_place], record[label_places[0]]
+        of_split = record[split_place] if layout.split else first_folder(path)
+        if split and layout.split_of[of_split.lower()] != split:
+            continue
+        if layout.is_one_hot:
+            target = ONE_HOT.join(
+                name for name, place in zip(layout.labels, label_places, strict=True) if is_one(record[place])
             )
-        if with_targets and (unused := [name for name in header if name not in named.values()]):
-            rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
-        if dialect != _DEFAULT_DIALECT:
-            rows.notes.append(f"{file}: {dialect}")
-        for record in table:
-            if None in record or None in record.values():
-                problem = "the number of fields differs from the header's; quote a path that contains a separator"
-                rows.add_finding(table.line_num, problem)
-                continue
-            path, *target = (record[name].strip() for name in needed)
-            if path:
-                rows.add(table.line_num, path, *target)
-            else:
-                rows.add_finding(table.line_num, f"{needed[0]} is empty; fill it in or remove the line")
-    except csv.Error as error:  # the lines after it cannot be parsed reliably
-        rows.add_finding(table.reader.line_num, f"is not valid CSV ({error}); correct the line")
+        if path:
+            rows.add(line, path, target)
+        else:
+            rows.add_finding(line, f"{layout.path} is empty; fill it in or remove the line")
     return rows
+
+
+def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
+    """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
+
+    Raises:
+        UserError: it cannot be read, or lists no images; in one error, all mistakes.
+    """
+    table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
+    column = find_path_column(f"{file}:1", table.header, data.columns or {}) if table else "path"
+    notes = [f"{file}: {table.dialect}"] if table and not table.has_default_dialect else []
+    given = data.image_root if data.image_root != trained_root else None
+    folders = [given] if given else [str(file.parent), str(file.parent / file.stem), trained_root or str(file.parent)]
+    folder = next(
+        (one for one in folders if _has_images(one, file, islice(_entries(file, table, column), _FIRST))), None
+    )
+    if folder not in (None, folders[0]):
+        notes.append(f"{file}: the images are in {folder}")
+    rows, listed = Rows(file, folder or folders[0], anywhere=True), StringPacker()
+    for line, text, problem in _entries(file, table, column):
+        if problem:
+            rows.add_finding(line, problem)
+        else:
+            rows.add(line, text)
+            listed.add(text)
+    if rows.findings:
+        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    if not len(rows.paths):
+        raise UserError(f"{file}: lists no images; write one path per line")
+    arrays = listing_arrays(rows.paths) | to_arrays(listed.strings(), "listed")
+    return Listing(rows.root, ["0"], arrays, notes=notes, has_class_names=False, column=column)
+
+
+def _entries(file: Path, table: Table | None, column: str) -> Iterator[tuple[int, str, str]]:
+    """The number of each line, the text that names the image, and what is wrong with the line."""
+    if table is None:
+        for number, text in enumerate(read_lines(file), 1):
+            if path := _LABEL.sub("", text.strip()):
+                yield number, path, ""
+        return
+    place = table.header.index(column)
+    for line, record in table:
+        if isinstance(record, str):
+            yield line, "", record
+        else:
+            yield line, record[place], "" if record[place] else f"{column} is empty; fill it in or remove the line"
+
+
+def _has_images(folder: str, file: Path, entries: Iterable[tuple[int, str, str]]) -> bool:
+    rows = Rows(file, folder, anywhere=True)
+    for line, text, problem in entries:
+        if not problem:
+            rows.add(line, text)
+    return any(os.path.isfile(os.path.join(folder, path)) for path in rows.paths.strings())

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
+from configs.schema import Data
 from datasets.decoding.images import BadImage, kind_of, missing_decoder
 from datasets.registry import read_samples, unlabelled
 from datasets.sources.files import class_folders
@@ -107,7 +108,7 @@ def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, 
     (tmp_path / "3.heic").touch()
     (tmp_path / "4.jpg").write_bytes(HEIC)
     (tmp_path / "5.txt").write_bytes(HEIC)
-    samples = unlabelled(str(tmp_path))
+    samples = unlabelled(str(tmp_path), Data())
     image, *errors = samples.open_all(range(len(samples)), 3)
     assert image.size == (9, 12)
     no_decoder = "is HEIC, for which no decoder is installed"
@@ -115,7 +116,7 @@ def test_a_prediction_has_an_error_for_each_image_that_cannot_be_read(tmp_path, 
 
 
 def names(path) -> list[str]:
-    samples = unlabelled(str(path))
+    samples = unlabelled(str(path), Data())
     return [samples.name(index) for index in range(len(samples))]
 
 
@@ -125,7 +126,7 @@ def test_a_folder_is_read_as_class_folders_are(tmp_path):
     (tmp_path / "b" / "notes.txt").touch()
     (tmp_path / "b" / "up").symlink_to(tmp_path)
     (tmp_path / "a" / "same").symlink_to(tmp_path / "b")
-    samples = unlabelled(str(tmp_path))
+    samples = unlabelled(str(tmp_path), Data())
     assert [str(Path(samples.name(index)).relative_to(tmp_path)) for index in range(3)] == [
         *("a/3.jpg", "a/same/2.jpg", "a/same/deep/1.PNG")
     ]
@@ -141,7 +142,7 @@ def test_unusable_images_of_a_folder_are_found_when_they_are_read(tmp_path):
     (tmp_path / "b.jpg").symlink_to("nowhere")
     os.mkfifo(tmp_path / "c.jpg")
     (tmp_path / "d.jpg").write_bytes(b"")
-    samples = unlabelled(str(tmp_path))
+    samples = unlabelled(str(tmp_path), Data())
     assert len(samples) == 4
     for index, reason in ((1, "No such file"), (2, "not a regular file"), (3, "is empty")):
         with pytest.raises(BadImage, match=reason):
@@ -167,7 +168,7 @@ def test_a_table_has_the_column_image_path(tmp_path):
     [
         ("missing", None, "no such file or folder"),
         ("empty.txt", "\n\n", "lists no images"),
-        ("no_column.csv", "path\na.jpg\n", "no_column.csv:1: the header lacks image_path"),
+        ("no_column.csv", "a,b\nx.jpg,1\n", "no_column.csv:1: 'path' is not clear"),
         ("blank.csv", "id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: image_path is empty"),
         ("utf16.txt", "a.jpg".encode("utf-16-le"), r"utf16.txt:1: 'a\x00.\x00"),
         ("folder", ..., "contains no images"),
@@ -179,4 +180,4 @@ def test_mistakes_are_one_line(name, content, problem, tmp_path):
         (path / "sub").mkdir(parents=True)
     elif content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_refused(lambda: unlabelled(str(path)), str(path)[:80], problem)
+    assert_refused(lambda: unlabelled(str(path), Data()), str(path)[:80], problem)

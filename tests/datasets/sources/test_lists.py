@@ -160,9 +160,7 @@ def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
     assert [samples.class_names[label] for label in samples.targets] == ["pug", "boxer", "pug", "pug"]
     (note,) = samples.notes
     assert "'size', 'age'" in note
-    assert Tables.find_no_test_labels(tmp_path / "train.csv", given) is None
-    assert Tables.find_no_test_labels(tmp_path / "train.csv", options(tmp_path)) == "has no column target"
-    assert names_of(unlabelled(str(tmp_path / "train.csv"), {"path": "id"})) == names_of(samples)
+    assert names_of(unlabelled(str(tmp_path / "train.csv"), given)) == names_of(samples)
 
 
 def test_an_id_of_two_images_is_refused(tables, tmp_path):
@@ -186,18 +184,21 @@ SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
 )
 def test_tables_of_spreadsheets(tmp_path, separator, encoding, note):
     write_image(tmp_path / "blüte.jpg")
-    (tmp_path / "train.csv").write_bytes(SHEET.format(separator).encode(encoding))
-    samples = Tables(options(tmp_path / "train.csv")).read("all")
+    file = tmp_path / "train.csv"
+    file.write_bytes(SHEET.format(separator).encode(encoding))
+    given = options(file, encoding=encoding if encoding == "cp1252" else None)
+    samples = Tables(given).read("all")
     assert (names_of(samples), samples.class_names) == (["blüte.jpg", "b.jpg"], ["Blüte", "Gräser"])
-    assert samples.notes == [f"{tmp_path}/train.csv: {text}" for text in note]
-    assert names_of(unlabelled(str(tmp_path / "train.csv"))) == ["blüte.jpg", "b.jpg"]
+    assert samples.notes == [f"{file}: {text}" for text in note]
+    images = unlabelled(str(file), given)
+    assert (names_of(images), images.column, images.listed_name(1)) == (["blüte.jpg", "b.jpg"], "image_path", "b.jpg")
     assert samples.open(0, 3).size == (9, 12)
 
 
 # Any data set
 
 
-@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "tar"}))
+@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "tar", "parquet"}))
 def test_an_archive_is_refused(tmp_path, name, cpu):
     archive = tmp_path / "photos.tar.gz"
     archive.touch()
@@ -206,10 +207,10 @@ def test_an_archive_is_refused(tmp_path, name, cpu):
     with pytest.raises(UserError, match=r"photos.tar.gz: is an archive; unpack it"):
         read_samples(given, None, cpu, "train", "val")
     with pytest.raises(UserError, match="unpack it"):
-        unlabelled(str(archive))
+        unlabelled(str(archive), given)
 
 
-@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake"}))
+@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "parquet"}))
 def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
 
@@ -227,13 +228,3 @@ def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu):
         read_samples(options(tmp_path, dataset="csv", batch_size=8), None, cpu, "train", "val")
     line = str(error.value)
     assert "problems" not in line and re.search(r"'train/\d+.png'", line)
-
-
-def test_an_unknown_header_is_shown(tmp_path):
-    for data, shown in (
-        (b"filename;label\na.jpg;x\n", "it is ['filename', 'label'] (separator ';', encoding utf-8)"),
-        ("f\tx\n".encode("utf-16"), "it is ['f', 'x'] (separator '\\t', encoding utf-16)"),
-        (b"\x81\xff\xfe,target\n", "is not text in UTF-8, UTF-16 or cp1252"),
-    ):
-        (tmp_path / "train.csv").write_bytes(data)
-        assert_refused(lambda: Tables(options(tmp_path)).read("train"), f"{tmp_path}/train.csv", shown)

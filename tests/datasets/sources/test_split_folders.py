@@ -185,7 +185,7 @@ def test_test_images_without_labels_are_not_evaluated(tmp_path):
     assert ClassFolders(options(tmp_path, dataset="folder")).read("train").findings == []
     (tmp_path / "test.csv").write_text("image_path\nx.jpg\n")
     has_test, note = find_test(options(tmp_path, dataset="csv"))
-    assert not has_test and "test.csv: has no column target" in note
+    assert not has_test and "test.csv: has no column of labels" in note
     (tmp_path / "test_list.txt").write_text("test/x.jpg\n")
     has_test, note = find_test(options(tmp_path))
     assert not has_test and "test_list.txt: its first line ends without a label" in note

@@ -124,6 +124,7 @@ def test_several_labels_have_independent_probabilities(images, tmp_path, cpu):
     assert max(abs(total - 1) for total in sums) > 0.05
     labelled = predict(tmp_path / "labelled", cpu, *data[:2], weights, "-split=all", "-top_k=3")
     assert {row["target"] for row in labelled} == {"0", "1", "2", "0 | 2"}
+    assert [f"{table.parent}/{row.pop('image_path')}" for row in unlabelled] == [row.pop("path") for row in labelled]
     assert [{**row, "target": None} for row in labelled] == [{**row, "target": None} for row in unlabelled]
 
 

@@ -1,0 +1,362 @@
+"""Tables of images: CSV files and JSON lines as text in columns, and the meaning of their columns."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import shlex
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from configs.reading.yaml_io import shorten
+from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.split_names import SPLIT_NAMES
+from utils.errors import UserError, error_from
+from utils.files import open_regular_file
+
+JSON_LINES, PARQUET = ".jsonl", ".parquet"
+TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
+ONE_HOT = "\x1f"  # between the names of the columns with a 1
+_CHUNK = 1 << 20
+_PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
+_SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
+_DEFAULT_DIALECT = "separator ',', encoding utf-8"
+_ENCODINGS = ("utf-16-le", "utf-16-be", "gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp1252")
+_MAX_LINES, _SHOWN_CHARS = 10_000, 24  # of a table that show its encoding
+_MAX_DISTINCT = 30  # values of a column that are compared
+# Names of columns, in lower case without signs; those of the second kind count if there is none of the first.
+_PATHS = (
+    re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
+    re.compile("(image|img|file)?ids?|idcode"),
+)
+_LABELS = (
+    re.compile("(class|label|category|species|target)(name)?s?|classes|categories|breed|diagnosis"),
+    re.compile("(class|label|category|target)(id|idx|index)"),
+)
+_DOCUMENTED = {"image_path", "target"}
+_SPLITS = {"split", "splits", "datasplit", "traintestsplit", "partition"}
+_MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
+_SPLIT_FLAGS = {
+    **dict.fromkeys(("isvalid", "isval", "isvalidation"), "val"),
+    "istest": "test",
+    **dict.fromkeys(("istrain", "istraining"), "train"),
+}
+_SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
+_BINARY = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+
+
+def read_lines(file: Path, encoding: str = "utf-8-sig") -> Iterator[str]:
+    """The lines of a file; bytes that are not in its encoding become surrogates, as in the names of files."""
+    with _open_text(file, encoding, "surrogateescape") as lines:
+        yield from lines
+
+
+@contextlib.contextmanager
+def _open_text(file: Path, encoding: str, errors: str) -> Iterator[io.TextIOWrapper]:
+    try:
+        with io.TextIOWrapper(open_regular_file(file), encoding=encoding, errors=errors, newline=None) as text:
+            yield text
+    except OSError as error:
+        raise error_from(
+            error, f"{file}: cannot be read ({error.strerror}); check the path, DATA.DATA_PATH and DATA.DATASET"
+        ) from error
+
+
+def _find_encoding(file: Path, otherwise: str | None) -> str:
+    """UTF-8 or, by its byte order mark, UTF-16; else `otherwise`. Every file is text in some encoding of one byte.
+
+    Raises:
+        UserError: another encoding; shows how some encodings read a line.
+    """
+    for encoding in ("utf-8-sig", "utf-16", *([otherwise] if otherwise else [])):
+        if _is_text(file, encoding):
+            return encoding
+    if otherwise:
+        raise UserError(f"{file}: is not text in UTF-8 or {otherwise}; set its encoding with DATA.ENCODING")
+    shown = []
+    for encoding in filter(lambda one: _is_text(file, one), _ENCODINGS):
+        header, *lines = islice(read_lines(file, encoding), _MAX_LINES)
+        line = next((line for line in (header, *lines) if not line.isascii()), "").strip()
+        if any(mark in header for mark in _SEPARATORS) or not encoding.startswith("utf-16"):
+            start = next((place for place, character in enumerate(line) if not character.isascii()), 0)
+            shown.append(f"{encoding} reads {line[max(0, start - 10) :][:_SHOWN_CHARS]!r}")
+    fix = f"set the right one: -opts DATA.ENCODING=NAME ({', '.join(shown)})" if shown else "save it in UTF-8"
+    raise UserError(f"{file}: is not text in UTF-8; {fix}")
+
+
+def _is_text(file: Path, encoding: str) -> bool:
+    with contextlib.suppress(UnicodeError), _open_text(file, encoding, "strict") as text:
+        while chunk := text.read(_CHUNK):
+            if "\0" in chunk:
+                return False
+        return True
+    return False
+
+
+class Table:
+    """A table in a file: its columns, and `dialect`, a description of separator and encoding.
+
+    otherwise: the encoding of a file that is not in UTF-8. Iteration yields the number of a line, and the text in each
+    column, or what is wrong with the line.
+    """
+
+    root: Path | None = None  # of the paths, if it is not the folder of the table
+    image_column = ""  # of images in the table itself
+    class_column = ""  # of labels, if the table says so
+
+    def __init__(self, file: Path, otherwise: str | None = None) -> None:
+        self.file, self.dialect, self.notes = file, "JSON lines", list[str]()
+        if file.suffix.lower() == JSON_LINES:
+            records = (record for _, record in self._objects() if isinstance(record, dict))
+            self.header = list(dict.fromkeys(chain.from_iterable(records)))
+            return
+        self._encoding = _find_encoding(file, otherwise)
+        first = next(read_lines(file, self._encoding), "")
+        marked = re.fullmatch(r"\"?sep=(.)\"?\s*", first)  # a line for Excel, before the header
+        self._start = 1 if marked else 0
+        header = next(islice(read_lines(file, self._encoding), self._start, None), "")
+        self._separator = marked[1] if marked else max(_SEPARATORS, key=header.count)
+        self.dialect = f"separator {self._separator!r}, encoding {self._encoding.removesuffix('-sig')}"
+        with contextlib.suppress(csv.Error, StopIteration):
+            self.header = [name.strip() for name in next(self._reader())]
+            return
+        self.header = []
+
+    @property
+    def version(self) -> Hashable:
+        """Differs if the content differs."""
+        return self.file, os.stat(self.file).st_mtime_ns, os.stat(self.file).st_size, self.dialect
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self.version == other.version
+
+    def __hash__(self) -> int:
+        return hash(self.version)
+
+    def classes_of(self, column: str) -> tuple[str, ...]:
+        """The names of all classes, if the table has them beside its rows."""
+        return ()
+
+    @property
+    def has_default_dialect(self) -> bool:
+        return self.dialect in (_DEFAULT_DIALECT, "JSON lines")
+
+    def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
+        if self.dialect == "JSON lines":
+            for line, record in self._objects():
+                is_record = isinstance(record, dict)
+                yield line, [_to_text(record.get(name)) for name in self.header] if is_record else record
+            return
+        reader, width = self._reader(), len(self.header)
+        try:
+            next(reader, None)
+            for row in reader:
+                line = reader.line_num + self._start
+                if len(row) == width:
+                    yield line, [text.strip() for text in row]
+                elif row:
+                    yield line, "the number of fields differs from the header's; quote a path that contains a separator"
+        except csv.Error as error:  # the lines after it cannot be parsed reliably
+            yield reader.line_num + self._start, f"is not valid CSV ({error}); correct the line"
+
+    def _reader(self) -> Any:
+        lines = islice(read_lines(self.file, self._encoding), self._start, None)
+        return csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
+
+    def _objects(self) -> Iterator[tuple[int, Any]]:
+        for number, line in enumerate(read_lines(self.file), 1):
+            if line.strip():
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError):
+                    record = None
+                is_record = isinstance(record, dict)
+                yield number, record if is_record else "is not a JSON object; write one for each image in a line"
+
+
+def _to_text(value: Any) -> str:
+    return "" if value is None else value.strip() if isinstance(value, str) else str(value)
+
+
+def first_folder(path: str) -> str:
+    """The first folder of a path, '' without one: 'train' of 'train/a/1.jpg'."""
+    return path.removeprefix("./").partition("/")[0] if "/" in path else ""
+
+
+def is_one(text: str) -> bool:
+    """Tells whether a cell of a column of 0 and 1 is 1."""
+    return _BINARY.get(text.lower(), False)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The meaning of the columns of a table.
+
+    path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
+    split: the column of splits; None without one. split_of: the split of each of its values, in lower case, or without
+    such a column of each first folder of the paths; empty if the table has no splits.
+    """
+
+    path: str
+    labels: tuple[str, ...]
+    is_one_hot: bool
+    split: str | None
+    split_of: Mapping[str, str]
+
+    @property
+    def splits(self) -> set[str]:
+        return set(self.split_of.values())
+
+
+def find_layout(
+    place: str, header: Sequence[str], records: Iterable[Sequence[str]], given: Mapping[Any, Any], path: str = ""
+) -> Layout:
+    """Finds the columns by DATA.COLUMNS, their names, and their values.
+
+    place: of the header, for errors. given: DATA.COLUMNS, and 'group'. path: the column of images, if it is known.
+
+    Raises:
+        UserError: a column is missing, or it is not clear which one is meant.
+    """
+    paths = [path] if path else _names(header, given.get("path"), _PATHS)
+    labels = _names([name for name in header if name not in paths], given.get("label"), _LABELS)
+    others = [name for name in header if name not in (*paths, *labels, given.get("group"))]
+    values = _distinct_values(header, records, paths)
+    split = given["split"] if "split" in given else _find_split(place, others, values, given)
+    split_of = _splits_of(split, values.get(split, ())) if split else {}
+    if split and not split_of:
+        known = "write train, val or test in it, or give a column is_valid of 0 and 1"
+        raise UserError(f"{place}: column {shorten(split)} (DATA.COLUMNS) has {_shown(values.get(split, ()))}; {known}")
+    if not split and "split" not in given:
+        split_of = _splits_of(_PATH_FOLDER, values[_PATH_FOLDER])
+    split_of = split_of if len(set(split_of.values())) > 1 else {}
+    classes = [name for name in others if name != split]
+    is_one_hot = not isinstance(given.get("label") or "", str)
+    if not labels and len(classes) > 1 and all(values[name] and _are(values[name], _BINARY) for name in classes):
+        labels, is_one_hot = classes, True
+    for key, names in (("path", paths), ("label", labels)):
+        if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
+            problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'}"
+            fix = _advice(header, values, paths, labels, given)
+            raise UserError(f"{place}: {problem} in the columns {shorten(list(header))}; {fix}")
+    return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
+
+
+def find_path_column(place: str, header: Sequence[str], given: Mapping[Any, Any]) -> str:
+    """The column of paths: of DATA.COLUMNS if the table has it, else by its name, or the only column.
+
+    Raises:
+        UserError: it is not clear which one is meant.
+    """
+    named = [name for name in header if name == given.get("path")] or _names(header, None, _PATHS)
+    names = named if len(header) > 1 else header
+    if len(names) == 1 and header.count(names[0]) == 1:
+        return names[0]
+    fix = _advice(header, {}, names, [], given)
+    raise UserError(f"{place}: 'path' is {' or '.join(map(shorten, names)) or 'not clear'} in {shorten(header)}; {fix}")
+
+
+def _names(header: Sequence[str], given: Any, known: Sequence[re.Pattern[str]]) -> list[str]:
+    """The given columns, else those with the documented name, else those with a name of the first or second set."""
+    if given:
+        return [given] if isinstance(given, str) else list(given)
+    documented = [name for name in header if name in _DOCUMENTED and known[0].fullmatch(_plain(name))]
+    named = ([name for name in header if kind.fullmatch(_plain(name))] for kind in known)
+    return documented or next(filter(None, named), [])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
+def _distinct_values(
+    header: Sequence[str], records: Iterable[Sequence[str]], paths: Sequence[str]
+) -> dict[str, set[str]]:
+    """Some values of each column, all if there are at most `_MAX_DISTINCT`; and the first folders of the paths."""
+    found: list[set[str]] = [set() for _ in (*header, _PATH_FOLDER)]
+    place = header.index(paths[0]) if paths and paths[0] in header else None
+    for record in records:
+        for values, text in zip(found, (*record, "" if place is None else first_folder(record[place])), strict=True):
+            if len(values) <= _MAX_DISTINCT:
+                values.add(text)
+    return dict(zip((*header, _PATH_FOLDER), found, strict=True))
+
+
+def _are(values: Collection[str], known: Collection[str]) -> bool:
+    return bool(values) and all(value.lower() in known for value in values)
+
+
+def _advice(
+    header: Sequence[str],
+    values: Mapping[str, Collection[str]],
+    paths: Sequence[str],
+    labels: Sequence[str],
+    given: Mapping[Any, Any],
+) -> str:
+    """How to name the columns: that of paths has names of images, that of labels has few values."""
+    if image := next((name for name in header if name.lower().endswith(IMAGE_EXTENSIONS)), None):
+        return f"{shorten(image)} is an image: write the names of the columns into the first line"
+    number = {name: len(values.get(name, ())) for name in header}
+    images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values.get(name, ()))]
+    path = next(iter([name for name in paths if name in images] or images or paths or header), "NAME")
+    rest = [name for name in header if name != path]
+    label = min(rest, key=lambda name: (name not in labels, number[name] < 2, number[name]), default="NAME")
+    return f"name them, such as {_option(given, path=path, label=label)}"
+
+
+def _option(given: Mapping[Any, Any], **changes: str | None) -> str:
+    """DATA.COLUMNS with changes, as the shell reads it."""
+    columns = {key: name for key, name in {**given, **changes}.items() if key in ("path", "label", "split")}
+    texts = [f"{key}: {json.dumps(name, ensure_ascii=False)}" for key, name in columns.items()]
+    text = re.sub(r'"([^\W\d][\w -]*)"', r"\1", ", ".join(texts))
+    return f"-opts {shlex.quote(f'DATA.COLUMNS={{{text}}}')}"
+
+
+def _find_split(
+    place: str, others: Sequence[str], values: Mapping[str, Collection[str]], given: Mapping[Any, Any]
+) -> str | None:
+    """The column of splits among the `others`; one whose values name a single split is none.
+
+    Raises:
+        UserError: a column may be one, by its name or its values.
+    """
+    found, unclear = list[str](), list[str]()
+    for name in others:
+        plain, split_of = _plain(name), _splits_of(name, values[name])
+        is_flag, has_words = plain in _SPLIT_FLAGS, any(text.lower() in _SPLIT_WORDS for text in values[name])
+        if split_of:
+            several = len(set(split_of.values())) > 1
+            found += [name] * (several and (is_flag or plain in _SPLITS | _MAYBE_SPLITS))
+            unclear += [name] * (several and name not in found)
+        elif ((is_flag or plain in _SPLITS) and len(values[name]) > 1) or (plain in _MAYBE_SPLITS and has_words):
+            unclear.append(name)
+    if len(found) == 1 and not unclear:
+        return found[0]
+    if not found and not unclear:
+        return None
+    names = [*found, *unclear]
+    usable = [name for name in names if _splits_of(name, values[name])]
+    use = f"use it with {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
+    raise UserError(
+        f"{place}: is {' or '.join(map(shorten, names))} the column of splits, with {_shown(values[names[0]])}? Then "
+        f"{use}; {_option(given, split=None)} trains on all rows"
+    )
+
+
+def _shown(values: Collection[str]) -> str:
+    return ", ".join(shorten(value) for value in sorted(values)[:4]) or "no values"
+
+
+def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
+    """The split of each value, in lower case; empty if they are not splits."""
+    if _are(values, _SPLIT_WORDS):
+        return {value.lower(): _SPLIT_WORDS[value.lower()] for value in values}
+    if (flag := _SPLIT_FLAGS.get(_plain(name))) and _are(values, _BINARY):
+        other = "train" if flag != "train" else "val"
+        return {value.lower(): flag if _BINARY[value.lower()] else other for value in values}
+    return {}
