@@ -19,7 +19,8 @@ CLASS_FILE = "a file with a class per line, in the order of the outputs"
 
 def natural_key(name: str) -> list[int | str]:
     """The key by which timm sorts class folders: without case, digits as numbers."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())]
+    parts = re.split(r"(\d{1,4000})", name.lower())  # int refuses more digits
+    return [int(part) if part.isdecimal() else part for part in parts]
 
 
 def sort_names(names: Sequence[str], order: str) -> list[str] | None:

@@ -69,6 +69,7 @@ class Kind:
 KINDS = {
     "images": Kind(data_kinds.image_examples, data_kinds.read_image, data_kinds.repair_png),
     "lists": Kind(data_kinds.list_examples, data_kinds.read_list_file, is_text=True),
+    "class-lists": Kind(data_kinds.class_list_examples, data_kinds.read_class_names, is_text=True),
     "cifar": Kind(data_kinds.cifar_examples, data_kinds.read_cifar),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
     "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),

@@ -23,6 +23,7 @@ from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.records import Record, read_records
+from datasets.sources.class_order import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
 from datasets.sources.files.lists import read_list, read_table
 from datasets.sources.files.tables import Table
 from datasets.sources.in_memory import read_batch
@@ -99,6 +100,20 @@ def read_list_file(data: bytes, folder: Path) -> None:
         read_table(whole, whole, Data())
     else:
         read_list(folder / "list")
+
+
+def class_list_examples() -> list[bytes]:
+    names = ["1", "10", "2", "Cat", "ant", "Ähre"]
+    texts = "\n".join(names), json.dumps(names), json.dumps(dict(enumerate(names)))
+    return [text.encode() for text in (*texts, json.dumps({name: label for label, name in enumerate(names)}))]
+
+
+def read_class_names(data: bytes, folder: Path) -> None:
+    """Names that are accepted have an order, or a reason why not."""
+    (folder / "classes").write_bytes(data)
+    names = read_class_list(folder / "classes")
+    ordered = [sort_names(names, order) for order in (NATURAL, BYTES)]
+    assert find_ambiguity(sorted(names)) or (ordered[0] is not None and ordered[0] == ordered[1])
 
 
 def cifar_examples() -> list[bytes]:
