@@ -1,9 +1,10 @@
 """The decisions of a training run: when to evaluate, save and stop."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,13 @@ from engine.training.small_images import BaselineThread
 from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, TrainState, train_steps
 from utils.distributed import broadcast_object
+from utils.errors import UserError
 from utils.files import read_json
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
 
+_WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
 _FIGURES = ("samples", "average_score", "raw_score", "knn_top1", "probe_l2")  # of a result, that training measures
 
 
@@ -53,6 +56,7 @@ class Trainer:
         figures: dict[str, Any] = {key: before.get(key) for key in _FIGURES}
         self.result = Result(**figures)
         self._will_compile = config.train.compile != "none"
+        self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
         writes = self.state.strategy.is_sharded, record.folder, config.keep_checkpoints, self._on_written
         self.writer = build_writer(*writes, context, config.timeout_seconds)
         self.report = RunReport(record) if context.is_main else None
@@ -88,6 +92,10 @@ class Trainer:
             except Interrupted as signal:
                 self.interrupted = signal
                 self._save()
+            except UserError:
+                with suppress(UserError):
+                    self.wait_until_saved()
+                raise
             self.wait_until_saved()
 
     def _batches(self) -> Iterator[Batch]:
@@ -140,6 +148,7 @@ class Trainer:
         raw: Metrics | None = None
         is_best = False
         if self._is_due(epochs_done, config.validate_freq):
+            self._save_before_evaluation()
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             for observer in self.observers:
                 observer.after_evaluation()
@@ -207,6 +216,16 @@ class Trainer:
         log_validation(self.record.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         return metrics, results
 
+    def _save_before_evaluation(self) -> None:
+        """Saves, so that an evaluation that fails, for example at a bad image, costs no epoch.
+
+        It does not if the steps since the last save took less than 20 times as long as its write.
+        """
+        seconds = time.monotonic() - self._save_started
+        is_due = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
+        if broadcast_object(is_due, self.context):
+            self._save()
+
     def after_eval_batch(self) -> None:
         """A run resumed from a checkpoint that is saved here repeats the evaluation."""
         self._save_if_due()
@@ -223,6 +242,7 @@ class Trainer:
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
         self.trigger.saved()
+        self._saved_step, self._save_started = self.progress.step, time.monotonic()
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
         self.record.reporter.sync()
         if self.writer:
@@ -236,6 +256,7 @@ class Trainer:
 
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
+        self._write_seconds = time.monotonic() - self._save_started
         self.record.logger.info(f"----- Save model: {path}")
         for observer in self.observers:
             observer.after_save(path, content)

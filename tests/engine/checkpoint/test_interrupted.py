@@ -7,6 +7,7 @@ import pytest
 from conftest import assert_same_state, only_run, rows, states, step_rows, train
 
 from configs.reading.command_line import parse_command_line
+from datasets.decoding.images import BadImage
 from engine.commands.run import run
 from engine.training.trainer import Trainer
 from utils.files import read_json
@@ -58,6 +59,30 @@ def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeyp
     assert_same_state(states(interrupted), states(uninterrupted))
     assert rows(interrupted) == rows(uninterrupted)
     assert step_rows(interrupted) == step_rows(uninterrupted)
+
+
+@pytest.mark.parametrize(("freq", "count"), [(1, 2), (2, 1)])
+def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monkeypatch, freq, count):
+    argv = [*digits_argv, "TRAIN.MODEL_EMA=true", "EVAL_RAW=true", f"VALIDATE_FREQ={freq}"]
+    monkeypatch.setattr("engine.training.trainer._WRITE_TIMES", 0)
+    uninterrupted = train(argv, cpu)
+    evaluate, calls = Trainer._evaluate, iter(range(1, 10**6))
+
+    def fail(self, model, title):
+        if next(calls) == 2 * count - 1:
+            raise BadImage("x.jpg", "is damaged", "remove it")
+        return evaluate(self, model, title)
+
+    argv[2] = f"-output={tmp_path / 'failed'}"
+    with monkeypatch.context() as patch, pytest.raises(BadImage):
+        patch.setattr(Trainer, "_evaluate", fail)
+        run(parse_command_line(argv), cpu)
+    failed = only_run(tmp_path / "failed")
+    saved = states(failed)
+    assert (saved["epoch"], saved["done_steps"]) == (1, 22)
+    assert train(["-resume=auto", *argv], cpu) == failed
+    assert_same_state(states(failed), states(uninterrupted))
+    assert rows(failed) == rows(uninterrupted) and step_rows(failed) == step_rows(uninterrupted)
 
 
 @pytest.mark.slow
