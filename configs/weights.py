@@ -3,7 +3,9 @@
 import json
 import os
 import shlex
+import zipfile
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.train import WEIGHTS_EXTENSIONS
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 from utils.file_formats.hf_folder import read_metadata, weight_file
+from utils.files import open_regular_file
 
-PADDLE = ".pdparams"
+PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
+_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle of torch before 1.6
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
 PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "COLUMNS", "ENCODING", "MULTI_LABEL")
@@ -46,10 +50,45 @@ def find_weights(path: str) -> Path:
             return Path(candidate)
     if os.path.isdir(path):
         best = Path(path, "best.pth")
-        file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *Path(path).glob(f"*{PADDLE}"))), best)
-        resume = "" if file.suffix == PADDLE else f", or -resume={shlex.quote(path)}"
-        raise UserError(f"{path}: is a folder; give a file in it, such as {file}{resume}")
+        others = (one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}")))
+        file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *others)), None)
+        fix = f"give a file in it, such as {file}" if file else "it has no weights; give a file"
+        fix += f", or -resume={shlex.quote(path)}" if file and file.stem == best.stem else ""
+        raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
+
+
+def format_of(file: Path) -> str:
+    """The format of a weight file, by its first bytes: PADDLE, SAFETENSORS, TORCH, NPZ, SHARDS, or '' if it is unknown.
+
+    A file that ends with .pdparams is PADDLE, so that torch never reads it; a pickle with another ending is not, for
+    the layout of its arrays is unknown.
+
+    Raises:
+        UserError: it cannot be read, or is a pointer of Git LFS.
+    """
+    if is_checkpoint_folder(file):
+        return SHARDS
+    if file.suffix.lower() == PADDLE:
+        return PADDLE
+    try:
+        with open_regular_file(file) as stream:
+            head = stream.read(40)
+            if head.startswith(b"PK"):
+                stream.seek(0)
+                with (
+                    suppress(Exception),
+                    zipfile.ZipFile(stream) as archive,
+                ):  # a damaged archive raises almost any type
+                    return NPZ if any(name.endswith(".npy") for name in archive.namelist()) else TORCH
+                return TORCH
+    except OSError as error:
+        raise error_from(error, f"{file}: cannot be read: {error.strerror}") from None
+    if head.startswith(b"version https://git-lfs"):
+        raise UserError(f"{file}: is a pointer of Git LFS, not the weights; get them with: git lfs pull")
+    if head.startswith(_OLD_TORCH):
+        return TORCH
+    return SAFETENSORS if head[8:9] == b"{" else ""  # after the size of the header, 8 bytes
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def write_peft_folder(checkpoint: Path, content: dict[str, Any], model: nn.Modul
 
     `PeftModel.from_pretrained(model, folder)` opens the folder, with timm's model as base. Raises OSError.
     """
-    state = content["ema"] or content["model"]
+    state = content["state_dict_ema"] or content["model"]
     heads = [path for path, module in model.named_modules() if module in classifiers(model)]
     names = {name: f"{name}.weight" for name in state if name.endswith((f".{A}", f".{B}"))}
     targets = [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}")]

@@ -18,7 +18,7 @@ from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_
 
 _RECIPES = Path(__file__).parents[1]
 _COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
-_OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "RESUME", "LORA")
+_OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")
 # Keys of PaddleViT's earlier YAML files and their present names.
 _RENAMED = {
     "DISTILL": "DISTILLED", "DROP_PATH": "DROPPATH", "EMBED_DIMS": "EMBED_DIM", "HEADS": "NUM_HEADS",

@@ -80,6 +80,11 @@ class Model(Section):
     pretrained: OptionalPath = option(
         None, "initial weights: a file, an hf folder, hf-hub:ORG/NAME; for TYPE timm also 'timm'"
     )
+    weights_entry: Name | None = option(
+        None,
+        "weights to read of a file with several, also a teacher's: raw, average, or the name of an entry or a prefix; "
+        "null: the average, but the raw weights to evaluate another program's file",
+    )
     num_classes: int | None = option(
         None, "number of classes; null: as many as the data has, for imagenet2012 always 1000", ge=1
     )

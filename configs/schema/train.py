@@ -9,7 +9,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from configs.parts import LOSSES, OPTIMIZERS
 from configs.schema.section import Floats, OptionalPath, Pair, Probability, Section, as_tuple, option
 
-WEIGHTS_EXTENSIONS = (".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz", ".shards")
+# In the order in which they are tried. The content of a file tells its format.
+WEIGHTS_EXTENSIONS = (
+    *(".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz", ".shards"),
+    *(".pth.tar", ".ckpt", ".tar", ".pyth"),
+)
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)
 _MAX_MAGNITUDE = 10
 _M, _STD, _PROBABILITY = r"m(\d|[12]\d|30)", r"mstd\d{1,3}(\.\d{1,9})?", r"p(0(\.\d{1,9})?|1(\.0)?)"
@@ -109,11 +113,15 @@ class Distillation(Section):
         """The model if neither TEACHER_MODEL nor the checkpoint names one."""
         if self.teacher_model is None:
             return DEFAULT_TEACHER
-        return os.path.splitext(os.path.basename(self.teacher_model))[0]
+        name = os.path.basename(self.teacher_model)
+        end = max((end for end in WEIGHTS_EXTENSIONS if name.lower().endswith(end)), key=len, default="")
+        return name.removesuffix(name[len(name) - len(end) :])
 
 
 def _is_file(teacher: str | None) -> bool:
-    return teacher is not None and teacher.lower().endswith(WEIGHTS_EXTENSIONS)
+    if teacher is None or teacher.lower().endswith(WEIGHTS_EXTENSIONS):
+        return teacher is not None
+    return os.path.isfile(teacher) and not teacher.endswith((".yaml", ".yml"))
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -26,7 +26,7 @@ from engine.checkpoint.run_folder import (
 )
 from engine.checkpoint.weights_record import ENTRY, is_description, read_split
 from models.weights.read import has_backing_storage
-from models.weights.shards import open_shards, read_stored
+from models.weights.shards import AVERAGE, WEIGHTS, open_shards, read_stored, with_average
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects
 from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
@@ -37,7 +37,7 @@ from utils.metrics import NUM_SUMS
 
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
 _CONTENT = {
-    "model": dict, "ema": dict | None, "optimizer": dict, "precision": dict, "epoch": int,
+    "model": dict, AVERAGE: dict | None, "optimizer": dict, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
     "images": int, "options": str, "class_names": list | None,
 }  # fmt: skip
@@ -215,6 +215,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         verify_checksum(path, required=True)
     except OSError as error:
         raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
+    except UserError as error:
+        raise UserError(
+            f"{error}; if it has weights of another program, start with -pretrained={shlex.quote(str(path))}"
+        ) from None
     try:
         archive_bytes = checked_archive_bytes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -225,7 +229,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise error_from(
             error, f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another"
         ) from None
-    state = state if isinstance(state, dict) else {}
+    state = with_average(state if isinstance(state, dict) else {})
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
     if not is_backed:
@@ -243,7 +247,7 @@ def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.
         raise UserError(f"{path}: is not a checkpoint of this program: {', '.join(wrong)} missing or of a wrong type")
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
-    for key in ("model", "ema"):
+    for key in WEIGHTS:
         for name, tensor in (state[key] or {}).items():
             if not isinstance(tensor, tensor_type):
                 raise UserError(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from configs.reading.option_layers import RUN_OPTIONS
+from models.weights.shards import WEIGHTS
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS, discard_folder, is_checkpoint_folder, link_folder
@@ -234,7 +235,8 @@ class CheckpointWriter(BackgroundWriter):
             UserError: this checkpoint, or the previous one, cannot be written; the files on disk stay.
         """
         self.wait()
-        content = {"format": FORMAT} | state
+        weights = {entry: {name: one.contiguous() for name, one in (state[entry] or {}).items()} for entry in WEIGHTS}
+        content = {"format": FORMAT} | state | {entry: state[entry] and weights[entry] for entry in WEIGHTS}
         if tensor_bytes(content) > available_bytes() / 2:
             self._write(content, is_best, periodic)
         else:

@@ -21,7 +21,7 @@ from configs.reading.layer_rules import described_model
 from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model
-from configs.weights import OPTIONS_ENTRY, PREPROCESSING, WeightsRecord, find_weights
+from configs.weights import OPTIONS_ENTRY, PREPROCESSING, SAFETENSORS, TORCH, WeightsRecord, find_weights, format_of
 from datasets.sources.class_order import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
@@ -29,7 +29,7 @@ from models.timm_model import preprocessing_of, published_preprocessing
 from models.weights.read import has_backing_storage
 from models.weights.shards import read_content, read_stored
 from utils.file_formats.checkpoint_folder import SHARDS
-from utils.file_formats.hf_folder import CONFIG, read_config, read_metadata
+from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
 from utils.file_formats.torch_file import checked_archive_bytes
 from utils.files import atomic_write
 
@@ -178,12 +178,12 @@ def read_record(weights: str) -> WeightsRecord | None:
         UserError: no such file, or a damaged archive.
     """
     path = find_weights(weights)
-    suffix = path.suffix.lower()
-    reader = _READERS.get(suffix)
+    kind = format_of(path)
+    reader = _READERS.get(kind)
     if reader is _read_checkpoint:
         checked_archive_bytes(path)
     try:
-        if suffix == ".bin" or (suffix == ".safetensors" and OPTIONS_ENTRY not in read_metadata(path)):
+        if path.name == WEIGHTS[1] or (kind == SAFETENSORS and OPTIONS_ENTRY not in read_metadata(path)):
             return _record_of_config(path)
         if reader is None:
             return None
@@ -256,5 +256,4 @@ def _count(number: Any) -> int | None:
     return number if type(number) is int and number > 0 else None
 
 
-_READERS = {SHARDS: _read_shards, ".pth": _read_checkpoint, ".pt": _read_checkpoint}
-_READERS[".safetensors"] = _read_safetensors
+_READERS = {SHARDS: _read_shards, TORCH: _read_checkpoint, SAFETENSORS: _read_safetensors}

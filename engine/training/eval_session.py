@@ -50,7 +50,8 @@ class EvalModel:
 def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
     """Without `needs_head`, the weights need no head, and the model is for its features."""
     switch_notes = set_process_switches(config, context.device)
-    model, notes = build_model(config.with_model(**UNTUNED).model, config.data, context.device, needs_head)
+    options = config.with_model(**UNTUNED).model
+    model, notes = build_model(options, config.data, context.device, needs_head, evaluates=True)
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)

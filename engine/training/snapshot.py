@@ -23,7 +23,7 @@ from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr
 from engine.training.step import TrainState
-from models.weights.shards import read_model_state, read_optimizer_state
+from models.weights.shards import AVERAGE, read_model_state, read_optimizer_state
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 from utils.files import tensor_bytes
@@ -102,7 +102,7 @@ def take_snapshot(
     config, average, progress = state.config, state.average, position.progress
     return {
         "model": state.precision.weights.saved.state_dict(),
-        "ema": average.module.state_dict() if average else None,
+        AVERAGE: average.module.state_dict() if average else None,
         "optimizer": state.optimizer.state_dict(),
         "precision": state.precision.state_dict(),
         "epoch": progress.epoch,
@@ -190,7 +190,7 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any]) -> None:
         _load_weights(strategy, state.precision.weights.saved, checkpoint["model"])
         state.precision.weights.sync_after_load()
         if state.average:
-            _load_weights(strategy, state.average.module, checkpoint["ema"])
+            _load_weights(strategy, state.average.module, checkpoint[AVERAGE])
         strategy.load_optimizer_state(
             state.optimizer, read_optimizer_state(checkpoint["optimizer"], state.optimizer.param_groups)
         )

@@ -1,23 +1,26 @@
 """Loads a state dict into a model: checks, resized position embeddings and tables, heads by class."""
 
 import math
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
 import torch
 from timm.layers import resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from torch import nn
 
 from configs.schema.model import Model
 from configs.weights import find_weights
 from models.timm_model import classifiers
-from models.weights.names import State, paddle_converter, summarize_names
+from models.weights.entries import Candidate, choose
+from models.weights.names import State, paddle_converter, summarize_names, to_model_names
 from models.weights.read import read_weights
+from models.weights.shards import read_stored
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -33,6 +36,7 @@ def load_pretrained(
     needs_head: bool = False,
     options: Model | None = None,
     head_rows: Sequence[int] | None = None,
+    evaluates: bool = False,
 ) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -45,20 +49,25 @@ def load_pretrained(
 
     head_rows: for each output of a head, its row in the head of the file, or -1 for a new class; without any known
     class the heads are new. Empty or None: heads of equal shape are kept; if empty, the data has class names.
+    evaluates: see `choose`.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
             `needs_head`, a head that would keep its initialization. The model is then unchanged.
     """
-    file, own = find_weights(path), model.state_dict()
-    state, entry = _read_state(file, model, options or Model())
-    notes = [f"weights: {file}{entry and f' ({entry})'}, {len(state)} tensors"]
+    file, options = find_weights(path), options or Model()
+    chosen, about = _choose_state(file, model, options, evaluates)
+    state, own = read_stored(dict(chosen.state)), model.state_dict()
+    notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
+    notes += _fit_channels(model, state, own)
     notes += _keep_fixed(model, state, own)
     notes += _resize_positions(model, state, own)
-    other_features = options is not None and options.features != "pre_logits"
-    new_heads = _fit_heads(model, state, own, head_rows, other_features)
+    new_heads = _fit_pooling(state, own)
+    new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits")
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
+        if "not in the file" in new_heads[0]:
+            fix = "train with these weights first, or give weights with a head"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
     notes += new_heads or ([KEPT_BY_NUMBER] if head_rows == [] else [])
     unused = [name for name in state if name not in own]
@@ -73,23 +82,44 @@ def count_outputs(model: nn.Module, options: Model) -> int | None:
 
     None if they have no head. Raises UserError as `load_pretrained`.
     """
-    state, _ = _read_state(find_weights(str(options.pretrained)), model, options)
+    state = _choose_state(find_weights(str(options.pretrained)), model, options, evaluates=True)[0].state
     layers = [layer for head in _head_names(model) for layer in _output_layers(head, model.get_submodule(head))]
-    return next((len(state[name]) for layer in layers if (name := f"{layer}.weight") in state), None)
+    return next((state[name].shape[0] for layer in layers if (name := f"{layer}.weight") in state), None)
 
 
-def _read_state(file: Path, model: nn.Module, options: Model) -> tuple[State, str]:
-    """The tensors of the file by the names of the model, and the entry that they are in."""
-    (state, entry), own = read_weights(str(file), paddle_converter(model, options)), model.state_dict()
-    if not state.keys() & own.keys():
-        head = "".join(_head_names(model)[:1])  # as in the tutorial on Caltech-256: self.model, and self.l0 as its head
-        state = {re.sub(r"^l0\b", head, name.removeprefix("model.")): tensor for name, tensor in state.items()}
-    if not state.keys() & own.keys():
-        raise UserError(
-            f"{file}: contains {summarize_names(state)}, but none of this model's tensors ({summarize_names(own)}); "
-            "give weights of this model"
-        )
-    return state, entry
+def _choose_state(file: Path, model: nn.Module, options: Model, evaluates: bool) -> tuple[Candidate, str]:
+    weights = read_weights(str(file))
+    convert = paddle_converter(file, model, options) if weights.is_paddle else partial(to_model_names, model)
+    return choose(file, weights, model, convert, options.weights_entry, evaluates)
+
+
+def _fit_channels(model: nn.Module, state: State, own: State) -> list[str]:
+    """Adapts the first convolutions from RGB to gray and from gray to RGB, by the sum of the channels, as timm does."""
+    first = (getattr(model, "default_cfg", None) or {}).get("first_conv") or next(
+        (name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), ()
+    )
+    notes = []
+    for name in (f"{layer}.weight" for layer in ([first] if isinstance(first, str) else first)):
+        source, target = state.get(name), own.get(name)
+        if source is None or target is None or {source.ndim, target.ndim} != {4}:
+            continue
+        channels = source.shape[1], target.shape[1]
+        if channels[0] != channels[1] and (channels[1] == 1 or channels == (1, 3)):
+            state[name] = adapt_input_conv(1, source) if channels[1] == 1 else source.repeat(1, 3, 1, 1) / 3
+            notes.append(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
+    return notes
+
+
+def _fit_pooling(state: State, own: State) -> list[str]:
+    """Weights of a class token, such as MAE's, in a model that averages the patches: the norm after it is new."""
+    names = [name for name in own if name.startswith("fc_norm.")]
+    norm = [name for name in state if name.startswith("norm.") and name not in own]
+    if not names or not norm or state.keys() & set(names):
+        return []
+    state.update({name: own[name] for name in names})
+    for name in norm:
+        del state[name]
+    return ["fc_norm: not in the file, whose norm is of all tokens: new"]
 
 
 def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:

@@ -1,28 +1,30 @@
-"""Tensor names and layouts of Google's Vision Transformers, and of PaddleViT's models, -> timm's.
+"""Tensor names and layouts of Google's Vision Transformers, of PaddleViT's models, and of the authors' own programs, ->
+timm's.
 
 Legend: D embed_dim, H heads, K width of a head, P patch size, C channels.
 """
 
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 from torch import nn
 
-from configs.schema.families.family import Family
+from configs.schema.families.family import Family, Rename
 from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
+from models.timm_model import classifiers
 from utils.errors import UserError
 
 State = dict[str, torch.Tensor]
-Converter = Callable[[Path, State], State]
-
-# Entries of a checkpoint with a state, the preferred one first: an average of the weights (this project's, PaddleViT's
-# and DeiT's, timm's), the weights (model_state_dict: as in PyTorch's tutorials).
-_ENTRIES = ("ema", "model_ema", "state_dict_ema", "model", "state_dict", "model_state_dict")
+Convert = Callable[[State], tuple[State, str]]  # the state with the model's names, and a line about it or ''
 
 _BLOCK = r"Transformer/encoderblock_(\d+)"
 _KIND = r"(kernel|scale|bias)"
@@ -43,15 +45,6 @@ _GOOGLE = {
 }
 _MAX_BLOCKS = 1000
 _LINEAR_WEIGHT = re.compile(r"(.*\.(qkv|attn\.proj|fc1|fc2)|head)\.weight")
-
-
-def find_entry(content: Any) -> tuple[Any, str]:
-    """The value and the name of the entry with the weights; `content` and '' if it has none."""
-    if isinstance(content, dict):
-        for name in _ENTRIES:
-            if isinstance(content.get(name), dict):
-                return content[name], name
-    return content, ""
 
 
 def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
@@ -128,27 +121,28 @@ _REGNET = Family(
 _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
 
 
-def paddle_converter(model: nn.Module, options: Model) -> Converter:
+def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
     """Returns a function that converts the state of a .pdparams file to a state of `model`.
 
-    The function raises UserError if the file contains a tensor that the model does not have.
+    PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. The function raises UserError if the
+    file contains a tensor that the model does not have.
     """
     is_regnet = options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm
     family = _REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
     renames = (*_STATISTICS, *family.renames_for(options))
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    distilled = " (DISTILLED for two heads)" if getattr(options, "distilled", None) is False else ""
 
-    def convert(file: Path, state: State) -> State:
+    def convert(state: State) -> tuple[State, str]:
         own = model.state_dict()
+        computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
         result: State = {}
         biases: State = {}
         unknown = []
         for name, tensor in state.items():
             if any(re.fullmatch(pattern, name) for pattern in family.dropped):
                 continue
-            renamed = name
-            for pattern, replacement in renames:
-                renamed = re.sub(pattern, replacement, renamed)
+            renamed = _renamed(name, renames)
             parts = _parts(renamed, family)
             if not all(part in own for part in parts):
                 mean = renamed.replace(".conv.bias", ".bn.running_mean")
@@ -161,17 +155,31 @@ def paddle_converter(model: nn.Module, options: Model) -> Converter:
             rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
             result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
         if unknown or not result:
+            rows_first = {_renamed(name, _STATISTICS): _rows_first(name, tensor) for name, tensor in state.items()}
+            others, note = to_model_names(model, rows_first)
+            if body_names(model) <= computed.keys() | others.keys():
+                return computed | others, note
             raise UserError(
                 f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; give weights of "
-                "this model, or set MODEL (DISTILLED for two heads) to match"
+                f"this model, or set MODEL{distilled} to match"
             )
         for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
             result[mean] = result[mean].float() - biases[mean].float()
-        computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
         computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
-        return computed | result
+        return computed | result, ""
 
     return convert
+
+
+def _renamed(name: str, renames: Iterable[Rename]) -> str:
+    for pattern, replacement in renames:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _rows_first(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A linear weight (in, out) as (out, in)."""
+    return tensor.t() if tensor.ndim == 2 and name.endswith(".weight") else tensor
 
 
 def _parts(name: str, family: Family) -> list[str]:
@@ -180,3 +188,39 @@ def _parts(name: str, family: Family) -> list[str]:
         if match := re.fullmatch(pattern, name):
             return [f"{match[1]}{module}{match[2]}" for module in modules]
     return [name]
+
+
+# The authors' own programs
+
+
+def body_names(model: nn.Module) -> set[str]:
+    """The names of the model's tensors without its classifiers."""
+    heads = classifiers(model)
+    paths = tuple(f"{path}." for path, module in model.named_modules() if any(module is head for head in heads))
+    return {name for name in model.state_dict() if not name.startswith(paths)}
+
+
+def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
+    """The state with the names of timm's `model`, and a line for the log; `state` itself if it is of another model.
+
+    Sources: the names of the authors, by the `checkpoint_filter_fn` of timm's model (Swin, ConvNeXt, DeiT III, BEiT,
+    DINOv2 with registers); the blocks of DINOv2's training in chunks; efficientnet_pytorch, whose tensors have timm's
+    order.
+    """
+    own, body = model.state_dict(), body_names(model)
+    if body <= state.keys():
+        return state, ""
+    if "_conv_stem.weight" in state:
+        pairs = list(zip(own, state.values(), strict=False))
+        fits = len(own) == len(state) and all(own[name].shape == one.shape for name, one in pairs if name in body)
+        return (dict(pairs), "names: efficientnet_pytorch's, in timm's order") if fits else (state, "")
+    if "blocks.0.norm1.weight" in body:
+        state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
+    for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):
+        rename: Any = getattr(sys.modules[module], "checkpoint_filter_fn", None)
+        with suppress(Exception), catch_warnings(action="ignore"):  # of many types, if the state is of another model
+            has_scale = "adapt_layer_scale" in inspect.signature(rename).parameters  # as timm has for DeiT III
+            found: State = rename(dict(state), model, **({"adapt_layer_scale": True} if has_scale else {}))
+            if len(body & found.keys()) > len(body & state.keys()):
+                return found, f"names: converted by timm's {module.rpartition('.')[2]}"
+    return state, ""

@@ -1,13 +1,12 @@
-"""Weight files (.safetensors, .pth, .bin, .npz, .pdparams, .shards) -> one state dict with timm's names.
+"""Weight files (torch, .safetensors, .npz, .pdparams, .shards) -> the dicts of tensors in them. The content tells the
+format, the ending only .pdparams.
 
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
 
-import pickle
-import re
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,55 +14,49 @@ from safetensors.torch import load_file
 
 from configs.reading.yaml_io import parse_value
 from configs.schema.train import WEIGHTS_EXTENSIONS
-from configs.weights import PADDLE, find_weights
+from configs.weights import NPZ, PADDLE, SAFETENSORS, TORCH, find_weights, format_of
 from models.tuning import A, merge_adapters
-from models.weights.names import Converter, State, find_entry, google_to_timm, summarize_names
-from models.weights.shards import open_shards, read_stored
+from models.weights.entries import Weights, find_states
+from models.weights.names import State, google_to_timm, summarize_names
+from models.weights.shards import open_shards
 from utils.errors import UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
+from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.inert_pickle import Inert, pickled_model, read_torch_file
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 from utils.file_formats.torch_file import checked_archive_bytes
 from utils.files import verify_checksum
 
-_MAX_DEPTH = 3  # of entries in entries, because a pickle may contain itself
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
-# The loss object that a checkpoint may have beside the weights becomes a record: no class of torch is used.
-_LOSSES: Any = [(SimpleNamespace, f"torch.nn.modules.loss.{name}") for name in torch.nn.modules.loss.__all__]
 # u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
 _CODES = ("f2", "f4", "f8", "u2", "i4", "i8")
 _PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's parameter names, not a tensor
+_PADDLE_ENTRIES = ("model_ema", "model")
 
 
-class Weights(NamedTuple):
-    """The tensors of a file, and the entry of the file that has them; '' if the file has no entries."""
+def read_weights(path: str) -> Weights:
+    """The dicts of tensors in a file, on the CPU, with the names in the file; Google's ViT with timm's names.
 
-    state: State
-    entry: str
-
-
-def read_weights(path: str, from_paddle: Converter = lambda file, state: state) -> Weights:
-    """The tensors of a file on the CPU, with timm's names (.pth and .safetensors: the names in the file).
-
-    Sources: PaddleViT's .pdparams, whose names and layouts `from_paddle` converts, see `paddle_converter`;
-    .npz of Google's vit_jax and big_vision; torch's .pth, .pt or .bin; .safetensors; .shards, the checkpoint folder of
-    a sharded run. Of a checkpoint, also PaddleViT's and timm's, the average of the weights is read if it has one.
+    Sources: PaddleViT's .pdparams; .npz of Google's vit_jax and big_vision; files of `torch.save` with any ending;
+    .safetensors; .shards, the checkpoint folder of a sharded run, whose tensors are still in it (`StoredTensor`).
 
     Raises:
-        UserError: missing file, unknown extension, damaged file, or a pickle that calls a function.
+        UserError: missing file, unknown format, damaged file, or a pickle that calls a function.
     """
     file = find_weights(path)
-    extension = file.suffix.lower()
-    if extension not in WEIGHTS_EXTENSIONS:
-        raise UserError(f"{file}: unknown file extension; give one of {', '.join(WEIGHTS_EXTENSIONS)}")
+    kind = format_of(file)
+    if not kind:
+        known = ", ".join(WEIGHTS_EXTENSIONS)
+        raise UserError(
+            f"{file}: is damaged, or of none of the known formats ({known}); download it again or give another"
+        )
     try:
-        weights = _READERS[extension](file)
-        return weights._replace(state=from_paddle(file, weights.state)) if extension == PADDLE else weights
+        return _READERS[kind](file)
     except UserError:
         raise
     except Exception as error:  # the libraries raise almost any type for a damaged file
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise error_from(
-            error, f"{file}: is damaged or not a {extension} file ({reason}); download it again or give another"
+            error, f"{file}: is damaged or not a {kind} file ({reason}); download it again or give another"
         ) from error
 
 
@@ -81,45 +74,33 @@ def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
 def _read_torch(file: Path) -> Weights:
     verify_checksum(file)
     file_bytes = checked_archive_bytes(file)
-    try:
-        with torch.serialization.safe_globals(_LOSSES):
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        forbidden = re.search(r"GLOBAL ([\w.]+)", str(error))
-        if forbidden is None:
-            raise
-        raise UserError(f"{file}: refers to {forbidden[1]}, which is not data; give a plain state_dict") from None
-    state, entry = _find_state(file, content)
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    for name, tensor in tensors.items():
-        if not has_backing_storage(tensor, file_bytes):
-            raise UserError(f"{file}: {summarize_names([name])} is larger than its data in the file; give another file")
-    return Weights(_merged(_strip_wrapper_prefixes(tensors), content), entry)
-
-
-def _find_state(file: Path, content: Any) -> tuple[dict[Any, Any], str]:
-    entry = ""
-    for _ in range(_MAX_DEPTH):
-        content, inner = find_entry(content)
-        entry = inner or entry
-    tensor_types = torch.Tensor | StoredTensor
-    if not isinstance(content, dict) or not any(isinstance(value, tensor_types) for value in content.values()):
+    content = read_torch_file(file)
+    weights = find_states(content)
+    damaged = {
+        entry: name
+        for entry, state in weights.states.items()
+        for name, tensor in state.items()
+        if not has_backing_storage(tensor, file_bytes)
+    }
+    states = {entry: _merged(state, content) for entry, state in weights.states.items() if entry not in damaged}
+    if not states and damaged:
+        name = summarize_names(damaged.values())
+        raise UserError(f"{file}: {name} is larger than its data in the file; give another file")
+    if not states:
+        objects = [content, *content.values()] if isinstance(content, dict) else [content]
+        for one in objects:
+            if isinstance(one, Inert):
+                raise UserError(f"{file}: {pickled_model(type(one).__name__)}")
         raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
-    return content, entry
-
-
-def _strip_wrapper_prefixes(state: State) -> State:
-    """Removes DDP's leading 'module.' and every '_orig_mod.' of torch.compile."""
-    return {re.sub(r"^(module\.)+", "", str(name).replace("_orig_mod.", "")): tensor for name, tensor in state.items()}
+    return replace(weights, states=states)
 
 
 def _read_safetensors(file: Path) -> Weights:
-    return Weights(_strip_wrapper_prefixes(load_file(file, device="cpu")), "")
+    return Weights({"": load_file(file, device="cpu")})
 
 
 def _read_shards(folder: Path) -> Weights:
-    state, entry = _find_state(folder, open_shards(folder))
-    return Weights(read_stored({name: one for name, one in state.items() if isinstance(one, StoredTensor)}), entry)
+    return find_states(open_shards(folder))
 
 
 def _merged(state: State, content: dict[str, Any]) -> State:
@@ -139,24 +120,28 @@ def _read_npz(file: Path) -> Weights:
                 "give one of its ViT checkpoints"
             )
         names = [name for name in archive.files if name.startswith(prefix)]
-        return Weights(google_to_timm({name.removeprefix(prefix): _as_tensor(archive[name]) for name in names}), "")
+        return Weights({"": google_to_timm({name.removeprefix(prefix): _as_tensor(archive[name]) for name in names})})
 
 
 def _read_pdparams(file: Path) -> Weights:
-    """Linear weights are (in, out). Of a training checkpoint, as PaddleViT's scripts: `model_ema`, else `model`."""
+    """Linear weights are (in, out). Of a training checkpoint, as PaddleViT's scripts, `model_ema` and `model`."""
     with open(file, "rb") as stream:
         try:
             content = read_plain_pickle(stream)
         except ForbiddenName as error:
             name = summarize_names([str(error)])
             raise UserError(f"{file}: refers to {name}, which is not data; give a file you trust") from None
-    state, entry = find_entry(content)
-    if not isinstance(state, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{file}: contains no dict of weights; give the .pdparams of a model")
+    entries = {name: content[name] for name in _PADDLE_ENTRIES if isinstance(content.get(name), dict)} or {"": content}
+    return Weights({entry: _to_tensors(file, state) for entry, state in entries.items()}, is_own=True, is_paddle=True)
+
+
+def _to_tensors(file: Path, state: dict[Any, Any]) -> State:
     arrays = {name: _to_record(file, name, value) for name, value in state.items() if name != _PARAMETER_NAMES}
     if sum(len(array.content) for array in arrays.values()) > file.stat().st_size:
         raise UserError(f"{file}: uses one array for many tensors; give the .pdparams of a model")
-    return Weights({name: _as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}, entry)
+    return {name: _as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}
 
 
 def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
@@ -177,8 +162,8 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
 
 _READERS = {
     PADDLE: _read_pdparams,
-    ".safetensors": _read_safetensors,
-    **dict.fromkeys((".pth", ".pt", ".bin"), _read_torch),
-    ".npz": _read_npz,
+    SAFETENSORS: _read_safetensors,
+    TORCH: _read_torch,
+    NPZ: _read_npz,
     SHARDS: _read_shards,
 }

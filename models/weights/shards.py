@@ -28,7 +28,8 @@ from utils.file_formats.checkpoint_folder import (
 )
 from utils.torch_compat import tree_leaves, tree_map_only
 
-WEIGHTS = ("model", "ema")  # the entries whose values must be finite
+AVERAGE = "state_dict_ema"  # timm's name of the entry; `ema` in checkpoints of earlier versions
+WEIGHTS = ("model", AVERAGE)  # the entries whose values must be finite
 _DTYPE_NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES}
 
@@ -43,7 +44,7 @@ def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, A
         UserError: a file is damaged, missing, no part of the checkpoint, or holds non-finite weights.
     """
     files = read_manifest(folder)
-    content = read_content(folder, files)
+    content = with_average(read_content(folder, files))
     found = iter_stored(content)
     stored = {tensor.name: tensor for tensor in found}
     if len(stored) < len(found):
@@ -54,6 +55,11 @@ def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, A
         _check_finite(folder / name, weights)
     _check_complete(folder, stored)
     return content
+
+
+def with_average(content: dict[str, Any]) -> dict[str, Any]:
+    """The content with the present name of its entry with the average."""
+    return {AVERAGE if name == "ema" else name: value for name, value in content.items()}
 
 
 def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor
 
 
 def read_model_state(entry: dict[str, Any], own: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """The entry `model` or `ema`, read in place into the tensors `own` of the model; of a file it has tensors already.
+    """The entry `model` or AVERAGE, read in place into the tensors `own` of the model; a file has tensors already.
 
     Raises:
         ValueError: the entry has other names or shapes than the model.

@@ -84,7 +84,8 @@ class _Evaluation:
 
     def read(self, path: Path) -> State:
         """The weights of a file; raises a UserError if they do not fit the model."""
-        load_pretrained(self.built.fp32, str(path), needs_head=True, options=self.trained.config.model)
+        options = self.trained.config.model
+        load_pretrained(self.built.fp32, str(path), needs_head=True, options=options, evaluates=True)
         return {name: tensor.clone() for name, tensor in self.built.fp32.state_dict().items()}
 
     def score(self, state: State) -> float:

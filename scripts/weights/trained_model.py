@@ -62,7 +62,8 @@ class TrainedModel:
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
         options = self.config.model.model_copy(update={"pretrained": str(weights)})
-        return build_model(options, self.config.data, torch.device("cpu"), needs_head=True)[0].eval()
+        device = torch.device("cpu")
+        return build_model(options, self.config.data, device, needs_head=True, evaluates=True)[0].eval()
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""

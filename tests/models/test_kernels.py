@@ -176,7 +176,7 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
     resumed = run(2, "resumed")
     for steps, format in ((3, CHANNELS_LAST), (4, "MODEL.CHANNELS_LAST=false")):
         run(steps, "resumed", f"MODEL.RESUME={resumed}", format)
-    for part in ("model", "ema"):
+    for part in ("model", "state_dict_ema"):
         start, reference = (flatten(states(folder)[part]) for folder in (initial, expected))
         for folder in (converted, resumed):
             assert (flatten(states(folder)[part]) - reference).norm() < 2**-4 * (reference - start).norm()

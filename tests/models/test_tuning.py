@@ -165,7 +165,9 @@ def test_peft_opens_the_folder_with_the_same_outputs_and_gradients(tmp_path):
     base = timm.create_model("vit_tiny_patch16_224", **TIMMS_VIT)
     base.load_state_dict({name: value for name, value in model.state_dict().items() if name in base.state_dict()})
     nn.init.normal_(base.head.weight)  # the folder has the trained head
-    write_peft_folder(tmp_path / "best.pth", {"model": model.state_dict(), "ema": None}, model, Lora(RANK=4, ALPHA=6))
+    write_peft_folder(
+        tmp_path / "best.pth", {"model": model.state_dict(), "state_dict_ema": None}, model, Lora(RANK=4, ALPHA=6)
+    )
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter", is_trainable=True).eval()
     images = torch.randn(4, 3, 32, 32)
     logits = [one(images) for one in (model, theirs)]

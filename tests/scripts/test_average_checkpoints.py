@@ -37,7 +37,7 @@ def test_the_mean_is_computed_in_float64():
 
 def test_weights_that_lower_the_top1_are_left_out(averaged_run, tmp_path, capsys):
     """The mean of equal weights is the weights, and keeps the top-1; weights with the other sign lower it."""
-    state = load_checkpoint(averaged_run / "best.pth")["ema"]
+    state = load_checkpoint(averaged_run / "best.pth")["state_dict_ema"]
     for name, sign in (("same", 1), ("other", -1)):
         torch.save({"model": {key: sign * tensor for key, tensor in state.items()}}, tmp_path / f"{name}.pth")
     sources, output = [str(averaged_run), str(tmp_path / "other.pth")], tmp_path / "soup.pth"

@@ -58,7 +58,7 @@ def reference(opened) -> Reference:
     trained, samples = opened
     model = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0]
     state = torch.load(trained.weights, weights_only=True)
-    assert all(torch.equal(tensor, state["ema"][name]) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(tensor, state["state_dict_ema"][name]) for name, tensor in model.state_dict().items())
     return make_reference(model, samples, trained.config.data)
 
 

@@ -13,6 +13,7 @@ from configs.weights import find_weights
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
+from models.weights.shards import read_stored
 from scripts import export
 from utils.errors import UserError
 
@@ -37,7 +38,8 @@ def test_its_averaged_weights_are_read(runs):
     assert find_weights(str(sharded / "best")) == sharded / "best.shards"
     with pytest.raises(UserError, match=r"best\.shards"):
         find_weights(str(sharded))
-    assert equal(read_weights(str(sharded / "best.shards")).state, load_checkpoint(run / "best.pth")["ema"])
+    averaged = read_stored(read_weights(str(sharded / "best.shards")).states["state_dict_ema"])
+    assert equal(averaged, load_checkpoint(run / "best.pth")["state_dict_ema"])
     assert read_record(str(sharded / "best.shards")) == read_record(str(run / "best.pth"))
 
 
@@ -46,7 +48,7 @@ def test_it_is_exported_to_one_file(runs, tmp_path, source):
     run, sharded = runs
     target = tmp_path / "model.safetensors"
     assert export.main([str(sharded / source), "-format", "safetensors", "-output", str(target)]) == 0
-    assert equal(load_file(target), load_checkpoint(run / "best.pth")["ema"])
+    assert equal(load_file(target), load_checkpoint(run / "best.pth")["state_dict_ema"])
 
 
 def test_it_initializes_a_run_and_one_process_resumes_it(runs, tmp_path):
@@ -54,7 +56,7 @@ def test_it_initializes_a_run_and_one_process_resumes_it(runs, tmp_path):
     options = [*TINY_VIT, *GREY, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0.0"]
     argv = ["-dataset=digits", "-batch_size=64", f"-output={tmp_path}", f"-pretrained={sharded / 'best.shards'}"]
     model = load_checkpoint(train([*argv, "-opts", *options], CPU) / "last.pth")["model"]
-    pretrained = load_checkpoint(run / "best.pth")["ema"]
+    pretrained = load_checkpoint(run / "best.pth")["state_dict_ema"]
     assert all(torch.allclose(model[name], pretrained[name], atol=1e-4) for name in pretrained)
     copies = [Path(shutil.copytree(folder, tmp_path / "copies" / folder.name)) for folder in runs]
     for copy in copies:

@@ -20,12 +20,9 @@ from faults.scene import Scene
 from shard_files import checkpoint_state, seal, small_model, write_shards
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.schema.model import Model
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained
-from models.weights.names import paddle_converter
-from models.weights.read import read_weights
 from scripts import report
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import MANIFEST
@@ -119,12 +116,11 @@ def _bytes_written_by(write: Callable[[Path], None]) -> bytes:
 
 def read_pdparams(data: bytes, folder: Path) -> None:
     (folder / "vit.pdparams").write_bytes(data)
-    read_weights(str(folder / "vit.pdparams"), paddle_converter(small_model(depth=2), Model()))
+    load_pretrained(small_model(depth=2), str(folder / "vit.pdparams"))
 
 
 def read_weights_file(data: bytes, folder: Path) -> None:
-    ending = "npz" if b".npy" in data else "pth" if data[:1] in (b"P", b"\x80") else "safetensors"
-    file = folder / f"vit.{ending}"
+    file = folder / "vit.ckpt"
     file.write_bytes(data)
     with contextlib.suppress(UserError):  # with damaged metadata, the tensors are read, too
         read_record(str(file))

@@ -32,10 +32,17 @@ class DeiT(PlainTransformer):
 
 
 # The names of PaddleViT's ViT, DeiT and MAE in timm.
+_OLD_EMBEDDINGS = r"^(?:patch_embedding|embeddings)"  # until March 2022 and in June 2021
 _VIT_RENAMES = (
+    (r"^transformer\.", ""),
+    (rf"{_OLD_EMBEDDINGS}\.position_embeddings$", "pos_embed"),
+    (rf"{_OLD_EMBEDDINGS}\.cls_token$", "cls_token"),
     (r"^position_embedding$", "pos_embed"),
-    (r"^patch_embedding\.patch_embedding\.", "patch_embed.proj."),
-    (r"^encoder\.layers\.", "blocks."),
+    (r"^class_token$", "cls_token"),
+    (r"^distill_token$", "dist_token"),
+    (rf"{_OLD_EMBEDDINGS}\.patch_embeddings?\.", "patch_embed.proj."),
+    (r"^(?:encoder\.)?layers\.", "blocks."),
+    (r"^head_distill\.", "head_dist."),
     (r"\.attn_norm\.", ".norm1."),
     (r"\.mlp_norm\.", ".norm2."),
     (r"\.attn\.out\.", ".attn.proj."),
@@ -208,7 +215,7 @@ MAE_FINETUNING = Family(
         dropout=DROPOUTS,
     ),
     defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),
-    renames=[(r"^patch_embedding\.cls_token$", "cls_token"), *_VIT_RENAMES],
+    renames=_VIT_RENAMES,
     computed=["pos_embed"],
     corrections=[
         "MODEL.NUM_CLASSES has an effect; PaddleViT's MAE ignores it and has 1000 classes",

@@ -108,8 +108,8 @@ def build_teacher(
             f"TRAIN.TEACHER_WEIGHTS: the teacher {name} has {num_classes} classes and the student "
             f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
         )
-    changes = {"num_classes": student.num_logits, "attention": student.attention, "pretrained": weights}
-    options_of_teacher = config.with_model(**changes).model
+    changes = {"attention": student.attention, "pretrained": weights, "weights_entry": student.weights_entry}
+    options_of_teacher = config.with_model(num_classes=student.num_logits, **changes).model
     try:
         outputs = _outputs_of(class_names, options_of_teacher, checkpoint, data.classes)
         model, notes = build_model(options_of_teacher, own, precision.device, needs_head=True)

@@ -55,7 +55,7 @@ def test_schedule_and_weights_are_those_of_the_unbroken_run(runs, name):
     assert [row["lr"] for row in rows] == [row["lr"] for row in expected]
     losses, of_unbroken = ([float(row["train_loss"]) for row in metrics(runs[key])] for key in (name, "2"))
     assert losses == pytest.approx(of_unbroken, abs=1e-6) and losses
-    for part in ("model", "ema"):
+    for part in ("model", "state_dict_ema"):
         for tensor, value in unbroken[part].items():
             assert torch.allclose(value, resumed[part][tensor], rtol=0, atol=1e-6), f"{part}.{tensor}"
     log = (runs[name] / "log.txt").read_text()

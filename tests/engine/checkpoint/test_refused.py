@@ -18,6 +18,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.checkpoint.weights_record import read_record
 from models.weights.read import read_weights
+from models.weights.shards import read_stored
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import CONTENT, MANIFEST, decode_content, encode_content
 from utils.files import atomic_save
@@ -43,7 +44,7 @@ INVALID = {  # content -> what the error names
     "string": ({"model": {"head": "x"}}, "model head"),
     "stride": ({"model": {"head": torch.zeros(1).expand(10**9)}}, ""),
     "nan": ({"model": {"head": torch.tensor([1.0, torch.nan])}}, "model head"),
-    "inf": ({"ema": {"head": torch.tensor([torch.inf])}}, "ema head"),
+    "inf": ({"state_dict_ema": {"head": torch.tensor([torch.inf])}}, "state_dict_ema head"),
 }
 
 
@@ -197,8 +198,10 @@ def test_hostile_folders_are_refused(whole, tmp_path):
 
 def test_pretrained_reads_its_weights(folder):
     state = checkpoint_state()
-    assert_same_state(read_weights(str(folder)).state, state["model"])
-    assert_same_state(read_weights(str(folder.with_suffix(""))).state, state["model"])  # without the extension
+    assert_same_state(read_stored(read_weights(str(folder)).states["model"]), state["model"])
+    assert_same_state(
+        read_stored(read_weights(str(folder.with_suffix(""))).states["model"]), state["model"]
+    )  # without the extension
     (folder / FIRST).write_bytes(b"")
     with pytest.raises(UserError, match=r"last\.shards: is damaged"):
         read_weights(str(folder))

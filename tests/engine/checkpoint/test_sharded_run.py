@@ -21,7 +21,7 @@ def runs(tmp_path_factory, ranks) -> dict[str, Path]:
 
 def assert_close(one: dict, other: dict) -> None:
     """Leaves out the bias of the keys: its gradient is zero but for rounding, which AdamW scales up to its rate."""
-    for entry in ("model", "ema"):
+    for entry in ("model", "state_dict_ema"):
         for name, tensor in one[entry].items():
             difference = (other[entry][name] - tensor).abs()
             if name.endswith("qkv.bias"):

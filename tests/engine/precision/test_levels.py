@@ -121,7 +121,7 @@ def test_resume_is_bit_exact(digits_argv, cpu, level, dtype):
     stopped = train([*argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert_same_state(states(train([f"-resume={stopped}", *argv], cpu)), whole)
     assert whole["model"]["head.weight"].dtype == (torch.bfloat16 if level == "O3" else torch.float32)
-    assert whole["ema"]["head.weight"].dtype == torch.float32
+    assert whole["state_dict_ema"]["head.weight"].dtype == torch.float32
     assert dtype == "bfloat16" or whole["precision"]["scaler"]["scale"] == 2.0**16
 
 
@@ -149,10 +149,12 @@ def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, lev
     uninterrupted = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
     stopped = train([*argv, "TRAIN.MAX_STEPS=4"], cpu)
     resumed = load_checkpoint(train([f"-resume={stopped}", *argv, "TRAIN.MAX_STEPS=8"], cpu) / "last.pth")
-    for part in ("model", "ema", "optimizer"):
+    for part in ("model", "state_dict_ema", "optimizer"):
         assert_same_state(resumed[part], uninterrupted[part], part)
     for name, value in load_checkpoint(pretrained)["model"].items():
         found = resumed["model"][name]
         is_trained = name.startswith(("head", "blocks.1", "norm") if tune == "last:1" else "head")
         assert torch.equal(found, value.to(found.dtype)) != is_trained, name
-    assert (tune == "lora") == any(name.endswith(".lora_B") and value.any() for name, value in resumed["ema"].items())
+    assert (tune == "lora") == any(
+        name.endswith(".lora_B") and value.any() for name, value in resumed["state_dict_ema"].items()
+    )

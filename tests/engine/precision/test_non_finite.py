@@ -178,10 +178,10 @@ def test_running_statistics_stay_finite_after_a_nan_image(digits_argv, cpu, monk
     )
     state = load_checkpoint(folder / "last.pth")
     assert state["precision"]["scaler"]["counts"][0] == 1
-    for part in ("model", "ema"):
+    for part in ("model", "state_dict_ema"):
         assert all(value.isfinite().all() for value in state[part].values())
     assert state["model"]["bn1.running_mean"].any()
-    assert state["model"]["bn1.num_batches_tracked"] == state["ema"]["bn1.num_batches_tracked"] == 2
+    assert state["model"]["bn1.num_batches_tracked"] == state["state_dict_ema"]["bn1.num_batches_tracked"] == 2
 
 
 @pytest.mark.slow

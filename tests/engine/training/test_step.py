@@ -164,7 +164,7 @@ def test_twenty_steps_equal_a_plain_loop(trained, precision):
     initial, model, average = plain_loop(config, precision)
     checkpoint, tolerance = trained[precision], TOLERANCE[trained["devices"]][precision]
     assert checkpoint["epoch"] * STEPS_PER_EPOCH + checkpoint["done_steps"] == STEPS
-    for part, expected in (("model", model), ("ema", average)):
+    for part, expected in (("model", model), ("state_dict_ema", average)):
         assert list(checkpoint[part]) == list(expected)
         actual, target, start = map(
             parameters_to_vector, (state.values() for state in (checkpoint[part], expected, initial))

@@ -49,7 +49,7 @@ def test_evaluation_needs_the_head(tmp_path, classes):
     torch.save({name: tensor for name, tensor in state.items() if classes or "head" not in name}, tmp_path / "vit.pth")
     model = small_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UserError, match=r"vit\.pth: .*head: .*MODEL\.NUM_CLASSES"):
+    with pytest.raises(UserError, match=r"vit\.pth: .*head: .*(MODEL\.NUM_CLASSES|train with)"):
         load_pretrained(model, str(tmp_path / "vit.pth"), needs_head=True)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -73,7 +73,9 @@ def test_paths_that_are_no_weight_file(tmp_path):
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_empty_truncated_and_foreign_files(tmp_path, ending):
-    others = [written(tmp_path, other).read_bytes() for other in ENDINGS if other != ending]
+    others = [
+        written(tmp_path, other).read_bytes() for other in ENDINGS if (other == "pdparams") != (ending == "pdparams")
+    ]
     path = written(tmp_path, ending)
     whole = path.read_bytes()
     read(path)
@@ -89,7 +91,7 @@ def test_empty_truncated_and_foreign_files(tmp_path, ending):
 
 def test_damaged_checkpoint(tmp_path):
     path = tmp_path / "last.pth"
-    atomic_save(path, {"format": 1, "model": random_vit().state_dict(), "ema": None})
+    atomic_save(path, {"format": 1, "model": random_vit().state_dict(), "state_dict_ema": None})
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -1,6 +1,7 @@
 """Models and weight files in the formats of PaddleViT, Google, timm and torch."""
 
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.schema.model import Model
+from models.weights.entries import choose
 from models.weights.fit import load_pretrained
-from models.weights.names import paddle_converter
+from models.weights.names import paddle_converter, to_model_names
 from models.weights.read import read_weights
 from utils.errors import UserError
 
@@ -52,7 +54,9 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
 
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
-    return read_weights(str(path), paddle_converter(small_vit(), Model())).state
+    model, weights = small_vit(), read_weights(str(path))
+    convert = paddle_converter(path, model, Model()) if weights.is_paddle else partial(to_model_names, model)
+    return choose(path, weights, model, convert, None, evaluates=False)[0].state
 
 
 def paddle_state() -> dict[str, np.ndarray]:

@@ -79,7 +79,9 @@ def resumed_by_other_ranks(root: Path) -> Result:
         folder = Path(shutil.copytree(stopped, scene.output / stopped.name))
         train(scene, ranks, *_options(ranks), *options, _END, flags=(f"-resume={folder}",))
         state = load_checkpoint(saved_path(folder / LAST))
-        weights = [(state[key][name], tensor) for key in ("model", "ema") for name, tensor in unbroken[key].items()]
+        weights = [
+            (state[key][name], tensor) for key in ("model", "state_dict_ema") for name, tensor in unbroken[key].items()
+        ]
         difference = max((one - other).abs().max().item() for one, other in weights)
         result.figures[name] = f"{difference:.1e}"
         if difference > (0 if name == "fsdp at 3" else 1e-6):

@@ -13,7 +13,7 @@ from engine.checkpoint.run_folder import FILE, LAST, PREVIOUS
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import SHARDS
 
-_STATE = ("model", "ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
+_STATE = ("model", "state_dict_ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
 
 
 def has_good_checkpoint(folder: Path) -> bool:

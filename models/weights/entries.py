@@ -1,0 +1,183 @@
+"""Finds the weights in a file of any program: the entry, the prefix of the names, the raw weights or their average."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.weights.names import Convert, State, body_names, summarize_names
+from utils.errors import UserError
+from utils.file_formats.checkpoint_folder import StoredTensor
+from utils.file_formats.inert_pickle import Inert
+
+_MAX_DEPTH, _MAX_PREFIX = 3, 8  # of entries in entries; parts of a prefix
+_AVERAGE_NAME = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
+# An entry of programs whose `state_dict` is the average, which they evaluate -> their raw weights: mmengine, Lightning
+_SWAPPED = {"message_hub": "ema_state_dict", "current_model_state": "current_model_state"}
+# Two networks of one training, the one that its program uses first: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
+_PAIRS = (
+    ("teacher", "student"),
+    ("encoder_q", "encoder_k"),
+    ("base_encoder", "momentum_encoder"),
+    ("online_encoder", "target_encoder"),
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The dicts of tensors in a file, by the dotted path of their entries; '' is the file itself.
+
+    is_own: of a checkpoint of this program or of PaddleViT's, of which the average is the result. is_paddle: in
+    PaddlePaddle's layout. swapped: the entry with the raw weights if `state_dict` is the average.
+    """
+
+    states: dict[str, dict[str, Any]]
+    is_own: bool = False
+    is_paddle: bool = False
+    swapped: str = ""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tensors of an entry whose names begin with `prefix`, with the names of the model."""
+
+    entry: str
+    prefix: str
+    state: State
+    score: tuple[int, int]
+    note: str
+
+    @property
+    def path(self) -> str:
+        return ".".join(filter(None, (self.entry, self.prefix.rstrip("."))))
+
+    def is_named(self, name: str) -> bool:
+        return f".{name}." in f".{self.path}."
+
+
+def find_states(content: Any) -> Weights:
+    """The dicts with tensors in nested dicts, at most three deep; without tensors that an earlier entry has."""
+    states: dict[str, dict[str, Any]] = {}
+    found, seen = [("", content, 0)], set[int]()
+    for path, value, depth in found:  # grows
+        entries = value.entries if isinstance(value, Inert) else value
+        if not isinstance(entries, dict) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        tensors = {str(name): one for name, one in entries.items() if isinstance(one, torch.Tensor | StoredTensor)}
+        if tensors:
+            states[path] = tensors
+        if depth < _MAX_DEPTH:
+            inner = [(name, one) for name, one in entries.items() if isinstance(name, str)]
+            found += [(f"{path}.{name}" if path else name, one, depth + 1) for name, one in inner]
+    top = content if isinstance(content, dict) else {}
+    swapped = next((raw for key, raw in _SWAPPED.items() if key in top), "")
+    return Weights(states, is_own=isinstance(top.get("format"), int), swapped=swapped if swapped in top else "")
+
+
+def choose(
+    file: Path, weights: Weights, model: nn.Module, convert: Convert, wanted: str | None, evaluates: bool
+) -> tuple[Candidate, str]:
+    """The candidate that fits the model best, and its description for the log, with the others that fit as well.
+
+    wanted: MODEL.WEIGHTS_ENTRY. evaluates: by default another program's raw weights have priority over their average,
+    as in timm's and DeiT's validation; else the average.
+
+    Raises:
+        UserError: nothing fits; several fit equally well, or none is `wanted`: the line names the key.
+    """
+    own, body = model.state_dict(), body_names(model)
+    found = list[Candidate]()
+    for entry, state in weights.states.items():
+        if weights.is_paddle:
+            found.append(_candidate(entry, "", state, own, body, convert))
+        else:
+            found += _candidates(entry, state, own, body, convert)
+    found = [one for one in found if one.score > (0, 0)]
+    if not found:
+        largest = max(weights.states.values(), key=len, default={})
+        raise UserError(
+            f"{file}: contains {summarize_names(largest)}, but none of this model's tensors ({summarize_names(own)}); "
+            "give weights of this model"
+        )
+    best = [one for one in found if one.score == max(one.score for one in found)]
+    averages = [one for one in best if _is_average(one, weights)]
+    raws = [one for one in best if one not in averages]
+    if wanted in (None, "raw", "average"):
+        is_average = not evaluates or weights.is_own or bool(weights.swapped)
+        if wanted:
+            is_average = wanted == "average"
+        chosen = averages if is_average else raws
+        chosen = chosen or ([] if wanted else best)
+    else:
+        named = [one for one in found if one.is_named(wanted)]
+        chosen = [one for one in named if one.path == wanted] or named
+        chosen = [one for one in chosen if one.score == max(one.score for one in chosen)]
+    for first, second in _PAIRS:
+        names = [next((name for name in (first, second) if one.is_named(name)), "") for one in chosen]
+        if {*names} == {first, second}:
+            chosen = [one for one, name in zip(chosen, names, strict=True) if name == first]
+    paths = summarize_names([one.path or "the file itself" for one in chosen or found], limit=6)
+    if not chosen:
+        raise UserError(
+            f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}; change the key or remove it"
+        )
+    if len(chosen) > 1:
+        raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
+    (one,) = chosen
+    about = ", ".join(filter(None, (one.entry, one.prefix and f"prefix {one.prefix}")))
+    others = [summarize_names([other.path or "the file itself"]) for other in best if other is not one]
+    key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
+    beside = f"; also there: {', '.join(others)} (MODEL.WEIGHTS_ENTRY={key})" if others else ""
+    return one, (f" ({summarize_names([about])})" if about else "") + f", {len(one.state)} tensors{beside}"
+
+
+def _is_average(one: Candidate, weights: Weights) -> bool:
+    if weights.swapped:
+        return one.entry != weights.swapped
+    return _AVERAGE_NAME.search(one.path) is not None
+
+
+def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> Iterable[Candidate]:
+    """The parts of a state that fit best, by the longest prefix of their names."""
+    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    fitting, folders = Counter[str](), Counter[str]()
+    for name in state:
+        parts = name.split(".", _MAX_PREFIX)
+        for i in range(len(parts)):
+            prefix = "".join(f"{part}." for part in parts[:i])
+            folders[prefix] += 1
+            fitting[prefix] += name[len(prefix) :] in body
+    most = max(fitting.values(), default=0)
+    direct = [prefix for prefix, count in fitting.items() if count and 2 * count >= most]
+    found = [_candidate(entry, prefix, state, own, body, lambda part: (part, "")) for prefix in direct]
+    if all(one.score[1] < len(body) for one in found):
+        large = [prefix for prefix, count in folders.items() if 4 * count >= len(state)]
+        found += [_candidate(entry, prefix, state, own, body, convert) for prefix in large]
+    best = [one for one in found if one.score == max(one.score for one in found)]
+    by_prefix = {one.prefix: one for one in reversed(best)}  # the first one: without a conversion
+    return [
+        one
+        for prefix, one in by_prefix.items()
+        if not any(other != prefix and other.startswith(prefix) for other in by_prefix)
+    ]
+
+
+def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
+    part, note = convert({name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)})
+    outside = {name: one for name, one in state.items() if not name.startswith(prefix) and name not in part}
+    layers = {name.rpartition(".")[0] for name in outside}
+    for head in (name for name in own if name not in body and name not in part | outside):  # beside the backbone
+        ends = [name for name in outside if name.endswith(f".{head}")]
+        if len(layers) == 1:
+            ends = [name for name in outside if name.rpartition(".")[2] == head.rpartition(".")[2]]
+        if len(ends) == 1:
+            outside[head] = outside.pop(ends[0])
+    names = [name for name in body if name in part]
+    shapes = sum(tuple(part[name].shape) == tuple(own[name].shape) for name in names)
+    return Candidate(entry, prefix, part | outside, (shapes, len(names)), note)

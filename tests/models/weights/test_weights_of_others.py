@@ -1,0 +1,446 @@
+"""Files that other programs write: objects beside the weights, entries and prefixes, the authors' names of tensors."""
+
+import argparse
+import collections
+import datetime
+import enum
+import functools
+import os
+import re
+import subprocess
+import types
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from timm.models import adapt_input_conv
+from weight_files import logits, paddle_state, pickled, random_vit, refusal, small_vit
+
+from configs.schema.families.family import TimmModel
+from configs.schema.families.plain import DeiT
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.model import Model
+from models.weights.fit import load_pretrained
+from utils.errors import UserError
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Config(dict):  # as yacs' CfgNode, Lightning's AttributeDict and mmengine's ConfigDict
+    def __init__(self, *arguments, **values):
+        super().__init__(*arguments, **values)
+        self.__dict__["frozen"] = True
+
+
+class History(list):
+    class Inner:
+        pass
+
+
+class Slots:
+    __slots__ = ("a",)
+
+    def __init__(self):
+        self.a = np.float32(1)
+
+
+class State(OrderedDict):
+    """A state dict of another class."""
+
+
+def objects() -> dict:
+    values = [argparse.Namespace(lr=1e-3, path=Path("a")), np.float64(1.5), np.arange(3), np.dtype("f4"), Path("/x")]
+    values += [
+        datetime.datetime.now(),
+        datetime.timedelta(1),
+        Color.RED,
+        {Color.RED: 1},
+        Config(a=Config(b=1)),
+        Slots(),
+    ]
+    values += [History([1, 2]), History.Inner(), collections.defaultdict(list, a=[1]), collections.deque([1], 3)]
+    values += [
+        collections.Counter("aab"),
+        types.SimpleNamespace(a=1),
+        functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    ]
+    values += [torch.optim.SGD([torch.zeros(1)], 0.1), frozenset({1}), range(3), slice(1, 2), ...]
+    values += [
+        np.random.RandomState(0),
+        np.random.default_rng(0),
+        os.path.join,
+        len,
+        torch.device("cpu"),
+        complex(1, 2),
+        b"x",
+    ]
+    return {f"{number}": value for number, value in enumerate(values)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("ending", ["", ".pth.tar", ".ckpt", ".tar", ".pyth", ".pdf"])
+def test_objects_beside_the_weights_and_the_ending_do_not_matter(tmp_path, zipped, ending):
+    source, model = random_vit(), small_vit()
+    content = (
+        objects()
+        | ({"loss": torch.nn.CrossEntropyLoss()} if zipped else {})
+        | {"state_dict": State(source.state_dict()), "args": collections.defaultdict(int, a=1)}
+    )
+    torch.save(content, tmp_path / f"x{ending}", _use_new_zipfile_serialization=zipped)
+    load_pretrained(model, str(tmp_path / f"x{ending}"))
+    assert torch.equal(logits(model), logits(source))
+
+
+class Reduced:
+    """Pickles as a call of a function, by its name: nothing runs when the file is written."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+HOSTILE = {
+    "os": (os.system, "touch PROOF"),
+    "subprocess": (subprocess.Popen, ["touch", "PROOF"]),
+    "builtins": (eval, "open('PROOF', 'w')"),
+    "exec": (exec, "open('PROOF', 'w')"),
+    "torch": (torch.hub.load, "x/y", "z"),
+    "import": (__import__, "os"),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_names_are_refused_and_nothing_runs(tmp_path, monkeypatch, kind, zipped):
+    monkeypatch.chdir(tmp_path)
+    content = {"model": random_vit().state_dict(), "args": argparse.Namespace(a=[Reduced(*HOSTILE[kind])])}
+    torch.save(content, tmp_path / "x.tar", _use_new_zipfile_serialization=zipped)
+    assert "which is not data" in refusal(tmp_path / "x.tar") and not Path("PROOF").exists()
+
+
+def test_a_harmless_function_is_not_called_either(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = {
+        "model": random_vit().state_dict(),
+        "x": Reduced(os.path.realpath, 1),
+        "y": Reduced(Path.touch, Path("PROOF")),
+    }
+    torch.save(content, "x.tar")
+    assert load_pretrained(small_vit(), "x.tar") and not Path("PROOF").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pickled_models_are_refused(tmp_path):
+    model = small_vit()
+    for zipped in (True, False):
+        for content in (model, {"model": model, "epoch": 1}, {"ema": model, "epoch": argparse.Namespace()}):
+            torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+            assert "contains a pickled object (" in refusal(tmp_path / "x.pt")
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pt")
+    assert "is a TorchScript program" in refusal(tmp_path / "script.pt")
+    (tmp_path / "lfs.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert "git lfs pull" in refusal(tmp_path / "lfs.pt")
+    pickled(tmp_path / "renamed.pth", paddle_state())
+    assert "none of the known formats" in refusal(tmp_path / "renamed.pth")
+    torch.save(random_vit().state_dict(), tmp_path / "torch.pdparams")
+    assert "is damaged" in refusal(tmp_path / "torch.pdparams")
+
+
+RAW, FAR = random_vit(0), random_vit(1)
+
+
+def states(prefix: str = "", far: bool = False) -> dict:
+    return {f"{prefix}{name}": tensor for name, tensor in (FAR if far else RAW).state_dict().items()}
+
+
+def averaged(prefix: str = "module.") -> dict:
+    return {"n_averaged": torch.tensor(3)} | states(prefix, far=True)
+
+
+BODY = {name: tensor for name, tensor in states().items() if not name.startswith("head.")}
+HEAD = {name: tensor for name, tensor in states().items() if name.startswith("head.")}
+DINO_HEAD = {f"head.{layer}": torch.ones(2, 2) for layer in ("mlp.0.weight", "mlp.2.weight", "last_layer.weight_v")}
+# File -> its content; what is read by default in a training, and in an evaluation. raw: RAW, average: FAR
+LAYOUTS = {
+    "timm": ({"state_dict": states(), "state_dict_ema": states(far=True)}, "average", "raw"),
+    "DeiT": (
+        {"model": states(), "model_ema": states(far=True), "optimizer": {"state": {0: states()}}},
+        "average",
+        "raw",
+    ),
+    "torchvision": ({"model": states("module."), "model_ema": averaged("module.module.")}, "average", "raw"),
+    "SWA": ({"swa_model": averaged(), "net": states()}, "average", "raw"),
+    "EMA": ({"state_dict": states(), "ema_state_dict": averaged()}, "average", "raw"),
+    "Averaged": ({"module": states(), "averaged": states(far=True)}, "average", "raw"),
+    "own": ({"format": 6, "model": states(), "state_dict_ema": states(far=True)}, "average", "average"),
+    "own, old": ({"format": 6, "model": states(), "ema": states(far=True)}, "average", "average"),
+    "Lightning": ({"state_dict": states("model.") | averaged("ema_model.module.")}, "average", "raw"),
+    "Lightning 2.6": (
+        {"state_dict": states("model.", far=True), "current_model_state": states("model.")},
+        *["average"] * 2,
+    ),
+    "mmengine": (
+        {"message_hub": {}, "state_dict": states("backbone.", far=True), "ema_state_dict": states("module.backbone.")},
+        *["average"] * 2,
+    ),
+    "DeepSpeed": ({"module": states(), "ds_config": {}, "optimizer": None}, "raw", "raw"),
+    "BEiT": ({"model": states("encoder."), "x": {"y": {"z": torch.ones(1)}}}, "raw", "raw"),
+    "flat": (states("_orig_mod.module."), "raw", "raw"),
+    "head beside": (
+        {
+            "state_dict": {f"net.{name}": one for name, one in BODY.items()}
+            | {f"fc.{k[5:]}": v for k, v in HEAD.items()}
+        },
+        *["raw"] * 2,
+    ),
+    "mmpretrain": (
+        {
+            "state_dict": {f"backbone.{k}": v for k, v in BODY.items()}
+            | {f"head.layers.{k}": v for k, v in HEAD.items()}
+        },
+        *["raw"] * 2,
+    ),
+    "the same twice": (dict.fromkeys(("model", "state_dict"), states()), "raw", "raw"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
+    content, *expected = LAYOUTS[layout]
+    torch.save(content, tmp_path / "x.tar")
+    both, known = "average" in expected, {"raw": logits(RAW), "average": logits(FAR)}
+    for evaluates, default in enumerate(expected):
+        for wanted in ("raw", "average", None) if both else (None, "raw"):
+            model = small_vit()
+            options = TimmModel(WEIGHTS_ENTRY=wanted)
+            notes = load_pretrained(model, str(tmp_path / "x.tar"), True, options, evaluates=bool(evaluates))
+            assert torch.equal(logits(model), known[wanted or default])
+            assert ("also there" in notes[0]) == both
+            for entry in re.findall(r"WEIGHTS_ENTRY=(\S+)\)", notes[0]):  # the advice is true
+                load_pretrained(model, str(tmp_path / "x.tar"), True, TimmModel(WEIGHTS_ENTRY=entry))
+                assert (
+                    torch.equal(logits(model), known["raw" if wanted or default == "average" else "average"]) or wanted
+                )
+    if not both:
+        assert "has no weights average" in wrong_entry(tmp_path / "x.tar", "average")
+    assert "has no weights nothing" in wrong_entry(tmp_path / "x.tar", "nothing")
+
+
+def wrong_entry(path: Path, entry: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_pretrained(small_vit(), str(path), options=TimmModel(WEIGHTS_ENTRY=entry))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
+    teacher = {f"backbone.{name}": tensor for name, tensor in BODY.items()} | DINO_HEAD
+    if chunked:  # the blocks of DINOv2's training
+        teacher = {name.replace("blocks.", "blocks.0."): tensor for name, tensor in teacher.items()}
+    student = states("module.backbone.", far=True)
+    for content in ({"student": student, "teacher": teacher}, {"teacher": teacher}):
+        torch.save(content, tmp_path / "x.pth")
+        model = small_vit()
+        notes = load_pretrained(model, str(tmp_path / "x.pth"))
+        assert "(teacher, prefix backbone.)" in notes[0] and torch.equal(model.norm.bias, RAW.norm.bias)
+        with pytest.raises(UserError, match="cannot be evaluated .*; train with these weights"):
+            load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+    flat = {f"student.{k}": v for k, v in states(far=True).items()} | states("teacher.")
+    torch.save({"state_dict": flat}, tmp_path / "x.pth")
+    load_pretrained(model, str(tmp_path / "x.pth"))
+    assert torch.equal(logits(model), logits(RAW))
+    load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY="student"))
+    assert torch.equal(logits(model), logits(FAR))
+
+
+def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
+    torch.save({"last": states(), "best": states(far=True)}, tmp_path / "x.pth")
+    message = refusal(tmp_path / "x.pth")
+    assert "the entries last, best fit equally well" in message and "MODEL.WEIGHTS_ENTRY=" in message
+    for name, source in (("last", RAW), ("best", FAR)):
+        model = small_vit()
+        load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY=name))
+        assert torch.equal(logits(model), logits(source))
+
+
+def randomized(model: torch.nn.Module) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.eval().state_dict().items():
+        if tensor.is_floating_point():
+            noise = 0.1 * torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(1 + noise.abs() if name.endswith(("var", "norm.weight", "gamma")) else noise)
+    return model
+
+
+def renamed(model: torch.nn.Module, *pairs: tuple[str, object]) -> dict:
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for pattern, replacement in pairs:
+            name = re.sub(pattern, replacement, name)
+        state[name] = tensor
+    return state
+
+
+def vit(name: str = "vit_tiny_patch16_224", **changes) -> torch.nn.Module:
+    return timm.create_model(
+        name, **{"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3} | changes
+    )
+
+
+SWIN = {"embed_dim": 8, "depths": (1, 1, 1), "num_heads": (1, 2, 4), "img_size": 32, "window_size": 2, "num_classes": 5}
+SWIN_PAIRS = (r"(?<=layers\.)(\d)(?=\.downsample)", lambda match: str(int(match[1]) - 1)), (r"^head\.fc\.", "head.")
+CONVNEXT = {"depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32), "num_classes": 5}
+CONVNEXT_PAIRS = (
+    *((r"^stem\.", "downsample_layers.0."), (r"stages\.(\d)\.downsample\.", r"downsample_layers.\1.")),
+    *((r"stages\.(\d)\.blocks\.", r"stages.\1."), (r"conv_dw", "dwconv"), (r"mlp\.fc", "pwconv")),
+    *((r"^head\.norm", "norm"), (r"^head\.fc", "head")),
+)
+
+
+def efficientnet_names(model: torch.nn.Module) -> dict:
+    """The names of efficientnet_pytorch, from the parts of timm's blocks."""
+    blocks = [f"blocks.{i}.{j}" for i, stage in enumerate(model.blocks) for j in range(len(stage))]
+    numbers = {name: number for number, name in enumerate(blocks)}
+    expanded = {"conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1", "bn3": "_bn2"}
+    separable = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
+    parts = {"conv_pwl": "_project_conv", "se.conv_reduce": "_se_reduce", "se.conv_expand": "_se_expand"}
+    top = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1", "classifier": "_fc"}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        block = ".".join(name.split(".")[:3])
+        if block in numbers:
+            layer, _, kind = name.removeprefix(f"{block}.").rpartition(".")
+            own = parts | (expanded if f"{block}.conv_pwl.weight" in model.state_dict() else separable)
+            state[f"_blocks.{numbers[block]}.{own[layer]}.{kind}"] = tensor
+        else:
+            layer, _, kind = name.rpartition(".")
+            state[f"{top[layer]}.{kind}"] = tensor
+    return state
+
+
+def registers(model: torch.nn.Module) -> dict:
+    """DINOv2's: the class token has a position of its own."""
+    state = renamed(model, ("reg_token", "register_tokens")) | {"mask_token": torch.zeros(1, 48)}
+    position = torch.full((1, 1, 48), 0.5)
+    positions = torch.cat([position, state["pos_embed"]], dim=1)
+    return state | {"cls_token": state["cls_token"] - position, "pos_embed": positions}
+
+
+AUTHORS = {
+    "Swin": (
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN),
+        lambda model: renamed(model, *SWIN_PAIRS) | {"layers.0.blocks.0.attn.relative_position_index": torch.ones(4, 4)},
+    ),
+    "ConvNeXt": (lambda: timm.create_model("convnext_tiny", **CONVNEXT), lambda model: renamed(model, *CONVNEXT_PAIRS)),
+    "ConvNeXt V2": (
+        lambda: timm.create_model("convnextv2_tiny", **CONVNEXT),
+        lambda model: {
+            name: tensor.view(1, 1, 1, -1) if "grn" in name else tensor
+            for name, tensor in renamed(
+                model, *CONVNEXT_PAIRS, ("mlp.grn.bias", "grn.beta"), ("mlp.grn.weight", "grn.gamma")
+            ).items()
+        },
+    ),
+    "DeiT III": (
+        lambda: vit("deit3_small_patch16_224"), lambda model: renamed(model, (r"\.ls(\d)\.gamma", r".gamma_\1")),
+    ),
+    "DINOv2 with registers": (
+        lambda: vit(reg_tokens=4, no_embed_class=True, init_values=1e-5), registers,
+    ),
+    "BEiT": (lambda: vit("beit_base_patch16_224"), lambda model: renamed(model)),
+    "EfficientNet": (lambda: timm.create_model("tf_efficientnet_b0", num_classes=5), efficientnet_names),
+    "EfficientNet-Lite": (lambda: timm.create_model("tf_efficientnet_lite0", num_classes=5), efficientnet_names),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("author", AUTHORS)
+def test_the_names_of_the_authors(tmp_path, author):
+    build, to_original = AUTHORS[author]
+    source = randomized(build())
+    original = to_original(source)
+    for content in (
+        original,
+        {"model": original, "optimizer": {}},
+        {"state_dict": {f"module.{k}": v for k, v in original.items()}},
+    ):
+        torch.save(content, tmp_path / "x.pth")
+        model = build().eval()
+        load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+        torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
+
+
+def paddle_arrays(state: dict) -> dict:
+    """In PaddlePaddle's layout."""
+    linear = {name for name, tensor in state.items() if tensor.ndim == 2 and name.endswith(".weight")}
+    return {name: (tensor.t() if name in linear else tensor).numpy() for name, tensor in state.items()}
+
+
+OLD_VIT = (
+    *((r"^cls_token", "patch_embedding.cls_token"), (r"^pos_embed", "patch_embedding.position_embeddings")),
+    *((r"^patch_embed\.proj", "patch_embedding.patch_embedding"), (r"^blocks", "encoder.layers")),
+    *((r"\.norm1\.", ".attn_norm."), (r"\.norm2\.", ".mlp_norm."), (r"\.attn\.proj\.", ".attn.out.")),
+    *((r"^norm\.", "encoder.encoder_norm."), (r"^head\.", "classifier.")),
+)
+FIRST_VIT = (
+    *OLD_VIT,
+    *((r"^patch_embedding.patch_embedding", "patch_embedding.patch_embeddings"), (r"^patch_embedding", "embeddings")),
+    (r"^(embeddings|encoder)", r"transformer.\1"),
+)
+OLD_DEIT = (
+    *((r"^cls_token", "class_token"), (r"^dist_token", "distill_token"), (r"^blocks", "layers")),
+    (r"^head_dist", "head_distill"),
+)
+PADDLE = {  # name -> the model, the section MODEL, PaddlePaddle's names
+    "ViT of 2021": (vit, Model(), OLD_VIT),
+    "ViT of June 2021": (vit, Model(), FIRST_VIT),
+    "DeiT of 2021": (lambda: vit("deit_tiny_distilled_patch16_224"), DeiT(DISTILLED=True), OLD_DEIT),
+    "PaddleClas, ViT": (vit, Model(), ()),
+    "PaddleClas, Swin": (
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN), MODEL_SECTIONS["swin"](), SWIN_PAIRS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", PADDLE)
+def test_paddlevits_names_before_march_2022_and_paddleclas(tmp_path, version):
+    build, options, pairs = PADDLE[version]
+    source, model = randomized(build()), build().eval()
+    pickled(tmp_path / "x.pdparams", paddle_arrays(renamed(source, *pairs)))
+    load_pretrained(model, str(tmp_path / "x.pdparams"), needs_head=True, options=options)
+    torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
+
+
+def test_average_pooling_of_weights_with_a_class_token(tmp_path):
+    model = small_vit(global_pool="avg")
+    new = model.fc_norm.weight.clone()
+    torch.save(
+        {"model": BODY | {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}}, tmp_path / "x.pth"
+    )
+    notes = load_pretrained(model, str(tmp_path / "x.pth"))
+    assert torch.equal(model.fc_norm.weight, new) and torch.equal(model.cls_token, RAW.cls_token)
+    assert any(note.startswith("fc_norm: not in the file") for note in notes)
+    with pytest.raises(UserError, match=r"cannot be evaluated \(fc_norm"):
+        load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "test_vit", "crossvit_tiny_240"])
+def test_channels_of_the_first_convolution(tmp_path, name):
+    rgb, gray = (timm.create_model(name, num_classes=3, in_chans=channels) for channels in (3, 1))
+    for source, model in ((rgb, gray), (gray, rgb)):
+        torch.save(source.state_dict(), tmp_path / "x.pth")
+        notes = load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+        firsts = [key for key in source.state_dict() if f"{key}: from" in "".join(notes)]
+        assert len(firsts) == (2 if name.startswith("cross") else 1)
+        for key in firsts:
+            expected = adapt_input_conv(
+                model.state_dict()[key].shape[1], source.state_dict()[key], source.state_dict()[key].shape[1]
+            )
+            torch.testing.assert_close(model.state_dict()[key], expected)

@@ -1,0 +1,106 @@
+"""Reads files of `torch.save` with objects of any class beside the tensors. Nothing that a file names is run."""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.errors import UserError
+
+_MAX_NAMES = 256  # of classes and functions in one file; each costs time for every object
+# Modules and functions that start programs, import code or reach files: data has none, a malicious file may.
+_MODULES = (
+    "os|posix|nt|sys|subprocess|commands|cPickle|pty|socket|shutil|importlib|imp|runpy|code|codeop|ctypes|marshal|pickle|_pickle|dill"
+    "|cloudpickle|multiprocessing|asyncio|webbrowser|timeit|pdb|bdb|pip"
+)
+_BUILTINS = "eval|exec|compile|open|input|breakpoint|globals|locals|setattr|delattr|__import__"
+_OTHERS = (
+    r"types\.(FunctionType|CodeType)|urllib\.request|http\.client|logging\.config|torch\.(hub|load|jit)|numpy\.load"
+)
+_HOSTILE = re.compile(rf"(?:{_MODULES})\..*|builtins\.(?:{_BUILTINS})|(?:{_OTHERS})\b.*")
+
+
+class _InertType(type):
+    """The class of `Inert`: equal to dict, since torch sets the items of dicts only, by a comparison of their types."""
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is dict or isinstance(other, Inert)
+
+    __hash__ = type.__hash__
+
+
+class Inert(list[Any], metaclass=_InertType):
+    """Takes the place of an object of any class. It accepts all that a pickle can do with one, and does nothing.
+
+    A list, since torch appends to lists only. A subclass for each class in the file has its full name. `entries`: the
+    items of an object that is a dict, such as a defaultdict.
+    """
+
+    entries: dict[Any, Any]
+
+    def __new__(cls, *_: Any, **__: Any) -> "Inert":
+        inert = super().__new__(
+            cls if isinstance(cls, type) else Inert
+        )  # an object in the place of a class: a nested class
+        inert.entries = {}
+        return inert
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def __call__(self, *_: Any, **__: Any) -> "Inert":
+        return Inert()
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def append(self, item: Any) -> None: ...
+
+    def extend(self, items: Any) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.entries[key] = value
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a key of a dict, such as a member of an Enum
+
+
+def read_torch_file(file: Path) -> Any:
+    """The content, with an `Inert` for each object that is no tensor and no plain data.
+
+    Raises:
+        UserError: the file names a function that acts on the machine, or too many classes.
+        Exception: of almost any type, from a damaged file.
+    """
+    try:
+        names = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except ValueError as error:
+        if "torchscript" in str(error):
+            raise UserError(f"{file}: is a TorchScript program; give the state_dict of the model") from None
+        names = set()  # torch before 1.6 wrote no archives: the names are found one by one
+    while True:
+        for name in names:
+            _check_name(file, name)
+        if len(names) > _MAX_NAMES:
+            raise UserError(f"{file}: names more than {_MAX_NAMES} classes; give a plain state_dict")
+        inert: Any = [(_InertType(name, (Inert,), {}), name) for name in names]
+        try:
+            with torch.serialization.safe_globals(inert):
+                return torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if "Only persistent_load of storage" in str(error):  # a module of torch before 1.6, with its source
+                raise UserError(f"{file}: {pickled_model(max(names, key=len, default='a module'))}") from None
+            if (found := re.search(r"GLOBAL ([\w.]+)", str(error))) is None:
+                raise
+            name = found[1] if "." in found[1] else f"builtins.{found[1]}"
+            _check_name(file, name, "is blocked" in str(error) or name in names)
+            names.add(name)
+
+
+def _check_name(file: Path, name: str, is_refused: bool = False) -> None:
+    if is_refused or _HOSTILE.fullmatch(name):
+        raise UserError(f"{file}: refers to {name[:80]}, which is not data; give a plain state_dict")
+
+
+def pickled_model(name: str) -> str:
+    return f"contains a pickled object ({name[:80]}), which only its program reads; save model.state_dict() there"
