@@ -187,12 +187,12 @@ def _read_layers(arguments: argparse.Namespace, recipe: Path | None, evaluates: 
     weights = arguments.pretrained if evaluates else None
     if file := recipe or find_run_options(arguments.resume, weights):
         layers.add_recipe(file)
-        if evaluates and not recipe and isinstance(model := layers.values.get("MODEL"), dict):
-            model.pop("WEIGHTS_ENTRY", None)  # of the initial weights of that run
     elif weights and not arguments.resume:
         add_weight_options(layers, weights)
     elif arguments.resume not in (None, "auto") and (values := stored_options(Path(arguments.resume))):
         layers.add(values, arguments.resume)
+    if evaluates and not recipe and isinstance(model := layers.values.get("MODEL"), dict):
+        model.pop("WEIGHTS_ENTRY", None)  # of the initial weights of that run
     if arguments.model:
         set_model(layers, arguments.model)
     for flag in (flag for flags in FLAGS.values() for flag in flags):
