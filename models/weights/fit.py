@@ -66,7 +66,7 @@ def load_pretrained(
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits")
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
-        if "not in the file" in new_heads[0]:
+        if len([note for note in new_heads if "not in the file" in note]) >= len(_head_names(model)):
             fix = "train with these weights first, or give weights with a head"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
     notes += new_heads or ([KEPT_BY_NUMBER] if head_rows == [] else [])

@@ -251,7 +251,7 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
         model = small_vit()
         notes = load_pretrained(model, str(tmp_path / "x.pth"))
         assert "(teacher, prefix backbone.)" in notes[0] and torch.equal(model.norm.bias, RAW.norm.bias)
-        with pytest.raises(UserError, match="cannot be evaluated .*; train with these weights"):
+        with pytest.raises(UserError, match=r"cannot be evaluated .*; train with these weights"):
             load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
     flat = {f"student.{k}": v for k, v in states(far=True).items()} | states("teacher.")
     torch.save({"state_dict": flat}, tmp_path / "x.pth")
@@ -337,7 +337,7 @@ def registers(model: torch.nn.Module) -> dict:
 AUTHORS = {
     "Swin": (
         lambda: timm.create_model("swin_tiny_patch4_window7_224", **SWIN),
-        lambda model: renamed(model, *SWIN_PAIRS) | {"layers.0.blocks.0.attn.relative_position_index": torch.ones(4, 4)},
+        lambda model: renamed(model, *SWIN_PAIRS) | {"layers.0.blocks.0.attn.relative_position_index": torch.ones(4)},
     ),
     "ConvNeXt": (lambda: timm.create_model("convnext_tiny", **CONVNEXT), lambda model: renamed(model, *CONVNEXT_PAIRS)),
     "ConvNeXt V2": (
