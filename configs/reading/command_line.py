@@ -23,6 +23,7 @@ from configs.reading.flags import (
 from configs.reading.key_help import print_help
 from configs.reading.layer_rules import LAYER_RULES, REMOVED, check_family, set_model
 from configs.reading.option_layers import RUN_OPTIONS, OptionLayers, find_run_options, stored_options
+from configs.reading.unused_keys import warn_of_unused
 from configs.reading.yaml_io import parse_value, write_yaml
 from configs.rules import complete
 from configs.schema import Config
@@ -69,10 +70,13 @@ class Command:
     @property
     def name(self) -> str:
         """The command in `engine.commands` that runs it."""
-        if self.dry_run or self.profile:
-            return "dry_run" if self.dry_run else "profile"
-        if self.prediction:
-            return "predict"
+        return "dry_run" if self.dry_run else self.checked_name
+
+    @property
+    def checked_name(self) -> str:
+        """The command that runs without -dry_run."""
+        if self.profile or self.prediction:
+            return "profile" if self.profile else "predict"
         trains = "probe" if self.config.model.tuned == "probe" else "train"
         return "eval" if self.config.eval.enabled else trains
 
@@ -131,7 +135,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     config = check_options(values, layers)
     if arguments.profile:
         _check_profile(arguments.dry_run, config)
-    return Command(
+    command = Command(
         config=config,
         given=layers.values,
         dry_run=arguments.dry_run,
@@ -145,6 +149,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         split=arguments.split,
         others=tuple(parse_command_line([*argv, f"-resume={run}"], prog, set_options) for run in runs[1:]),
     )
+    return replace(command, notes=(*command.notes, *warn_of_unused(layers, command.checked_name, prediction)))
 
 
 def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:

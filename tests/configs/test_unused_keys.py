@@ -1,0 +1,103 @@
+"""The warning about options that a command does not use, against the options that the code of each command reads."""
+
+import sys
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+from conftest import TINY_VIT, noise_folder, train
+
+from configs.reading.command_line import parse_command_line
+from configs.reading.option_layers import flatten
+from configs.reading.unused_keys import unused_keys
+from configs.schema import Config
+from configs.schema.section import Section
+from engine.commands.run import run
+
+WEIGHTS = "-pretrained=x.pth"
+# Read, and without effect: dropout in an evaluation, the loss scaler, values that the command replaces or never writes.
+NO_EFFECT = "MODEL.*DROPOUT MODEL.DROPPATH MODEL.GRAD_CHECKPOINTING AMP.* EVAL.* LOGGERS DATA.DATA_PATH"
+# Used, and not read here: with -amp, of tables and shards, of rules, and of data that are split.
+IF = "AMP.* DATA.BATCH_SIZE* DATA.CACHE_* DATA.COLUMNS DATA.ENCODING DATA.IMAGE_ROOT DATA.SHUFFLE_SHARDS DATA.FOLD "
+IF += "DATA.SPLIT_SEED DATA.VAL_FRACTION MODEL.NAME NAME EVAL.ENABLED"
+
+
+def matches(key: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["-predict", ".", WEIGHTS, "-lr=3", "-opts", "DATA.GROUPS=x"], "-predict PATH does not use -lr, DATA.GROUPS"),
+        (["-predict", ".", WEIGHTS, "-opts", "DATA.IMAGE_ROOT=x"], "-predict PATH does not use DATA.IMAGE_ROOT"),
+        (["-predict", "a.csv", WEIGHTS, "-opts", "DATA.IMAGE_ROOT=x", "DATA.ENCODING=gbk"], ""),
+        (["-embed", "a.csv", WEIGHTS, "-opts", "EVAL.TTA=flip"], "-embed PATH does not use EVAL.TTA"),
+        (["-predict", "-data_path=x", WEIGHTS, "-opts", "DATA.GROUPS=(x)"], ""),
+        (["-eval", WEIGHTS, "-batch_size=3", "-compile", "-amp"], "-eval does not use -compile"),
+        (["-eval", WEIGHTS, "-dry_run", "-epochs=3"], "-eval does not use -epochs"),
+        (["-cfg=configs/vit_digits.yaml", "-eval", WEIGHTS], ""),  # of the recipe: TRAIN, LOSS
+        (["-cfg=configs/vit_digits.yaml", "-profile", "-opts", "SAVE_FREQ=1"], "-profile does not use SAVE_FREQ"),
+        (["-cfg=configs/vit_digits.yaml", "-lr=1", "-opts", "DATA.HFLIP_PROB=0"], ""),
+        (["-cfg=configs/probe.yaml", "-opts", "DATA.HFLIP_PROB=0"], "MODEL.TUNE probe does not use DATA.HFLIP_PROB"),
+    ],
+)
+def test_what_a_command_does_not_use_is_named(argv, named):
+    notes = [note for note in parse_command_line(argv).notes if "does not use" in note]
+    assert notes == ([f"Warning: {named}"] if named else [])
+
+
+def keys_of_sections(section: type[Section], above: str = "") -> dict[tuple[str, str], str]:
+    """The key of each field of a section, and of the sections in it, by the names of class and field."""
+    keys = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, Section):
+            keys |= keys_of_sections(type(field.default), f"{above}{name.upper()}.")
+        else:
+            keys[section.__name__, name] = above + name.upper()
+    return keys
+
+
+KEYS = keys_of_sections(Config)
+
+
+@pytest.fixture
+def read_keys(monkeypatch):
+    """The keys that code outside of configs/ reads."""
+    found = set[str]()
+
+    def read(section: Section, name: str) -> Any:
+        if (key := KEYS.get((type(section).__name__, name))) and sys._getframe(1).f_globals["__name__"][
+            :8
+        ] != "configs.":
+            found.add(key)
+        return object.__getattribute__(section, name)
+
+    monkeypatch.setattr(Section, "__getattribute__", read)
+    return found
+
+
+@pytest.mark.slow
+def test_no_command_reads_a_key_that_it_is_said_not_to_use(tmp_path, cpu, read_keys):
+    noise_folder(tmp_path / "data", train=8, val=4, shape=(12, 12, 3))
+    base = [f"-output={tmp_path}", "-dataset=folder", f"-data_path={tmp_path / 'data'}", "-num_workers=0"]
+    base += ["-batch_size=4", "-opts", *TINY_VIT, "TRAIN.NUM_EPOCHS=1"]
+    weights = [f"-pretrained={train(['-name=trained', *base], cpu) / 'last.pth'}", f"-output={tmp_path / 'files'}"]
+    commands = {
+        "train": base,
+        "probe": [*base, "MODEL.TUNE=probe"],
+        "profile": ["-profile", *base],
+        "eval": ["-eval", f"-data_path={tmp_path / 'data'}", *weights],
+        "predict": ["-predict", str(tmp_path / "data"), *weights],
+        "embed": ["-embed", str(tmp_path / "data"), *weights],
+    }
+    default = {key for key, _ in flatten(Config().model_dump(by_alias=True))}
+    for name, argv in commands.items():
+        read_keys.clear()
+        run(parse_command_line(argv), cpu)
+        patterns = unused_keys(name, argv[1] if name in ("predict", "embed") else None)
+        unused = {key for key in default if matches(key, patterns)}
+        if name != "probe":  # which builds parts that it does not use
+            assert not [key for key in unused & read_keys if not matches(key, NO_EFFECT.split())], name
+        if name in ("eval", "predict", "embed"):
+            assert not [key for key in default - unused - read_keys if not matches(key, IF.split())], name
