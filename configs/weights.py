@@ -98,7 +98,8 @@ class WeightsRecord:
     source: of the values, for the log. model: keys of MODEL; empty for weights that timm publishes. data: keys of DATA.
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
     that replace those of `data` in an evaluation; runs of this program have none. output_names: for a reader, also if
-    names of some classes are missing; None if there are none.
+    names of some classes are missing; None if there are none. built_for: the image size with which timm built the
+    model, if it is another one.
     """
 
     source: str
@@ -110,11 +111,21 @@ class WeightsRecord:
     plugins: tuple[str, ...] = ()
     evaluation: dict[str, Any] = field(default_factory=dict)
     output_names: list[str] | None = None
+    built_for: Any = None
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """The keys of DATA that an evaluation must share with the training."""
         return {key: self.data[key] for key in PREPROCESSING if key in self.data}
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the images of these weights; None if they do not state it."""
+        size = self.built_for or (self.data.get("IMAGE_SIZE") if self.model else None)
+        try:
+            return size and Data.model_validate({"IMAGE_SIZE": size}).input_size
+        except ValidationError:
+            return None
 
     @property
     def is_own(self) -> bool:

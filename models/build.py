@@ -31,11 +31,12 @@ def build_model(
     needs_head: bool = False,
     head_rows: Sequence[int] | None = None,
     evaluates: bool = False,
+    weights_size: tuple[int, int] | None = None,
 ) -> tuple[nn.Module, list[str]]:
     """The model of `options` on `device`, with its pretrained weights, and log lines about these weights.
 
     With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
-    head_rows: of the classes; evaluates: see `load_pretrained`.
+    head_rows: of the classes; evaluates, and weights_size, of their images: see `load_pretrained`.
 
     Raises:
         UserError: the model cannot be built, or the weights do not fit it.
@@ -46,7 +47,9 @@ def build_model(
     if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:
         notes = [KEPT_BY_NUMBER]
     elif options.pretrained and not downloaded:
-        notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows, evaluates)
+        notes = load_pretrained(
+            model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size
+        )
     if not needs_head:
         tune(model, options)
     if options.grad_checkpointing:

@@ -1,7 +1,7 @@
 """The models of timm by name, and the functions that all models built by timm share."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
@@ -112,19 +112,13 @@ def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     """
     train, test = (resolve_data_config(pretrained_cfg=published, use_test_size=is_test) for is_test in (False, True))
     of_train, of_test = (
-        {"IMAGE_SIZE": _image_size(values["input_size"]), "CROP_PCT": values["crop_pct"]} for values in (train, test)
+        {"IMAGE_SIZE": values["input_size"][1:], "CROP_PCT": values["crop_pct"]} for values in (train, test)
     )
     differing = {key: value for key, value in of_test.items() if value != of_train[key]}
     if resize := _RESIZE.get(test["crop_mode"]):
         differing |= {"RESIZE": resize, "CROP_PCT": of_test["CROP_PCT"]}
     same = {"INTERPOLATION": train["interpolation"], "IMAGENET_MEAN": train["mean"], "IMAGENET_STD": train["std"]}
     return of_train | same, differing
-
-
-def _image_size(input_size: Sequence[int]) -> int | tuple[int, ...]:
-    """DATA.IMAGE_SIZE of timm's channels, height and width."""
-    _, height, width = input_size
-    return width if height == width else (height, width)
 
 
 def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
@@ -170,13 +164,13 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
     The weights and the running statistics stay unchanged. Raises UserError if the pass fails.
     """
     device = next(model.parameters()).device
-    image = torch.zeros((1, data.image_channels, data.image_size, data.image_size), device=device)
+    image = torch.zeros((1, data.image_channels, *data.input_size), device=device)
     try:
         with torch.no_grad():
             model.eval()(image)
     except Exception as error:  # of many types, by family
         cfg = getattr(model, "default_cfg", None) or {}
-        default = f"; its default image size is {cfg['input_size'][-1]}" if "input_size" in cfg else ""
+        default = f"; its default image size is {list(cfg['input_size'][1:])}" if "input_size" in cfg else ""
         raise UserError(
             f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails "
             f"({_first_line(error)}){default}; change one of them"

@@ -42,6 +42,13 @@ class Flag:
     nargs: str | None = None
 
 
+def _image_size(text: str) -> int | list[int]:
+    sides = text.split(",")
+    if len(sides) > 2 or not all(side.isdecimal() for side in sides):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a number nor HEIGHT,WIDTH")
+    return list(map(int, sides)) if len(sides) == 2 else int(text)
+
+
 def _batch_size(text: str) -> int | str:
     try:
         return text if text == AUTO else int(text)
@@ -67,7 +74,7 @@ FLAGS = {
         Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), _batch_size, "images per device, or auto"),
         Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the memory of the GPU)"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
-        Flag("image_size", ("DATA.IMAGE_SIZE",), int, "height and width of the input, pixels"),
+        Flag("image_size", ("DATA.IMAGE_SIZE",), _image_size, "pixels of the input: a number, or HEIGHT,WIDTH"),
         Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),
     ),
     "weights and output": (

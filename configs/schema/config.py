@@ -105,11 +105,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
-        size, multiple = self.data.image_size, self.model.image_size_multiple
-        if size % multiple:
+        multiple = self.model.image_size_multiple
+        if any(side % multiple for side in self.data.input_size):
+            nearest = [max(1, round(side / multiple)) * multiple for side in self.data.input_size]
             raise ValueError(
-                f"DATA.IMAGE_SIZE {size} is not a multiple of {multiple}, as this model needs; the nearest is "
-                f"{max(1, round(size / multiple)) * multiple}"
+                f"DATA.IMAGE_SIZE {self.data.image_size} is not a multiple of {multiple}, as this model needs; the "
+                f"nearest is {nearest[0] if nearest[0] == nearest[1] else nearest}"
+            )
+        if self.model.type == "crossvit" and self.data.input_size[0] != self.data.input_size[1]:
+            raise ValueError(
+                f"DATA.IMAGE_SIZE {self.data.image_size}: CrossViT resizes images to squares; use a number"
             )
         if self.model.pretrained == "timm" and self.model.type != "timm":
             raise ValueError(

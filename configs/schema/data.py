@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Wr
 from configs.data_sets import properties_of
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.reading.yaml_io import shorten
-from configs.schema.section import Floats, Pair, Path, Probability, Section, option
+from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Section, option
 
 _BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -95,7 +95,7 @@ class Data(Section):
     max_pixels: int = option(
         MAX_PIXELS, "larger images are unreadable: decoding takes up to 20 bytes per pixel", ge=1, le=10**10
     )
-    image_size: int = option(224, "height and width of the model's input, pixels", ge=1)
+    image_size: ImageSize = option(224, "the model's input, pixels: one number, or [height, width]")
     image_channels: Literal[1, 3] = option(3, "1: grayscale, 3: RGB")
     grey_range: Pair | None = option(None, "values of 16-bit grayscale that become 0 and 255; null: 0 and 65535")
     resize: Literal["crop", "squash", "pad"] = option(
@@ -143,7 +143,7 @@ class Data(Section):
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
     random_crop_scale: Pair = option((0.08, 1.0), "training crop: area / area of the image")
-    random_crop_ratio: Pair = option((3 / 4, 4 / 3), "training crop: width / height")
+    random_crop_ratio: Pair = option((3 / 4, 4 / 3), "training crop: width / height, relative to IMAGE_SIZE's")
     hflip_prob: Probability = option(0.5, "training: probability of a horizontal flip")
     vflip_prob: Probability = option(0.0, "training: probability of a vertical flip")
     repeated_augmentation: int = option(
@@ -166,7 +166,7 @@ class Data(Section):
     @property
     def input_size(self) -> tuple[int, int]:
         """Height and width of the model's input."""
-        return self.image_size, self.image_size
+        return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
     @property
     def eval_batch_size(self) -> int:

@@ -1,5 +1,6 @@
 """The base class of the option sections, and the value types of options."""
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -22,6 +23,14 @@ def as_names(value: Any) -> Any:
     return (value,) if isinstance(value, str) else as_tuple(value)
 
 
+def _as_image_size(size: Any) -> Any:
+    """Height and width of equal numbers as one number; `128,32`, as flags have it, as two."""
+    if isinstance(size, str) and (sides := re.fullmatch(r"[(\[]?(\d+), ?(\d+)[)\]]?", size)):
+        size = tuple(map(int, sides.groups()))
+    size = as_tuple(size)
+    return size[0] if isinstance(size, tuple) and len(size) == 2 and size[0] == size[1] else size
+
+
 def _check_path(path: str) -> str:
     if "\0" in path:
         raise ValueError("a path cannot contain a zero byte")
@@ -36,6 +45,8 @@ def _check_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_check_name)]
 Pair = Annotated[tuple[float, float], BeforeValidator(as_tuple)]
+Side = Annotated[int, Field(ge=1)]  # of an image, pixels
+ImageSize = Annotated[Side | tuple[Side, Side], BeforeValidator(_as_image_size)]
 Bools = Annotated[tuple[bool, ...], BeforeValidator(as_tuple)]
 Ints = Annotated[tuple[int, ...], BeforeValidator(as_tuple)]
 Counts = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(as_tuple)]

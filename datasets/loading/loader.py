@@ -48,7 +48,7 @@ class BatchReader(Dataset[Batch | UserError]):
 
     def __init__(self, samples: Samples, data: Data, transform: HostTransform, timeout_seconds: float = 600.0) -> None:
         self.samples, self.data, self.transform, self.timeout_seconds = samples, data, transform, timeout_seconds
-        self.image_shape = (data.image_channels, data.image_size, data.image_size)
+        self.image_shape = (data.image_channels, *data.input_size)
         self.slots: ImageSlots | None = None  # of a reader in a worker
 
     def __getitems__(self, keys: list[Key]) -> Any:

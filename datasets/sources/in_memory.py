@@ -55,11 +55,11 @@ class FakeImages(Samples):
     has_class_names = False
     in_memory = True
 
-    def __init__(self, num_samples: int, num_classes: int, size: int) -> None:
+    def __init__(self, num_samples: int, num_classes: int, size: tuple[int, int]) -> None:
         rng = np.random.default_rng(num_samples)
         super().__init__([str(label) for label in range(num_classes)])
         self.targets = rng.integers(num_classes, size=num_samples)
-        self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, size, size), dtype=np.uint8))
+        self.pool = torch.from_numpy(rng.integers(256, size=(16, 3, *size), dtype=np.uint8))
 
     def open(self, index: int, channels: int) -> LazyImage:
         return LazyImage(self.pool[index % len(self.pool), :channels])
@@ -98,7 +98,7 @@ class Fake(Source):
 
     def read(self, split: str) -> FakeImages:
         num_samples = max(1280, 40 * self.data.batch_size) if split == "train" else 256
-        return FakeImages(num_samples, num_classes=1000, size=self.data.image_size)
+        return FakeImages(num_samples, num_classes=1000, size=self.data.input_size)
 
 
 _FIX = "extract the archive again"

@@ -54,7 +54,8 @@ class RandomAffine(RandomDeviceOperation):
     def __init__(self, data: Data) -> None:
         super().__init__()
         self.degrees, self.translate, self.scale = data.affine_degrees, data.affine_translate, data.affine_scale
-        self.probability = data.affine_prob
+        self.probability, (height, width) = data.affine_prob, data.input_size
+        self.aspect = height / width
 
     def draw(self, rng: random.Random) -> list[list[float]]:
         """The map (2, 3) from a pixel of the new image to a pixel of the old one, in coordinates from -1 to 1."""
@@ -64,7 +65,7 @@ class RandomAffine(RandomDeviceOperation):
         zoom = rng.uniform(*self.scale)
         right, down = (2 * rng.uniform(-self.translate, self.translate) for _ in range(2))
         cos, sin = math.cos(angle) / zoom, math.sin(angle) / zoom
-        return [[cos, -sin, right], [sin, cos, down]]
+        return [[cos, -sin * self.aspect, right], [sin / self.aspect, cos, down]]
 
     def collate(self, drawn: list[list[list[float]] | None]) -> tuple[torch.Tensor, ...]:
         """float32 (B, 2, 3), zeros for padding."""
@@ -110,7 +111,7 @@ class RandomErase(RandomDeviceOperation):
 
     def __init__(self, data: Data, train: Train) -> None:
         super().__init__()
-        self.size, self.mode = data.image_size, train.random_erase_mode
+        self.size, self.mode = data.input_size, train.random_erase_mode
         self.probability, self.count = train.random_erase_prob, train.random_erase_count
 
     def draw(self, rng: random.Random) -> list[Box] | None:
@@ -134,9 +135,9 @@ class RandomErase(RandomDeviceOperation):
             return self._erase_one_by_one(images, positions.tolist(), boxes.tolist())
         parts = images[positions]
         top, left, height, width = boxes[..., None].unbind(2)  # each (K, R, 1)
-        pixel = torch.arange(images.shape[-1], device=images.device)
-        rows = (pixel >= top) & (pixel < top + height)  # (K, R, S)
-        columns = (pixel >= left) & (pixel < left + width)
+        y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+        rows = (y >= top) & (y < top + height)  # (K, R, S)
+        columns = (x >= left) & (x < left + width)
         masks = rows[..., :, None] & columns[..., None, :]  # (K, R, S, S)
         if self.mode == "rand":
             colors = torch.randn((*boxes.shape[:2], parts.shape[1], 1, 1), device=parts.device)
@@ -160,15 +161,15 @@ class RandomErase(RandomDeviceOperation):
         return images
 
 
-def random_erase_box(size: int, count: int, rng: random.Random) -> Box:
-    """One of `count` boxes in an image of `size` x `size` pixels; empty if ten boxes in a row do not fit."""
+def random_erase_box(size: tuple[int, int], count: int, rng: random.Random) -> Box:
+    """One of `count` boxes in an image of `size`, height and width; empty if ten boxes in a row do not fit."""
     low, high = (math.log(bound) for bound in _ERASED_RATIO)
     for _ in range(_MAX_TRIES):
-        area = rng.uniform(*_ERASED_AREA) * size * size / count
+        area = rng.uniform(*_ERASED_AREA) * size[0] * size[1] / count
         ratio = math.exp(rng.uniform(low, high))
         height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if height < size and width < size:
-            return rng.randint(0, size - height), rng.randint(0, size - width), height, width
+        if height < size[0] and width < size[1]:
+            return rng.randint(0, size[0] - height), rng.randint(0, size[1] - width), height, width
     return _EMPTY_BOX
 
 

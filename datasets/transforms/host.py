@@ -94,7 +94,9 @@ _ImageOperation = Callable[[torch.Tensor, random.Random], torch.Tensor]
 
 def random_resized_crop(data: Data, image: LazyImage, rng: random.Random) -> torch.Tensor:
     """A random box of the image, resized to (C, S, S) (Szegedy et al., 2014). Only the box is decoded if possible."""
-    box = random_crop_box(*image.size, data.random_crop_scale, data.random_crop_ratio, rng)
+    height, width = data.input_size
+    low, high = (ratio * (width / height) for ratio in data.random_crop_ratio)
+    box = random_crop_box(*image.size, data.random_crop_scale, (low, high), rng)
     return resize(image.crop(box), *data.input_size, data.interpolation)
 
 

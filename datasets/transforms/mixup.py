@@ -54,15 +54,18 @@ class Mixup(nn.Module):
         if not (self.mixup_alpha or self.cutmix_alpha) or (self.off_epoch and epoch >= self.off_epoch):
             return images, targets
         seed = int(torch.randint(_NUMPY_SEEDS, ()))
-        batch, size = len(images), images.shape[-1]
+        batch, (height, width) = len(images), images.shape[-2:]
         count = {"batch": 1, "pair": batch // 2, "elem": batch}[self.mode]
-        draws = self.draw(np.random.default_rng(seed), count, size)
+        draws = self.draw(np.random.default_rng(seed), count, (height, width))
         if self.mode == "batch":
             return self.mix_batch(images, targets, draws)
         return self.mix_elements(images, targets, mirrored(draws, batch) if self.mode == "pair" else draws)
 
-    def draw(self, rng: np.random.Generator, count: int, size: int) -> MixDraws:
-        """The parameters of `count` mixes. Each is CutMix, mixup, or, with weight 1, neither."""
+    def draw(self, rng: np.random.Generator, count: int, size: tuple[int, int]) -> MixDraws:
+        """The parameters of `count` mixes. Each is CutMix, mixup, or, with weight 1, neither.
+
+        size: height and width of the images.
+        """
         is_mixed = rng.random(count) < self.probability
         is_cutmix = is_mixed & (rng.random(count) < self.cutmix_share)
         alpha = np.where(is_cutmix, self.cutmix_alpha, self.mixup_alpha)
@@ -70,7 +73,7 @@ class Mixup(nn.Module):
         boxes = _minmax_boxes(rng, self.minmax, count, size) if self.minmax else _boxes(rng, weight, size)
         boxes = np.where(is_cutmix[:, None], boxes, 0)
         top, bottom, left, right = boxes.T
-        weight = np.where(is_cutmix, 1 - (bottom - top) * (right - left) / size**2, weight)
+        weight = np.where(is_cutmix, 1 - (bottom - top) * (right - left) / (size[0] * size[1]), weight)
         return MixDraws(np.where(is_mixed, weight, 1.0), boxes, is_cutmix)
 
     def mix_batch(
@@ -94,8 +97,8 @@ class Mixup(nn.Module):
         weight = _to_device(draws.weight.astype(np.float32), images.device)[:, None]
         pixel_weight = np.where(draws.is_cutmix, 1, draws.weight).astype(np.float32)
         top, bottom, left, right = _to_device(draws.box, images.device).T[:, :, None]  # each (B, 1)
-        pixel = torch.arange(images.shape[-1], device=images.device)
-        rows, columns = (pixel >= top) & (pixel < bottom), (pixel >= left) & (pixel < right)  # (B, S)
+        y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+        rows, columns = (y >= top) & (y < bottom), (x >= left) & (x < right)  # (B, S)
         in_box = rows[:, :, None] & columns[:, None, :]  # (B, S, S)
         share = torch.where(in_box, 0.0, _to_device(pixel_weight, images.device)[:, None, None])
         return images.flip(0).lerp_(images, share[:, None]), self._mix_targets(targets, weight)
@@ -115,20 +118,23 @@ def mirrored(draws: MixDraws, batch: int) -> MixDraws:
     return MixDraws(*(np.concatenate([half, odd, half[::-1]]) for half, odd in zip(draws, unmixed, strict=True)))
 
 
-def _minmax_boxes(rng: np.random.Generator, minmax: tuple[float, float], count: int, size: int) -> np.ndarray:
+def _minmax_boxes(
+    rng: np.random.Generator, minmax: tuple[float, float], count: int, size: tuple[int, int]
+) -> np.ndarray:
     """Boxes (count, 4) whose sides are uniform in CUTMIX_MINMAX."""
-    low, high = (int(size * share) for share in minmax)
-    height, width = rng.integers(low, max(high, low + 1), (2, count))
-    top, left = rng.integers(0, size - height + 1), rng.integers(0, size - width + 1)
+    bounds = [[int(side * share) for share in minmax] for side in size]
+    height, width = (rng.integers(low, max(high, low + 1), count) for low, high in bounds)
+    top, left = rng.integers(0, size[0] - height + 1), rng.integers(0, size[1] - width + 1)
     return np.stack([top, top + height, left, left + width], axis=1)
 
 
-def _boxes(rng: np.random.Generator, weight: np.ndarray, size: int) -> np.ndarray:
+def _boxes(rng: np.random.Generator, weight: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Boxes (D, 4) around uniform centers, clipped; before clipping their area is 1 - `weight` of the image."""
-    side = (size * np.sqrt(1 - weight)).astype(int)
-    center = rng.integers(0, size, (2, len(weight)))
-    start, stop = np.clip(center - side // 2, 0, size), np.clip(center + (side + 1) // 2, 0, size)
-    return np.stack([start[0], stop[0], start[1], stop[1]], axis=1)
+    edges = []
+    for side in size:
+        length, center = (side * np.sqrt(1 - weight)).astype(int), rng.integers(0, side, len(weight))
+        edges += [np.clip(center - length // 2, 0, side), np.clip(center + (length + 1) // 2, 0, side)]
+    return np.stack(edges, axis=1)
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -136,7 +136,7 @@ def build_policies(data: Data, train: Train) -> list[Policy]:
     """AUGMENT_POLICY precedes RAND_AUGMENT, AUTO_AUGMENT and COLOR_JITTER; only 3a keeps the jitter, as in timm."""
     jitter: list[Policy] = [ColorJitter(train.color_jitter)] if train.color_jitter else []
     if train.augment_policy:
-        policy = TimmPolicy(train.augment_policy, data.image_size, data.imagenet_mean, data.interpolation)
+        policy = TimmPolicy(train.augment_policy, min(data.input_size), data.imagenet_mean, data.interpolation)
         return [policy, *jitter] if "3a" in train.augment_policy else [policy]
     if train.rand_augment:
         return [RandAugment(train.rand_augment_layers, train.rand_augment_magnitude)]

@@ -246,6 +246,7 @@ def _record_of_config(path: Path) -> WeightsRecord:
         model=model,
         data=data | {"IMAGE_CHANNELS": config["pretrained_cfg"].get("input_size", [3])[0]},
         evaluation=evaluation,
+        built_for=config["model_args"].get("img_size"),
         class_names=[to_nfc(names[output]) for output in outputs] if is_complete else None,
         output_names=[str(texts.get(name := names.get(i, str(i)), name)) for i in outputs] if names else None,
         num_classes=_count(model["NUM_CLASSES"]),

@@ -137,18 +137,19 @@ class _Rollout:
 
 
 def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
-    """uint8 (C, S, S) -> RGB of `side` pixels; small images are enlarged pixel by pixel."""
+    """uint8 (C, H, W) -> RGB, its longer side of `side` pixels; small images are enlarged pixel by pixel."""
     pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-    resampling = Image.Resampling.NEAREST if len(pixels) < side else Image.Resampling.LANCZOS
-    return Image.fromarray(pixels).resize((side, side), resampling)
+    picture, longer = Image.fromarray(pixels), max(crop.shape[1:])
+    resampling = Image.Resampling.NEAREST if longer < side else Image.Resampling.LANCZOS
+    return picture.resize([max(1, side * length // longer) for length in picture.size], resampling)
 
 
 def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _SIDE) -> None:
-    """Writes the gray crop, uint8 (C, S, S), colored by the map (rows, columns) in 0..1: a picture of `side` pixels."""
-    values = F.interpolate(heat[None, None], size=(side, side), mode="bilinear")[0, 0].numpy()
+    """Writes the gray crop, uint8 (C, H, W), colored by the map (rows, columns) in 0..1, as `to_picture`."""
+    gray = to_picture(crop, side).convert("L").convert("RGB")
+    values = F.interpolate(heat[None, None], size=(gray.height, gray.width), mode="bilinear")[0, 0].numpy()
     points = np.linspace(0, 1, len(_COLORS))
     colors = np.stack([np.interp(values, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
-    gray = to_picture(crop, side).convert("L").convert("RGB")
     save_picture(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
 
 
@@ -176,7 +177,7 @@ def write_maps(
     for crop, (_, index, _) in compress(zip(batch.images, keys, strict=True), is_sample):
         # One by one: the maps or the graph of a large model take gigabytes.
         heat = heat_map(model, evaluator.transform(crop[None]), evaluator)[0]
-        write_map(folder / explanation_file(index, samples.name(index)), crop.cpu(), heat, max(crop.shape[-1], 160))
+        write_map(folder / explanation_file(index, samples.name(index)), crop.cpu(), heat, max(*crop.shape[1:], 160))
 
 
 def heat_map(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
@@ -196,7 +197,8 @@ def input_gradient(model: nn.Module, images: torch.Tensor, evaluator: Evaluator)
             logits = evaluator.forward(model, images)
         (gradients,) = torch.autograd.grad(logits.amax(-1).sum(), images)
     products = (gradients * images.detach()).sum(1).abs()
-    return to_unit_range(F.adaptive_avg_pool2d(products, min(_CELLS, products.shape[-1])))
+    rows, columns = (min(_CELLS, side) for side in products.shape[1:])
+    return to_unit_range(F.adaptive_avg_pool2d(products, (rows, columns)))
 
 
 _SHOWN_ROWS = 24  # with pictures

@@ -41,7 +41,7 @@ class EvaluationPlan:
 
     samples: to evaluate, with the class names of the model. class_mask: the logits to compute, bool (C,); None: all.
     split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log. needs_head: False
-    if the weights may lack a head. notes: lines for the log.
+    if the weights may lack a head. notes: lines for the log. weights_size: see `build_model`.
     """
 
     config: Config
@@ -51,6 +51,7 @@ class EvaluationPlan:
     title: str
     needs_head: bool
     notes: list[str | Fact]
+    weights_size: tuple[int, int] | None
 
 
 def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationPlan:
@@ -102,6 +103,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         title=_TITLES.get(command.split, "Validation"),
         needs_head=not (prediction and prediction.embeds),
         notes=notes,
+        weights_size=record.image_size if record else None,
     )
 
 

@@ -152,8 +152,9 @@ def _preprocessing(run: RunContents) -> str:
     labels = {"crop_pct": "crop"} if values.get("resize", "crop") == "crop" else {"resize": ""}
     labels |= {"channels": "channels", "mean": "mean", "std": "std", "interpolation": ""}
     shown = [f"{label} {values[name]}".strip() for name, label in labels.items() if name in values]
-    side = run.options["DATA.IMAGE_SIZE"]
-    return ", ".join([f"{side} × {side} pixels", *shown])
+    size = run.options["DATA.IMAGE_SIZE"]
+    height, width = size if isinstance(size, list) else (size, size)
+    return ", ".join([f"{height} × {width} pixels", *shown])
 
 
 def _training(run: RunContents) -> str:

@@ -148,7 +148,7 @@ class TrainingData:
 class Preprocessing:
     """The crops of an evaluation, and the normalization. sources: of the values."""
 
-    image_size: Count
+    image_size: Count | tuple[Count, Count]
     crop_pct: float
     interpolation: str
     mean: list[float]
@@ -158,7 +158,8 @@ class Preprocessing:
 
     def __str__(self) -> str:
         crop = f" {self.crop_pct:g}" if self.resize == "crop" or self.crop_pct != 1 else ""
-        crop = f"{self.image_size} pixels, {self.resize}{crop}, {self.interpolation}"
+        size = " x ".join(map(str, self.image_size)) if isinstance(self.image_size, tuple) else self.image_size
+        crop = f"{size} pixels, {self.resize}{crop}, {self.interpolation}"
         return f"Preprocessing: {crop}, mean {self.mean}, std {self.std} ({self.sources})"
 
 

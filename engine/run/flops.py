@@ -170,7 +170,7 @@ def _count(meta_model: nn.Module, data: Data) -> int:
 
     Recomputed values do not count as model FLOPs; torch would count the ones of fused attention and checkpointing.
     """
-    images = torch.empty((1, data.image_channels, data.image_size, data.image_size), device="meta")
+    images = torch.empty((1, data.image_channels, *data.input_size), device="meta")
     use_attention(meta_model, EXPLICIT)
     checkpointed: list[Any] = [module for module in meta_model.modules() if hasattr(module, "grad_checkpointing")]
     for module in checkpointed:

@@ -137,7 +137,7 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
     """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
     data = config.data
-    shape = (data.batch_size, data.image_channels, data.image_size, data.image_size)
+    shape = (data.batch_size, data.image_channels, *data.input_size)
     generator = torch.Generator().manual_seed(0)
     return [
         Batch(

@@ -47,11 +47,15 @@ class EvalModel:
     notes: list[str | Fact]
 
 
-def build_eval_model(config: Config, context: ProcessContext, needs_head: bool = True) -> EvalModel:
-    """Without `needs_head`, the weights need no head, and the model is for its features."""
+def build_eval_model(
+    config: Config, context: ProcessContext, needs_head: bool = True, weights_size: tuple[int, int] | None = None
+) -> EvalModel:
+    """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
     switch_notes = set_process_switches(config, context.device)
     options = config.with_model(**UNTUNED).model
-    model, notes = build_model(options, config.data, context.device, needs_head, evaluates=True)
+    model, notes = build_model(
+        options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
+    )
     convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
@@ -78,7 +82,7 @@ class EvaluationSession:
 
 def _build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
     plan = plan_evaluation(command, context, logger)
-    built = build_eval_model(plan.config, context, plan.needs_head)
+    built = build_eval_model(plan.config, context, plan.needs_head, plan.weights_size)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
     logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
@@ -172,7 +176,7 @@ def build_eval_files(
 
 def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
     """Two black images (2, C, S, S): the fewest with which batch norm works."""
-    return torch.zeros((2, data.image_channels, data.image_size, data.image_size), device=context.device)
+    return torch.zeros((2, data.image_channels, *data.input_size), device=context.device)
 
 
 def attention_notes(model: nn.Module, images: torch.Tensor) -> list[Attention]:

@@ -37,6 +37,7 @@ def load_pretrained(
     options: Model | None = None,
     head_rows: Sequence[int] | None = None,
     evaluates: bool = False,
+    image_size: tuple[int, int] | None = None,
 ) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -50,6 +51,8 @@ def load_pretrained(
     head_rows: for each output of a head, its row in the head of the file, or -1 for a new class; without any known
     class the heads are new. Empty or None: heads of equal shape are kept; if empty, the data has class names.
     evaluates: see `choose`.
+    image_size: height and width of the images of the weights; None if they do not state it: position embeddings of
+    another number of tokens are then of a square.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
@@ -61,7 +64,7 @@ def load_pretrained(
     notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
     notes += _fit_channels(model, state, own)
     notes += _keep_fixed(model, state, own)
-    notes += _resize_positions(model, state, own)
+    notes += _resize_positions(model, state, own, image_size)
     new_heads = _fit_pooling(state, own)
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits")
     if new_heads and needs_head:
@@ -130,32 +133,43 @@ def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:
     return [f"fixed by a formula, not read: {summarize_names(replaced)}"] if replaced else []
 
 
-def _resize_positions(model: nn.Module, state: State, own: State) -> list[str]:
-    """Resizes position embeddings (1, N, D) of a square grid, and tables of relative positions, by timm's functions.
+def _resize_positions(
+    model: nn.Module, state: State, own: State, image_size: tuple[int, int] | None = None
+) -> list[str]:
+    """Resizes position embeddings (1, N, D), and tables of relative positions, by timm's functions.
 
+    image_size: as in `load_pretrained`. As many tokens may have another grid (8 x 2 and 4 x 4), which timm overlooks.
     Tensors that they cannot resize stay unchanged: the check of shapes refuses them.
     """
     for name in [name for name in state if name.endswith(_COMPUTED)]:
         del state[name]
     state.update({name: tensor for name, tensor in own.items() if name.endswith(_COMPUTED)})
-    timm_model: Any = model
+    patches: Any = getattr(model, "patch_embed", None)
+    grid, patch = (list(getattr(patches, name, None) or ()) for name in ("grid_size", "patch_size"))
+    old_grid = [side // length for side, length in zip(image_size or (), patch, strict=False)]
     resize_table: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    resized = []
+    resized, notes = [], list[str]()
     for name, target in own.items():
         source = state.get(name)
-        if source is None or source.shape == target.shape or not name.endswith(_POSITIONS):
+        if source is None or not name.endswith(_POSITIONS):
+            continue
+        prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
+        is_grid = name == "pos_embed" and source.ndim == 3 and bool(grid)
+        is_known = is_grid and bool(old_grid) and math.prod(old_grid) == source.shape[1] - prefix_tokens
+        if source.shape == target.shape and not (is_known and old_grid != grid):
+            if is_grid and not is_known and grid[0] != grid[1]:
+                notes = [f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"]
             continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
             if name == "pos_embed":
-                grid = timm_model.patch_embed.grid_size
-                prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
-                found = resample_abs_pos_embed(source, list(grid), num_prefix_tokens=prefix_tokens)
+                old = old_grid if is_known else None  # None: a square
+                found = resample_abs_pos_embed(source, grid, old, num_prefix_tokens=prefix_tokens)
             else:
                 found = resize_table({name: source}, model)[name]
             if found.shape == target.shape:
                 state[name] = found
                 resized.append(f"{name} from {_shape(source)} to {_shape(target)}")
-    return [f"positions: resized as timm does: {summarize_names(resized)}"] if resized else []
+    return notes + ([f"positions: resized as timm does: {summarize_names(resized)}"] if resized else [])
 
 
 def _fit_heads(

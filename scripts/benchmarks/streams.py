@@ -142,7 +142,7 @@ def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
 def _decode(data: Data, crops: list[tuple[bytes, Box]]) -> int:
     for encoded, box in crops:
         image = open_image(encoded, data.image_channels, lambda: "")
-        resize(image.crop(box), data.image_size, data.image_size, data.interpolation)
+        resize(image.crop(box), *data.input_size, data.interpolation)
     return len(crops)
 
 
@@ -150,7 +150,7 @@ def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
     """The loader with the arguments of timm's train.py."""
     loader = timm.data.create_loader(
         timm.data.create_dataset("", root=data.data_path, split="train", is_training=True),
-        input_size=(3, data.image_size, data.image_size),
+        input_size=(3, *data.input_size),
         batch_size=data.batch_size,
         is_training=True,
         num_workers=data.num_workers,

@@ -91,12 +91,14 @@ def timm_flags(config: Config, data: Path, output: Path, interval: int, val_spli
 
 
 def _data_values(config: Config) -> dict[str, Any]:
-    data = config.data
-    return {
+    data, (height, width) = config.data, config.data.input_size
+    size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
+    return size | {
         "batch-size": data.batch_size, "validation-batch-size": data.eval_batch_size,
-        "img-size": data.image_size, "in-chans": data.image_channels,
+        "in-chans": data.image_channels,
         "mean": data.imagenet_mean, "std": data.imagenet_std,
-        "scale": data.random_crop_scale, "ratio": data.random_crop_ratio, "hflip": data.hflip_prob,
+        "scale": data.random_crop_scale, "ratio": [bound * (width / height) for bound in data.random_crop_ratio],
+        "hflip": data.hflip_prob,
         "vflip": data.vflip_prob or None,
         "train-interpolation": data.interpolation, "interpolation": data.interpolation,
         "color-jitter": 0, "crop-pct": data.crop_pct,

@@ -50,7 +50,7 @@ def load_safetensors(trained: TrainedModel, path: Path) -> Forward:
 def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.ExportedProgram:
     """Raises UserError if torch cannot trace the model."""
     data = trained.config.data
-    images = torch.zeros((2, data.image_channels, data.image_size, data.image_size))  # with 1, torch fixes the batch
+    images = torch.zeros((2, data.image_channels, *data.input_size))  # with 1, torch fixes the batch
     try:
         program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:  # of many types, by the operation

@@ -55,9 +55,9 @@ def _complete(file: Path, multi_label: bool) -> None:
 
 def data_config(values: dict[str, Any]) -> dict[str, Any]:
     """The preprocessing of a checkpoint, as from `describe_data`, in timm's names."""
-    resize = values.get("resize", "crop")  # earlier checkpoints have no `resize`
+    resize, size = values.get("resize", "crop"), values["image_size"]  # earlier checkpoints have no `resize`
     return {
-        "input_size": (values["channels"], values["image_size"], values["image_size"]),
+        "input_size": (values["channels"], *(size if isinstance(size, list) else (size, size))),
         "interpolation": values["interpolation"],
         "mean": tuple(values["mean"]),
         "std": tuple(values["std"]),

@@ -101,7 +101,7 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
             differ from the logits of `model` by more than `TOLERANCE`.
     """
     data = config.data
-    shape = (data.image_channels, data.image_size, data.image_size)
+    shape = (data.image_channels, *data.input_size)
     try:
         checked_archive_bytes(file)
         with np.load(file, allow_pickle=False) as arrays:

@@ -45,7 +45,7 @@ class Teacher:
         """
         precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
-        self.precision, self.size = precision, own.image_size
+        self.precision, self.size = precision, own.input_size
         self._outputs = None if outputs is None else torch.tensor(outputs, device=precision.device)
         self._rescale = _rescale(own, student, precision.device)
 
@@ -60,9 +60,9 @@ class Teacher:
         if self._rescale:
             factor, offset = self._rescale
             images = torch.addcmul(offset, images, factor)
-        if images.shape[-1] == self.size:
+        if images.shape[-2:] == self.size:
             return images
-        return F.interpolate(images, size=(self.size, self.size), mode="bicubic", antialias=True)
+        return F.interpolate(images, size=self.size, mode="bicubic", antialias=True)
 
 
 def _rescale(own: Data, student: Data, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -146,8 +146,8 @@ def _find_model(
     if checkpoint:
         data = checkpoint.data
     elif published and not data:
-        channels, *_, width = published.input_size
-        data = dict(zip(_PREPROCESSING, (width, channels, list(published.mean), list(published.std)), strict=True))
+        channels, *size = published.input_size
+        data = dict(zip(_PREPROCESSING, (size, channels, list(published.mean), list(published.std)), strict=True))
     layers = OptionLayers({"MODEL": model, "DATA": data})
     check_family(layers)
     sections, _ = complete(layers)

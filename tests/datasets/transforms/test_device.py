@@ -33,8 +33,8 @@ def test_affine_map_has_its_probability():
     assert torch.allclose(affine(images, matrix), images, atol=1e-3)
 
 
-@pytest.mark.parametrize(("degrees", "shift", "zoom"), [(0, 0, 1.5), (20, 0.1, 0.8)])
-def test_affine_map_equals_torchvisions(degrees, shift, zoom):
+@pytest.mark.parametrize(("degrees", "shift", "zoom", "width"), [(0, 0, 1.5, 48), (20, 0.1, 0.8, 48), (20, 0, 1, 36)])
+def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
     """One drawn map, against torchvision's affine with the same angle, shift and zoom."""
 
     class Fixed(random.Random):
@@ -42,13 +42,16 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom):
             return high
 
     scale = [min(zoom, 1.0) / 2, zoom]
-    data = Data.model_validate(GREY | {"AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift, "AFFINE_SCALE": scale})
+    size = {"IMAGE_SIZE": [48, width]}
+    data = Data.model_validate(
+        GREY | size | {"AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift, "AFFINE_SCALE": scale}
+    )
     affine = RandomAffine(data)
     (matrix,) = affine.collate([affine.draw(Fixed())])
-    images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, 48), 9, 1, 4).mul(255).to(torch.uint8)
+    images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, width), 9, 1, 4).mul(255).to(torch.uint8)
     ours = affine(images, matrix)
     # Ours shifts in the frame of the old image before it rotates, torchvision's after: the shift is converted here.
-    cos, sin = matrix[0, 0, 0] * zoom, matrix[0, 1, 0] * zoom
+    cos, sin = matrix[0, 0, 0] * zoom, matrix[0, 1, 0] * zoom * width / 48
     right, down = -shift * 48 * zoom, -shift * 48 * zoom
     moved = [float(right * cos + down * sin), float(-right * sin + down * cos)]
     theirs = v2.functional.affine(

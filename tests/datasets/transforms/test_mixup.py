@@ -1,5 +1,7 @@
 """Mixup and CutMix, compared with timm's `Mixup` for the same parameters, and their distributions."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import timm.data.mixup as timm_mixup
@@ -25,7 +27,7 @@ def mixup_of(options: dict, mode: str = "batch", **more) -> Mixup:
 
 def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn((count, 3, 12, 12), generator=generator), torch.arange(count) % 5
+    return torch.randn((count, 3, 12, 20), generator=generator), torch.arange(count) % 5
 
 
 class Timm(timm_mixup.Mixup):
@@ -85,36 +87,38 @@ def test_images_and_targets_equal_timms(kind, mode, monkeypatch):
 class FixedDraws:
     """Draws these weights, and centers of CutMix boxes."""
 
-    def __init__(self, weights: np.ndarray, centers: np.ndarray) -> None:
+    def __init__(self, weights: np.ndarray, centers: Iterator[np.ndarray]) -> None:
         self.beta, self.random = lambda *_: weights, np.zeros
-        self.integers = lambda *_: centers
+        self.integers = lambda *_: next(centers)
 
 
-@pytest.mark.parametrize("size", [15, 16])
+@pytest.mark.parametrize("size", [(15, 15), (16, 16), (16, 9)])
 def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
-    sides, places = np.arange(size), np.unique(np.linspace(0, size - 1, 16).astype(int))
-    side, top, left = (grid.ravel() for grid in np.meshgrid(sides, places, places))
-    weights, centers = 1 - ((side + 0.5) / size) ** 2, np.stack([top, left])
-    draws = mixup_of({"CUTMIX_ALPHA": 1.0}).draw(FixedDraws(weights, centers), len(side), size)
+    rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)
+    side, top, left = (grid.ravel() for grid in np.meshgrid(np.arange(size[0]), rows, columns))
+    weights, centers = 1 - ((side + 0.5) / size[0]) ** 2, np.stack([top, left])
+    draws = mixup_of({"CUTMIX_ALPHA": 1.0}).draw(FixedDraws(weights, iter(centers)), len(side), size)
     drawn = iter(centers.T.ravel())  # timm draws the row, then the column
     monkeypatch.setattr(timm_mixup.np.random, "randint", lambda *_, **__: next(drawn))
-    theirs = [timm_mixup.cutmix_bbox_and_lam((3, size, size), weight) for weight in weights]
+    theirs = [timm_mixup.cutmix_bbox_and_lam((3, *size), weight) for weight in weights]
     assert draws.box.tolist() == [[int(edge) for edge in box] for box, _ in theirs]
     assert draws.weight.tolist() == [share for _, share in theirs]
 
 
 def test_boxes_of_a_range_of_sides():
-    draws = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)}).draw(np.random.default_rng(0), 8000, 32)
+    draws = mixup_of({"CUTMIX_MINMAX": (0.2, 0.8)}).draw(np.random.default_rng(0), 8000, (32, 24))
     top, bottom, left, right = draws.box.T
-    assert draws.is_cutmix.all() and np.allclose(draws.weight, 1 - (bottom - top) * (right - left) / 32**2)
-    for low, high in ((top, bottom), (left, right)):
-        assert (low >= 0).all() and (high <= 32).all()
-        assert set(high - low) == set(range(int(0.2 * 32), int(0.8 * 32)))
+    assert draws.is_cutmix.all() and np.allclose(draws.weight, 1 - (bottom - top) * (right - left) / (32 * 24))
+    for low, high, side in ((top, bottom, 32), (left, right, 24)):
+        assert (low >= 0).all() and (high <= side).all()
+        assert set(high - low) == set(range(int(0.2 * side), int(0.8 * side)))
 
 
 def test_probabilities_and_weights():
-    draws = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}).draw(np.random.default_rng(0), 20000, 224)
+    draws = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}).draw(
+        np.random.default_rng(0), 20000, (224, 224)
+    )
     mixed = draws.weight != 1
     assert mixed.mean() == pytest.approx(0.6, abs=0.015)
     assert draws.is_cutmix.sum() / mixed.sum() == pytest.approx(0.3, abs=0.015)

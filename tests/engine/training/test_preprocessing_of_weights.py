@@ -10,6 +10,7 @@ import timm
 import torch
 from conftest import train
 from timm.data import create_transform, resolve_data_config
+from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
 
 from configs.reading.command_line import parse_command_line
@@ -17,11 +18,13 @@ from configs.reading.yaml_io import read_yaml
 from configs.schema import Data
 from configs.weights import WeightsRecord, follow
 from datasets.decoding.decode import LazyImage
+from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint import weights_record
 from engine.plan.evaluation import plan_evaluation
 from engine.run.facts import Preprocessing, read_facts
 from engine.run.log import RunLogger
+from engine.training.eval_session import build_eval_model
 from models.build import build_model
 from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
@@ -104,11 +107,6 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
     for name in names:
         published = timm.get_pretrained_cfg(name).to_dict()
         expected = resolve_data_config(pretrained_cfg=published, use_test_size=True)
-        if expected["input_size"][1] != expected["input_size"][2]:
-            differing["no square"] += 1
-            with pytest.raises(UserError, match="IMAGE_SIZE"):
-                evaluated(name)
-            continue
         data = evaluated(name)
         assert expected == {
             "input_size": (3, *data.input_size), "crop_pct": data.crop_pct, "crop_mode": _MODES[data.resize],
@@ -120,13 +118,14 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
         differing["size"] += trained["input_size"] != expected["input_size"]
         differing["crop"] += trained["crop_pct"] != expected["crop_pct"]
         differing[data.resize] += 1
+        differing["no square"] += data.input_size[0] != data.input_size[1]
     assert len(names) > 1800 and differing["size"] > 300 and differing["crop"] > 240
     assert differing["squash"] > 120 and differing["pad"] > 5 and differing["no square"] > 4
 
 
 @pytest.mark.parametrize("name", [
     "resnet50.a1_in1k", "test_resnet.r160_in1k", "vit_base_patch16_siglip_224.webli", "dm_nfnet_f0.dm_in1k",
-    "deepseek_vit_412m.deepseek_v4_flash_vision_exp",
+    "deepseek_vit_412m.deepseek_v4_flash_vision_exp", "vit_base_patch16_sapiens2.fb",
 ])  # fmt: skip
 def test_an_evaluation_shows_timms_pixels(name):
     expected = resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg(name).to_dict(), use_test_size=True)
@@ -236,6 +235,31 @@ def hf_folder(tmp_path) -> Path:
     model = timm.create_model("test_vit", img_size=48, num_classes=2, reg_tokens=2, global_pool="avg")
     save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["b", "a"]}, data_config=PUBLISHED)
     return tmp_path / "hf"
+
+
+@pytest.mark.parametrize("kwargs", [{"dynamic_img_size": False}, {}])
+def test_a_model_of_tall_images_is_timms(kwargs, tmp_path, photos, cpu):
+    """Its grid of 4 x 2 tokens is resized, also to 8 of 2 x 4. timm evaluates one of any size at 160 x 160 pixels."""
+    model = timm.create_model("test_vit", img_size=(64, 32), num_classes=2, **kwargs).eval()
+    timm.layers.trunc_normal_(model.pos_embed, std=0.5)
+    save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["a", "b"]}, model_args={"img_size": (64, 32)} | kwargs)
+    argv = ["-eval", "-dataset=folder", f"-data_path={photos}", f"-pretrained={tmp_path / 'hf'}"]
+    plan = plan_evaluation(parse_command_line(argv), cpu, RunLogger(None, cpu))
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
+    settings = resolve_data_config(model=theirs, use_test_size=True)
+    assert plan.weights_size == (64, 32) and (3, *plan.config.data.input_size) == settings["input_size"]
+    pixels = create_transform(**settings)(PHOTO)[None]
+    ours = build_eval_host_transform(plan.config.data)(LazyImage(as_tensor(PHOTO)), 0, 0)[0][None]
+    built = build_eval_model(plan.config, cpu, weights_size=plan.weights_size).compute
+    assert (built(Normalize(plan.config.data)(ours)) - theirs(pixels)).abs().max() < 0.05
+    for size in ([32, 64], [64, 64], 32):
+        data = plan.config.data.model_copy(update={"image_size": Data(IMAGE_SIZE=size).image_size})
+        resized = build_model(plan.config.model, data, cpu.device, weights_size=plan.weights_size)[0].pos_embed
+        grid = [side // 16 for side in data.input_size]
+        assert torch.equal(resized, resample_abs_pos_embed(model.pos_embed, grid, [4, 2]))
+    plain = build_model(plan.config.model, plan.config.data.model_copy(update={"image_size": (64, 32)}), cpu.device)
+    assert torch.equal(plain[0].pos_embed, model.pos_embed)
+    assert "positions: the weights state no image size; read as 4 x 2 tokens" in plain[1]
 
 
 def test_a_model_of_the_hub_brings_all_its_values(hf_folder, photos, tmp_path, monkeypatch, cpu):
