@@ -47,9 +47,7 @@ def build_model(
     if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:
         notes = [KEPT_BY_NUMBER]
     elif options.pretrained and not downloaded:
-        notes = load_pretrained(
-            model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size
-        )
+        notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size)
     if not needs_head:
         tune(model, options)
     if options.grad_checkpointing:

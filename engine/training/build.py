@@ -111,7 +111,7 @@ def _build_model(config: Config, device: torch.device, plan: Plan | None) -> tup
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
     rows, notes = _match_classes(options, plan)
     size = plan.weights.image_size if plan and plan.weights else None
-    model, weight_notes = build_model(options, config.data, device, False, rows, size)
+    model, weight_notes = build_model(options, config.data, device, head_rows=rows, weights_size=size)
     if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
         notes = [note for note in notes if not note.startswith(_UNCLEAR)]
     return model, [*(f"Pretrained: {note}" for note in weight_notes + notes), *_describe_tuning(model, config)]

@@ -80,7 +80,9 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> TestResult | None:
     if is_written and test is None:
         return None
     best = broadcast_object(saved_path(folder / BEST), context)
-    built = build_eval_model(trainer.config.with_model(pretrained=str(best)), context)
+    built = build_eval_model(
+        trainer.config.with_model(pretrained=str(best)), context, weights_size=trainer.config.data.input_size
+    )
     if not is_written:
         _evaluate_validation(trainer, built, epoch)
     return None if test is None else _evaluate_test(trainer, built, epoch, test)

@@ -10,7 +10,7 @@ from typing import Any
 from warnings import catch_warnings
 
 import torch
-from timm.layers import resample_abs_pos_embed
+from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models import adapt_input_conv
 from torch import nn
 
@@ -145,7 +145,8 @@ def _resize_positions(
         del state[name]
     state.update({name: tensor for name, tensor in own.items() if name.endswith(_COMPUTED)})
     patches: Any = getattr(model, "patch_embed", None)
-    grid, patch = (list(getattr(patches, name, None) or ()) for name in ("grid_size", "patch_size"))
+    grid = list(getattr(patches, "grid_size", None) or ())
+    patch = to_2tuple(getattr(patches, "patch_size", 1))
     old_grid = [side // length for side, length in zip(image_size or (), patch, strict=False)]
     resize_table: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     resized, notes = [], list[str]()

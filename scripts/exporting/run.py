@@ -143,7 +143,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, **UNTUNED)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
-    built = build_eval_model(trained.config, context)
+    built = build_eval_model(trained.config, context, weights_size=trained.weights_size)
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
     model, config = built.fp32, trained.config

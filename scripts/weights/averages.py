@@ -79,7 +79,7 @@ class _Evaluation:
         self.trained, samples = open_trained(command.with_weights(weights), context)
         config = self.trained.config
         self.metric = config.best_metric
-        self.built = build_eval_model(config, context)
+        self.built = build_eval_model(config, context, weights_size=self.trained.weights_size)
         self.batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
 
     def read(self, path: Path) -> State:

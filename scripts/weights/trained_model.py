@@ -33,7 +33,7 @@ class TrainedModel:
 
     class_names: from the training; if the weights have none, from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
-    names_data_path: whether `options` names the folders of the data.
+    names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`.
     """
 
     config: Config
@@ -41,6 +41,7 @@ class TrainedModel:
     notes: list[str | Fact]
     split: RunSplit | None = None
     names_data_path: bool = True
+    weights_size: tuple[int, int] | None = None
 
     @property
     def weights(self) -> Path:
@@ -62,8 +63,10 @@ class TrainedModel:
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
         options = self.config.model.model_copy(update={"pretrained": str(weights)})
-        device = torch.device("cpu")
-        return build_model(options, self.config.data, device, needs_head=True, evaluates=True)[0].eval()
+        device, size = torch.device("cpu"), self.config.data.input_size
+        return build_model(options, self.config.data, device, needs_head=True, evaluates=True, weights_size=size)[
+            0
+        ].eval()
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""
@@ -105,4 +108,5 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
 
 def _trained_model(config: Config, record: WeightsRecord | None, notes: list[str | Fact]) -> TrainedModel:
     split = record.split if record and record.is_of(config.data) else None
-    return TrainedModel(config=config, class_names=record.class_names if record else None, notes=notes, split=split)
+    names, size = (record.class_names, record.image_size) if record else (None, None)
+    return TrainedModel(config=config, class_names=names, notes=notes, split=split, weights_size=size)

@@ -112,7 +112,8 @@ def build_teacher(
     options_of_teacher = config.with_model(num_classes=student.num_logits, **changes).model
     try:
         outputs = _outputs_of(class_names, options_of_teacher, checkpoint, data.classes)
-        model, notes = build_model(options_of_teacher, own, precision.device, needs_head=True)
+        size = checkpoint.image_size if checkpoint else None
+        model, notes = build_model(options_of_teacher, own, precision.device, needs_head=True, weights_size=size)
     except UserError as error:
         problem = str(error).removeprefix("MODEL.PRETRAINED: ")
         raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error

@@ -131,7 +131,7 @@ def test_images_in_memory(answers):
     pairs = [
         [ImageArray(images, [0, 1, 0, 1], ["a", "b"]) for images in (pixels, second)] for second in (pixels, other)
     ]
-    pairs.append([FakeImages(40, 10, 8), FakeImages(41, 10, 8)])
+    pairs.append([FakeImages(40, 10, (8, 8)), FakeImages(41, 10, (8, 8))])
     same, pixel, noise = (
         answers(lambda context, pair=pair: check_same_data([pair[context.rank]], context)) for pair in pairs
     )

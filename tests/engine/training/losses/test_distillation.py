@@ -166,7 +166,7 @@ def test_the_preprocessing_comes_from_the_recipe_or_timm(tmp_path, teacher):
         expected, size = ("resnet10t", "mean [0.485, 0.456, 0.406]"), 176
     torch.save(model.state_dict(), tmp_path / "vit_digits.pth")
     built, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=10), data, fp32())
-    assert built.size == size and all(part in notes[0] for part in expected)
+    assert built.size == (size, size) and all(part in notes[0] for part in expected)
 
 
 def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypatch):

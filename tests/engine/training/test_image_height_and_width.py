@@ -1,0 +1,66 @@
+"""DATA.IMAGE_SIZE [height, width]: its forms, and a run, its page, its maps and its export."""
+
+import json
+
+import pytest
+import timm
+import torch
+from conftest import train
+
+from configs.reading.command_line import parse_command_line
+from engine.commands.run import run
+from engine.run.facts import Preprocessing, read_facts
+from scripts import export
+from tests.datasets.photo import PHOTO
+from utils.errors import UserError
+
+
+@pytest.mark.parametrize("argv", [
+    ["-image_size=96,32"], ["-opts", "DATA.IMAGE_SIZE=[96, 32]"], ["-opts", "DATA.IMAGE_SIZE=(96, 32)"],
+])  # fmt: skip
+def test_the_forms_of_a_size(argv):
+    assert parse_command_line(argv).config.data.input_size == (96, 32)
+    square = parse_command_line([word.replace("96", "32") for word in argv]).config.data
+    assert square.image_size == 32 and square.input_size == (32, 32)
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["-image_size=96x32"], "neither a number nor HEIGHT,WIDTH"),
+    (["-image_size=96,32,3"], "neither a number nor HEIGHT,WIDTH"),
+    (["-image_size=96,0"], "DATA.IMAGE_SIZE"),
+    (["-opts", "DATA.IMAGE_SIZE=[96]"], "DATA.IMAGE_SIZE"),
+    (["-image_size=96,30"], r"DATA.IMAGE_SIZE \(96, 30\) is not a multiple of 16.*the nearest is \[96, 32\]"),
+    (["-image_size=256,128", "-opts", "MODEL.TYPE=crossvit"], "CrossViT resizes images to squares"),
+])  # fmt: skip
+def test_sizes_that_are_refused(argv, message):
+    with pytest.raises(UserError, match=message) as refused:
+        parse_command_line(argv)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_of_tall_images(tmp_path, cpu):
+    """With all operations that draw boxes; its checkpoint and its export give the logits of its model."""
+    for index in range(12):
+        file = tmp_path / "data" / "ab"[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        PHOTO.rotate(index).save(file)
+    size = ["-image_size=48,16", "-dataset=folder", f"-data_path={tmp_path / 'data'}", f"-output={tmp_path}"]
+    model = ["MODEL.PATCH_SIZE=8", "MODEL.EMBED_DIM=16", "MODEL.DEPTH=1", "MODEL.NUM_HEADS=2", "TRAIN.NUM_EPOCHS=2"]
+    boxes = ["TRAIN.CUTMIX_MINMAX=[0.2,0.8]", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=1.0"]
+    more = ["DATA.AFFINE_DEGREES=9.0", "TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1", "DATA.VAL_FRACTION=0.3"]
+    folder = train([*size, "-batch_size=4", "-num_workers=0", "-opts", *model, *boxes, *more], cpu, pictures=True)
+    assert read_facts(folder / "facts.jsonl").get(Preprocessing).image_size == (48, 16)
+    assert json.loads((folder / "classes.json").read_text())["preprocessing"]["image_size"] == [48, 16]
+    assert "48 × 16 pixels" in (folder / "report.html").read_text()
+
+    run(
+        parse_command_line(
+            ["-predict", str(tmp_path / "data/a"), f"-resume={folder}", "-explain", f"-output={tmp_path}/p"]
+        ),
+        cpu,
+    )
+    assert len(list((tmp_path / "p" / "explanations").iterdir())) == 6
+    export.main([str(folder), "-format", "hf", f"-output={tmp_path / 'hf'}"])
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'hf'}", pretrained=True).eval()
+    assert theirs.pretrained_cfg["input_size"] == (3, 48, 16) and theirs.patch_embed.grid_size == (6, 2)
+    assert theirs(torch.zeros(1, 3, 48, 16)).shape == (1, 2)
