@@ -98,7 +98,9 @@ class UnreadableImage(BadImage, Unavailable):
 
 
 class MissingImage(UnreadableImage):
-    """An image that is not a file."""
+    """An image that is not a file. kind: what the path has in common with others."""
+
+    kind = ""
 
 
 class BadImageList:

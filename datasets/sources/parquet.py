@@ -23,7 +23,7 @@ from datasets.sources.files.lists import Tables
 from datasets.sources.files.tables import PARQUET, Table
 from datasets.sources.samples import list_names, read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.split_names import split_of
+from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import Finding, UserError, error_from
 from utils.files import open_regular_file
 
@@ -48,12 +48,15 @@ class Parquet(Tables):
 
     @classmethod
     def find(cls, data: Data) -> dict[str, Table]:
-        root, by_split, folders = Path(data.data_path), defaultdict[str, list[Path]](list), dict[Path, None]()
-        for file in [root] if root.is_file() else _files_in(root):
+        root, folders = Path(data.data_path), dict[Path, None]()
+        by_split: dict[str, list[Path]] = defaultdict(list)
+        for file in [] if root.is_file() else _files_in(root):
             shard, folder = _SHARD.fullmatch(file.stem), file.parent
-            split = split_of(shard[1] if shard else file.stem) or (split_of(folder.name) if folder != root else None)
-            folders[folder.parent if folder != root and split and split_of(folder.name) == split else folder] = None
+            of_folder = SPLIT_NAMES.get(folder.name.lower()) if folder != root else None
+            split = split_of(shard[1] if shard else file.stem) or of_folder
+            folders[folder.parent if split and split == of_folder else folder] = None
             by_split[split or (f"?{shard[1]}" if shard else "all")].append(file)
+        by_split = by_split or {"all": [root]}
         if len(folders) > 1:
             paths = " or ".join(f"-data_path={shlex.quote(str(folder))}" for folder in list(folders)[:4])
             raise UserError(f"{root}: contains several configurations of a data set; give one: {paths}")
@@ -260,3 +263,6 @@ class ParquetImages(ImageFiles):
 
     def find_missing_files(self) -> Sequence[Finding]:
         return []
+
+    def is_missing(self, index: int) -> bool:
+        return False

@@ -18,7 +18,7 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import HEAD_BYTES, HOW_TO_SKIP, BadImage, MissingImage, kind_of, missing_decoder
-from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.files.image_files import ImageFiles, group_missing
 from datasets.sources.samples import MAX_FILE_BYTES, Samples
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import combine_findings
@@ -67,7 +67,7 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
     if bad and not skips:
         raise combine_findings(
             f"{len(bad)} images cannot be read; {HOW_TO_SKIP}",
-            [image if len(bad) > 1 else image.with_hint() for image in bad.values()],
+            [image if len(bad) > 1 else image.with_hint() for image in group_missing(list(bad.values()))],
         )
     if splits:
         splits[0].notes += notes_on_equal_files(splits, fingerprints)
@@ -88,7 +88,8 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
             return {}
         return {index: _find_problem(samples, index, channels, fingerprints) for index in indices.tolist()}
 
-    order = np.random.default_rng(0).permutation(len(samples))
+    windows = samples.windows
+    order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))
     chunks = (np.sort(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
     num_checked, fingerprints = 0, np.zeros(len(samples), np.uint64)
     found: dict[int, BadImage] = {}
@@ -99,8 +100,7 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
             found |= {index: problem for index, problem in checked.items() if problem}
     finally:
         pool.shutdown(cancel_futures=True)
-    if missing := [index for index, problem in found.items() if isinstance(problem, MissingImage)]:
-        found[min(missing)].fix += samples.similar_name(min(missing))
+    samples.explain_missing({index: one for index, one in sorted(found.items()) if isinstance(one, MissingImage)})
     return [found[index] for index in sorted(found)], num_checked, fingerprints
 
 
@@ -110,7 +110,7 @@ def _find_problem(samples: ImageFiles, index: int, channels: int, fingerprints: 
             with _decoding:
                 samples.open(index, channels).pixels  # noqa: B018  # decodes
     except BadImage as problem:
-        return problem if os.path.isfile(samples.name(index)) else samples.missing_image(index)
+        return samples.missing_image(index) if samples.is_missing(index) else problem
     return None
 
 

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.reading.yaml_io import shorten
-from datasets.decoding.images import BadImage, MissingImage
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
 from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
 from utils.errors import Finding, did_you_mean
@@ -20,6 +21,8 @@ from utils.files import read_regular_file
 _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
 _MAX_NAMES = 10_000  # that are compared with a missing one
+_MAX_EXPLAINED = 1000
+_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 
 
 @dataclass
@@ -130,11 +133,14 @@ class ImageFiles(EncodedImages):
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]
         if not missing or len(missing) < len(self._few):
             return []
-        error, name = self.missing_image(missing[0]), glob.escape(self.listing.paths[missing[0]])
-        patterns, root = (f"{name}.*", f"*/{name}", f"*/{name}.*"), self.listing.root  # the nearest file first
-        if path := next((path for pattern in patterns for path in root.glob(pattern)), None):
-            error.fix = f"{shorten(str(path.relative_to(root)))} is there: write paths with folder and ending"
+        near = NearFiles(self.listing.root)
+        error, fixes = self.missing_image(missing[0]), [near.fix(self.listing.paths[index]) for index in missing]
+        fix = fixes[0] if len(set(fixes)) == 1 else next(filter(None, fixes), "")
+        error.fix = fix or near.fix_folder([self.listing.paths[index] for index in missing]) or error.fix
         return [error]
+
+    def is_missing(self, index: int) -> bool:
+        return not os.path.isfile(self.name(index))
 
     def missing_image(self, index: int) -> BadImage:
         """The error for an image that is not a file."""
@@ -144,11 +150,85 @@ class ImageFiles(EncodedImages):
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
         return MissingImage(self.location(index), reason, "restore the file, or write paths relative to the folder")
 
-    def similar_name(self, index: int) -> str:
-        """'; did you mean X?' for the file beside a missing image whose name is most similar, or ''."""
-        folder, name = os.path.split(self.name(index))
-        if is_broken_link(self.name(index)):
-            return ""
-        with suppress(OSError), os.scandir(folder) as entries:
-            return did_you_mean(name, (entry.name for entry in islice(entries, _MAX_NAMES)))
+    def explain_missing(self, missing: Mapping[int, MissingImage]) -> None:
+        """Gives images that are not files the fix by the file that is there instead."""
+        near = NearFiles(self.listing.root)
+        for index, error in islice(missing.items(), _MAX_EXPLAINED):
+            folder, name = os.path.split(self.name(index))
+            if is_broken_link(self.name(index)):
+                error.kind = "link"
+            elif fix := near.fix(self.listing.paths[index]):
+                error.kind, error.fix = fix.rpartition(": ")[0], fix
+            elif index == min(missing):
+                error.fix += did_you_mean(name, near.names(folder).values())
+
+
+class NearFiles:
+    """The files in a folder, of which a list has other paths."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._names = str(root), dict[str, dict[str, str]]()
+
+    def names(self, folder: str) -> dict[str, str]:
+        """The names of a few files in a folder, by their forms without case, ending and leading zeros."""
+        if folder not in self._names:
+            self._names[folder] = {}
+            with suppress(OSError), os.scandir(folder) as entries:
+                for name in sorted(entry.name for entry in islice(entries, _MAX_NAMES)):
+                    for form in _forms(name):
+                        self._names[folder].setdefault(form, name)
+        return self._names[folder]
+
+    def fix(self, path: str) -> str:
+        """How to change paths such as `path`; '' if no file of the folder is near."""
+        parts = path.replace("\\", "/").split("/")
+        for start in range(len(parts)):
+            *folders, name = parts[start:]
+            known = self.names(os.path.join(self._root, *folders))
+            if found := next((known[form] for form in _forms(name) if form in known), None):
+                removed = path[: len("/".join(parts[:start])) + 1] if start else ""
+                changes = [f"remove {removed!r}"] if removed else []
+                changes += ["write / in place of \\"] if "\\" in path[len(removed) :] else []
+                changes += [_change_of_name(name, found)] if name != found else []
+                return f"{', '.join(changes)}: {shorten('/'.join((*folders, found)))} is there"
         return ""
+
+    def fix_folder(self, paths: Sequence[str]) -> str:
+        """How to read the paths if the files are in a folder below; '' if they are not."""
+        found = list[Path]()
+        for path in paths:
+            name = glob.escape(path)
+            patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
+            found += islice((one for pattern in patterns for one in Path(self._root).glob(pattern)), 1)
+        roots = {
+            str(file)[: str(file).rindex(path)] for file, path in zip(found, paths, strict=False) if path in str(file)
+        }
+        if len(found) == len(paths) and len(roots) == 1:
+            option = f"DATA.IMAGE_ROOT={roots.pop().rstrip('/')}"
+            return f"set -opts {shlex.quote(option)}"
+        is_there = f"{shorten(str(found[0].relative_to(self._root)))} is there: " if found else ""
+        return f"{is_there}write paths with folder and ending" if found else ""
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    """The forms in which names are compared, the nearest first."""
+    stem, ending = os.path.splitext(name.casefold())
+    stem = stem if ending in _ENDINGS else stem + ending
+    return name, name.casefold(), f"{stem}.", f"{stem.lstrip('0')}."
+
+
+def _change_of_name(name: str, found: str) -> str:
+    if name.casefold() == found.casefold():
+        return "write the names in the case of the files"
+    stem, _ = os.path.splitext(found)
+    return "write the endings of the files" if name.casefold().startswith(stem.casefold()) else "write the zeros of ids"
+
+
+def group_missing(problems: Sequence[BadImage]) -> list[BadImage]:
+    """Problems, of which images that are missing are one for each kind."""
+    groups: dict[object, list[BadImage]] = {}
+    for problem in problems:
+        groups.setdefault(problem.kind if isinstance(problem, MissingImage) else id(problem), []).append(problem)
+    for first, *others in groups.values():
+        first.reason += f", and {len(others)} others" if others else ""
+    return [first for first, *_ in groups.values()]

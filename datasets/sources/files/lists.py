@@ -70,7 +70,9 @@ class Tables(Source):
         part, train, val = (self._part(tables, self.data, one) for one in (split, "train", "val"))
         if train and not val and split != "test":
             listing = read_table(train, train, self.data, self.numbers)
-            return self.images(split_listing(listing, split, self.splitter), tables)
+            if len(listing.paths):
+                listing = split_listing(listing, split, self.splitter)
+            return self.images(listing, tables)
         if not part:
             raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
         return self.images(read_table(part, train or part, self.data, self.numbers), tables)

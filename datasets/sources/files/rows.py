@@ -18,7 +18,7 @@ from typing import Any
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.files.image_files import Listing, listing_arrays
+from datasets.sources.files.image_files import Listing, NearFiles, listing_arrays
 from datasets.sources.files.tables import (
     ONE_HOT,
     Layout,
@@ -52,6 +52,7 @@ class Rows:
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.notes: list[str] = []
+        self._outside: list[tuple[int, str]] = []
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
     def add(self, line: int, path: str, target: str = "") -> None:
@@ -62,8 +63,7 @@ class Rows:
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
             if not absolute.startswith(tuple(roots)):
-                problem = "write a path relative to it, or set DATA.IMAGE_ROOT"
-                self.add_finding(line, f"path {shorten(path)} is not inside {self.root}; {problem}")
+                self._add_outside(line, path)
                 return
             path = os.path.relpath(absolute, self.root)
         elif not self._anywhere and ("./" in path or "//" in path):
@@ -71,6 +71,18 @@ class Rows:
         self.paths.add(self._with_ending(line, path))
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
+
+    def _add_outside(self, line: int, path: str) -> None:
+        """Adds one finding about all paths that lead out of the folder, which are often of another machine."""
+        self._outside.append((line, path))
+        first, example = self._outside[0]
+        if len(self._outside) == 1:
+            fix = NearFiles(self.root).fix(example) or "write a path relative to it, or set DATA.IMAGE_ROOT"
+            self._outside_fix, self._outside_place = fix, len(self.findings)
+            self.findings.append("")
+        more = f", and {len(self._outside) - 1} others are not" if len(self._outside) > 1 else ""
+        problem = f"path {shorten(example)} is not inside {self.root}{more}; {self._outside_fix}"
+        self.findings[self._outside_place] = f"{self.file}:{first}: {problem}"
 
     def _with_ending(self, line: int, path: str) -> str:
         """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
@@ -123,6 +135,9 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     used = {layout.path, *layout.labels, layout.split, data.groups}
     if unused := [name for name in table.header if name not in used]:
         rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
+    if layout.splits:
+        place = f"in the column {shorten(layout.split)}" if layout.split else "the first folders of the paths"
+        rows.notes.append(f"{file}: the splits are {place} (DATA.COLUMNS)")
     rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
     if layout.is_one_hot:
         rows.notes.append(f"{file}: the classes are the columns {shorten(list(layout.labels))}, each of 0 and 1")

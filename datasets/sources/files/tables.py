@@ -306,13 +306,16 @@ def _advice(
     path = next(iter([name for name in paths if name in images] or images or paths or header), "NAME")
     rest = [name for name in header if name != path]
     label = min(rest, key=lambda name: (name not in labels, number[name] < 2, number[name]), default="NAME")
-    return f"name them, such as {_option(given, path=path, label=label)}"
+    binary = [name for name in rest if _are(values.get(name, ()), _BINARY)]
+    one_hot = not labels and len(binary) > 1
+    return f"name them, such as {_option(given, path=path, label=binary if one_hot else label)}"
 
 
-def _option(given: Mapping[Any, Any], **changes: str | None) -> str:
+def _option(given: Mapping[Any, Any], **changes: str | Sequence[str] | None) -> str:
     """DATA.COLUMNS with changes, as the shell reads it."""
-    columns = {key: name for key, name in {**given, **changes}.items() if key in ("path", "label", "split")}
-    texts = [f"{key}: {json.dumps(name, ensure_ascii=False)}" for key, name in columns.items()]
+    columns = {key: {**given, **changes}.get(key) for key in ("path", "label", "split")}
+    unchanged = {key for key, name in columns.items() if name is None and key not in changes}
+    texts = [f"{key}: {json.dumps(name, ensure_ascii=False)}" for key, name in columns.items() if key not in unchanged]
     text = re.sub(r'"([^\W\d][\w -]*)"', r"\1", ", ".join(texts))
     return f"-opts {shlex.quote(f'DATA.COLUMNS={{{text}}}')}"
 

@@ -1,0 +1,157 @@
+"""Parquet files with images, as Hugging Face's hub has them."""
+
+import io
+import json
+import pickle
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from test_tables import read
+
+from configs.schema import Data
+from datasets.registry import unlabelled
+from datasets.sources.files.image_checks import find_bad_images
+from datasets.sources.parquet import ParquetImages
+from utils.errors import UserError
+
+NAMES = ["zebra", "ant", "mole"]
+
+
+def encoded(number):
+    """An image whose brightness is its number."""
+    Image.new("L", (6, 4), number).save(buffer := io.BytesIO(), "PNG")
+    return buffer.getvalue()
+
+
+def write(file, numbers, labels="class", rows=4, images=None, **columns):
+    """A file with row groups of 4 rows. labels: 'class' as ClassLabel, else of `numbers`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    images = images or [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers]
+    features = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
+    content = {"image": images} | columns
+    if labels:
+        content["label"] = [number % 3 if labels == "class" else labels(number) for number in numbers]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = [("image", kind), *((name, pa.array(values).type) for name, values in content.items() if name != "image")]
+    has_features = labels == "class" or "label" in columns
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})} if has_features else {}
+    pq.write_table(pa.table(content, pa.schema(schema, metadata)), file, row_group_size=rows)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Two files of train and one of each other split, beside a README."""
+    for number in range(2):
+        write(tmp_path / f"data/train-0000{number}-of-00002.parquet", range(15 * number, 15 * number + 15))
+    write(tmp_path / "data/validation-00000-of-00001.parquet", range(30, 36))
+    write(tmp_path / "data/test-00000-of-00001.parquet", range(36, 39))
+    (tmp_path / "README.md").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("dataset", ["imagenet2012", "folder"])
+def test_splits_classes_and_images(hub, dataset, cpu):
+    splits = read(hub, cpu, dataset=dataset, checked=True)
+    assert [len(samples) for samples in splits] == [30, 6, 3]
+    for samples, start in zip(splits, (0, 30, 36), strict=True):
+        assert isinstance(samples, ParquetImages) and samples.class_names == NAMES
+        indices = random.Random(0).sample(range(len(samples)), len(samples))
+        for worker in (samples, pickle.loads(pickle.dumps(samples))):
+            images = [int(image.pixels[0, 0, 0]) for image in worker.open_all(indices, 3)]
+            assert images == [start + index for index in indices]
+        assert samples.targets.tolist() == [(start + index) % 3 for index in range(len(samples))]
+    train = splits[0]
+    assert train.name(16) == str(hub / "data/train-00001-of-00002.parquet:1")
+    assert train.windows.ends.tolist() == [4, 8, 12, 15, 19, 23, 27, 30] and train.windows.size == 16
+    assert sorted(train.windows.order(0, 1).tolist()) == list(range(30))
+    assert len(pickle.dumps(train)) < 5000
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [(lambda number: NAMES[number % 3], sorted(NAMES)), (lambda number: 5 * (number % 3), ["0", "5", "10"])],
+)
+def test_files_without_splits_are_split(tmp_path, labels, names, cpu):
+    write(tmp_path / "0.parquet", range(30), labels)
+    train, val = read(tmp_path, cpu)
+    assert (len(train), len(val), train.class_names) == (27, 3, names)
+    for samples in (train, val):
+        pixels = [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(len(samples))]
+        assert [samples.class_names[label] for label in samples.targets] == [str(labels(number)) for number in pixels]
+    assert read(tmp_path / "0.parquet", cpu)[0].targets.tolist() == train.targets.tolist()
+
+
+def test_columns_of_splits_and_of_labels(tmp_path, cpu):
+    splits = ["train"] * 20 + ["validation"] * 6 + ["test"] * 4
+    write(tmp_path / "all.parquet", range(30), None, fine=["a", "b"] * 15, coarse=["x"] * 30, split=splits)
+    with pytest.raises(UserError, match="'label' is not clear"):
+        read(tmp_path, cpu)
+    assert list(map(len, read(tmp_path, cpu, columns={"label": "fine"}))) == [20, 6, 4]
+    write(tmp_path / "all.parquet", range(30), None, labels_of_it=[["a"], ["b"]] * 15)
+    with pytest.raises(UserError, match="'label' is not clear"):
+        read(tmp_path, cpu)
+
+
+def test_test_images_without_labels(hub, cpu):
+    write(hub / "data/test-00000-of-00001.parquet", range(3), None, label=[-1] * 3)
+    assert len(read(hub, cpu)) == 2
+
+
+def test_images_to_predict(hub):
+    file = hub / "data/test-00000-of-00001.parquet"
+    samples = unlabelled(str(file), Data())
+    assert [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(3)] == [36, 37, 38]
+    assert samples.listed_name(2) == f"{file}:2"
+    with pytest.raises(UserError, match="has the splits test, train, val; give a file, such as -predict"):
+        unlabelled(str(hub), Data())
+
+
+def test_unreadable_rows(tmp_path, cpu):
+    good = [{"bytes": encoded(number), "path": None} for number in range(12)]
+    good[3], good[5], good[7] = {"bytes": b"\x89PNG", "path": "a"}, None, {"bytes": None, "path": "x.png"}
+    write(tmp_path / "0.parquet", range(12), images=good)
+    with pytest.raises(UserError, match=r"3 images cannot be read"):
+        read(tmp_path, cpu, checked=True)
+    skipped = read(tmp_path, cpu, checked=True, on_bad_image="skip")
+    assert any("cannot be read and are skipped" in note for samples in skipped for note in samples.notes)
+    file = tmp_path / "0.parquet"
+    content = file.read_bytes()
+    samples = read(tmp_path, cpu)[0]
+    row = int(samples.name(0).rpartition(":")[2])
+    at = content.index(encoded(row)[20:])
+    file.write_bytes(content[:at] + bytes(40) + content[at + 40 :])
+    bad, checked, _ = find_bad_images(samples, 3, 60)
+    assert checked == len(samples) and bad[0].path == samples.name(0) and "0.parquet:" in bad[0].path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "run git lfs pull"),
+        ("0.parquet", b"PAR1 cut off", "is not a complete parquet file"),
+        ("train-00000-of-00003.parquet", None, "1 of its 3 files are here"),
+        ("a/train-00000-of-00001.parquet", None, r"give one: -data_path=\S+/a or -data_path=\S+/b"),
+    ],
+)
+def test_what_is_refused(tmp_path, name, content, problem, cpu):
+    write(tmp_path / name, range(6))
+    if content:
+        (tmp_path / name).write_bytes(content)
+    if "/" in name:
+        write(tmp_path / "b/train-00000-of-00001.parquet", range(6))
+    with pytest.raises(UserError, match=problem) as error:
+        read(tmp_path, cpu)
+    assert "\n" not in str(error.value)
+
+
+def test_large_row_groups_are_shuffled_one_by_one(tmp_path, monkeypatch, cpu):
+    write(tmp_path / "0.parquet", range(30))
+    monkeypatch.setattr("datasets.sources.parquet._CACHE_BYTES", 10)
+    train, _ = read(tmp_path, cpu)
+    assert train.windows.size == 1 and "row groups of up to" in " ".join(train.notes)
+    assert [int(image.pixels[0, 0, 0]) for image in train.open_all([20, 0, 9], 1)] and len(train._cache) == 1
+    assert np.array_equal(np.sort(train.windows.order(1, 0)), np.arange(len(train)))

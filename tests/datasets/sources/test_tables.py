@@ -1,0 +1,272 @@
+"""Tables as people download them: columns, splits, encodings, numbers, ids, near paths."""
+
+import csv
+import re
+import shlex
+
+import pandas
+import pytest
+from source_helpers import names_of, options, write_classes, write_image
+
+from configs.reading.command_line import parse_command_line
+from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
+from datasets.sources.files.image_checks import check_images
+from datasets.sources.split import RunSplit, Splitter, as_read_before
+from utils.errors import UserError
+
+FILES = [f"{number}.png" for number in range(30)]
+LABELS = ["cat", "dog"] * 15
+SPLITS = ["train"] * 18 + ["val"] * 6 + ["test"] * 6
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a table of columns, and its images."""
+
+    def write(name="all.csv", files=(), encoding="utf-8", separator=",", **columns):
+        for file in files:
+            write_image(tmp_path / file, size=(2, 2))
+        frame = pandas.DataFrame({key.replace("_space_", " "): values for key, values in columns.items()})
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        frame.to_csv(tmp_path / name, index=False, encoding=encoding, sep=separator)
+        return tmp_path / name
+
+    return write
+
+
+def read(path, cpu, num_classes=None, class_names=None, known=None, is_new=True, checked=False, **values):
+    """The splits of the data set that is recognized: (samples, ...)."""
+    data = recognize_dataset(options(path, batch_size=1, **values), cpu)
+    data = data if is_new else as_read_before(data, known or RunSplit(0, 0.1, ()))
+    names = ["train", "val", *["test"] * has_test_split(data, cpu)[0]]
+    splitter = Splitter(data, known)
+    splits = read_samples(data, num_classes, cpu, *names, class_names=class_names, splitter=splitter, is_new=is_new)
+    if checked:
+        check_images(splits, data, cpu)
+    return splits
+
+
+def labels_of(samples):
+    return {name: samples.class_names[label] for name, label in zip(names_of(samples), samples.targets, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "given"),
+    [
+        ({"path": FILES, "label": LABELS}, None),
+        ({"Image_Path": FILES, "Target": LABELS}, None),
+        ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None),
+        ({"ImageId": range(30), "species": LABELS}, None),
+        ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None),
+        ({"x": FILES, "y": LABELS}, {"path": "x", "label": "y"}),
+    ],
+)
+def test_columns_are_found_by_their_names(table, columns, given, cpu):
+    train, val = read(table(files=FILES, **columns), cpu, columns=given)
+    assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"filename": FILES, "label": LABELS, "class": range(30)}, "'label' is 'label' or 'class'"),
+        ({"a b": range(30), "c": FILES, "d": LABELS}, "'path' is not clear"),
+        ({"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)}, "'label' is not clear"),
+        ({"file": FILES, "label": LABELS, "zzz": SPLITS}, "is 'zzz' the column of splits"),
+        ({"file": FILES, "label": LABELS, "split": SPLITS, "set": SPLITS}, "is 'split' or 'set' the column of splits"),
+        ({"file": FILES, "label": LABELS, "partition": [0, 1, 2] * 10}, "is 'partition' the column of splits"),
+        ({"file": FILES, "label": LABELS, "phase": [*SPLITS[:-1], "extra"]}, "is 'phase' the column of splits"),
+    ],
+)
+def test_the_advice_about_unclear_columns_works(table, columns, problem, cpu):
+    file = table(files=FILES, **columns)
+    with pytest.raises(UserError, match=re.escape(problem)) as error:
+        read(file, cpu)
+    message = str(error.value)
+    assert "\n" not in message and len(message) < 400
+    for advice in re.findall(r"-opts ('DATA.COLUMNS=[^']*')", message):
+        data = parse_command_line([f"-data_path={file}", "-opts", *shlex.split(advice)]).config.data
+        assert read(file, cpu, columns=data.columns)[0].class_names == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "counts"),
+    [
+        ({"split": SPLITS}, None, [18, 6, 6]),
+        ({"data_space_set": [name.upper() for name in SPLITS]}, None, [18, 6, 6]),
+        ({"usage": ["Training" if name == "train" else "testing" for name in SPLITS]}, None, [16, 2, 12]),
+        ({"is_valid": [name == "val" for name in SPLITS]}, None, [24, 6]),
+        ({"is_train": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
+        ({"zzz": SPLITS}, {"split": "zzz"}, [18, 6, 6]),
+        ({"split": SPLITS}, {"split": None}, [26, 4]),
+        ({"split": ["train"] * 30}, None, [26, 4]),
+        ({"fold": [0, 1, 2] * 10}, None, [26, 4]),
+    ],
+)
+def test_rows_of_test_are_never_trained_on(table, columns, given, counts, cpu):
+    splits = read(table(files=FILES, file=FILES, label=LABELS, **columns), cpu, columns=given)
+    assert list(map(len, splits)) == counts
+    if counts == [18, 6, 6]:
+        assert [names_of(samples) for samples in splits] == [FILES[:18], FILES[18:24], FILES[24:]]
+
+
+def test_the_folders_of_the_paths_are_splits(table, cpu):
+    paths = [f"{split}/{file}" for split, file in zip(SPLITS, FILES, strict=True)]
+    splits = read(table(files=paths, file=paths, label=LABELS), cpu)
+    assert [names_of(samples) for samples in splits] == [paths[:18], paths[18:24], paths[24:]]
+    assert "the splits are the first folders of the paths" in splits[0].notes[0]
+
+
+def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
+    file = table(files=FILES, file=FILES, label=["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
+    with pytest.raises(UserError, match=r"not text in UTF-8.*DATA.ENCODING=NAME .*cp1252 reads '0.png,Gräser"):
+        read(file, cpu)
+    assert read(file, cpu, encoding="cp1252")[0].class_names == ["Gräser", "dog"]
+    assert list(map(len, read(file, cpu, is_new=False))) == [18, 6, 6]
+    held_out = RunSplit(0, 0.1, ("1.png", "2.png"))
+    train, val = read(file, cpu, known=held_out, is_new=False)
+    assert (len(train), names_of(val), train.class_names) == (28, ["1.png", "2.png"], ["Gräser", "dog"])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "given"),
+    [("gbk", "gb18030", "gbk"), ("utf-16-le", "utf-16-le", "utf-16-le")],
+)
+def test_the_encoding_is_never_guessed(table, encoding, name, given, cpu):
+    file = table(files=FILES, file=FILES, label=["猫", "狗"] * 15, encoding=encoding)
+    with pytest.raises(UserError, match=f"{name} reads '0.png,猫'"):
+        read(file, cpu)
+    assert read(file, cpu, encoding=given)[0].class_names == sorted(["狗", "猫"])
+
+
+def test_columns_of_zeros_and_ones(table, tmp_path, cpu):
+    one_hot = pandas.get_dummies(pandas.Series(LABELS))
+    train, val = read(table("_classes.csv", FILES, filename=FILES, **one_hot), cpu)
+    assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
+    assert len(read(tmp_path, cpu)[0]) == len(train)  # the folder of Roboflow's table
+    several = {"filename": FILES, "b": [1, 0] * 15, "a": [1.0] * 30, "c": [0] * 30}
+    file = table(**several)
+    with pytest.raises(UserError, match=r"all.csv:2: target 'b \| a' has several labels.*DATA.MULTI_LABEL=true"):
+        read(file, cpu)
+    train, _ = read(file, cpu, dataset="csv", multi_label=True)
+    assert train.class_names == ["b", "a", "c"]
+    assert train.targets[:, 1:].tolist() == [[1, 0]] * len(train) and 0 < train.targets[:, 0].sum() < len(train)
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "labels"),
+    [
+        ([5, 1001, 40000], ["5", "1001", "40000"], [0, 1, 2]),
+        ([1, 2, 3], ["1", "2", "3"], [0, 1, 2]),
+        ([-1, 1, 2435099], ["-1", "1", "2435099"], [0, 1, 2]),
+        ([1.0, 3.0, 10.0], ["1", "3", "10"], [0, 1, 2]),
+        ([2, 0, 1], None, [2, 0, 1]),
+    ],
+)
+def test_numbers_with_gaps_are_names(table, values, names, labels, cpu):
+    file = table(files=FILES, file=FILES, label=values * 10)
+    train, _ = read(file, cpu)
+    assert train.has_class_names == (names is not None) and (names is None or train.class_names == names)
+    assert train.targets.tolist() == [labels[int(name.removesuffix(".png")) % 3] for name in names_of(train)]
+    if names:  # with a checkpoint that has these names
+        again, _ = (
+            read(file, cpu, class_names=[*names[:2], "7", names[2]], is_new=False)
+            if False
+            else read(file, cpu, class_names=names, is_new=False)
+        )
+        assert (again.class_names, again.targets.tolist()) == (names, train.targets.tolist())
+    if names and min(values) >= 0:  # labels of a run without names, or of a model
+        for given in ({"is_new": False}, {"num_classes": 40001}):
+            kept, _ = read(file, cpu, **given)
+            expected = [int(values[int(name.removesuffix(".png")) % 3]) for name in names_of(kept)]
+            assert not kept.has_class_names and kept.targets.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["metadata.csv", "metadata.jsonl", "_classes.csv", "root"])
+def test_tables_beside_the_images_of_splits(tmp_path, table, kind, cpu):
+    rows = {}
+    for split, count in (("train", 6), ("validation", 4), ("test", 2)):
+        names = [f"{number}.png" for number in range(count)]
+        labels = [("cat", "dog")[number % 2] for number in range(count)]
+        rows |= {f"{split}/{name}": label for name, label in zip(names, labels, strict=True)}
+        for name in names:
+            write_image(tmp_path / split / name)
+        frame = pandas.DataFrame({"file_name": names, "label": labels, "size": range(count)})
+        if kind == "metadata.csv":
+            frame.to_csv(tmp_path / split / kind, index=False)
+        elif kind == "metadata.jsonl":
+            frame.to_json(tmp_path / split / kind, orient="records", lines=True)
+        elif kind == "_classes.csv":
+            pandas.concat([frame["file_name"], pandas.get_dummies(frame["label"])], axis=1).to_csv(
+                tmp_path / split / kind, index=False
+            )
+    if kind == "root":
+        pandas.DataFrame({"file_name": list(rows), "label": list(rows.values())}).to_csv(
+            tmp_path / "metadata.csv", index=False
+        )
+    for dataset in ("imagenet2012", "folder"):
+        splits = read(tmp_path, cpu, dataset=dataset)
+        assert [len(samples) for samples in splits] == [6, 4, 2]
+        for samples in splits:
+            assert samples.class_names == ["cat", "dog"]
+            assert samples.targets.tolist() == [int(name[-5]) % 2 for name in names_of(samples)]
+            assert samples.open(1, 3).size == (9, 12)
+    write_classes(tmp_path / "train", a=1, b=1)
+    write_classes(tmp_path / "validation", a=1, b=1)
+    assert recognize_dataset(options(tmp_path), cpu).dataset == "folder"
+
+
+@pytest.mark.parametrize(
+    ("listed", "files", "fix"),
+    [
+        ("x\\{}.png", "x/{}.png", "write / in place of"),
+        ("x{}.png", "X{}.PNG", "write the names in the case of the files"),
+        ("{}.jpg", "{}.png", "write the endings of the files"),
+        ("1{}", "001{}.png", "write the zeros of ids"),
+        ("/home/me/data/x/{}.png", "x/{}.png", "remove '/home/me/data/'"),
+        ("C:\\data\\x\\{}.png", "x/{}.png", "remove 'C:\\\\data\\\\', write / in place of"),
+        ("{}.png", "a b/{}.png", "set -opts 'DATA.IMAGE_ROOT="),
+    ],
+)
+def test_near_paths_are_one_line(table, listed, files, fix, cpu):
+    paths = [listed.format(number) for number in range(30)]
+    file = table(files=[files.format(number) for number in range(30)], file=paths, label=LABELS)
+    with pytest.raises(UserError) as error:
+        read(file, cpu, checked=True)
+    assert fix in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_few_near_paths_are_counted_by_kind(table, cpu):
+    present = [*FILES[:24], "24.PNG", "25.PNG", "026.png"]
+    with pytest.raises(UserError) as error:
+        read(table(files=present, file=FILES, label=LABELS), cpu, checked=True)
+    headline, *lines = str(error.value).split("\n  ")
+    assert headline.startswith("6 images cannot be read") and len(lines) == 3
+    kinds = ("case of the files: '24.PNG'", "zeros of ids: '026.png'", "and 2 others; restore")
+    assert all(any(kind in line for line in lines) for kind in kinds), lines
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.tsv", "DATA.CSV"])
+def test_a_path_that_names_a_table_is_a_table(table, name, cpu):
+    separator = "\t" if "tsv" in name else ";"
+    file = table(name, FILES, file=FILES, label=LABELS, separator=separator)
+    file.write_text(f"sep={separator}\n{file.read_text()}")
+    assert len(read(file, cpu, dataset="folder")[0]) == 26
+
+
+@pytest.mark.parametrize(("root", "trained"), [("test", None), (None, None), ("train", "train"), ("train", None)])
+def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, trained, cpu):
+    """A table of ids: the images are in the given folder, or where they are found."""
+    ids = ["0a", "1", "-2"]
+    file = table("test.csv", [f"test/{name}.png" for name in ids] + ["train/1.png"], id=ids, width=range(3))
+    root, trained = (str(tmp_path / name) if name else None for name in (root, trained))
+    images = unlabelled(str(file), options(tmp_path, image_root=root), trained)
+    assert images.column == "id" and [images.listed_name(index) for index in range(3)] == ids
+    folder = "train" if root and root.endswith("train") and not trained else "test"
+    ending = ".png" if folder == "test" else ""
+    assert images.name(0) == str(tmp_path / folder / f"0a{ending}")
+    (tmp_path / "list.txt").write_text("test/1.png 3\n./test/0a.png\n")
+    images = unlabelled(str(tmp_path / "list.txt"), options(tmp_path))
+    assert [images.listed_name(index) for index in range(2)] == ["test/1.png", "./test/0a.png"]
+    with open(file, newline="") as lines:
+        assert [row["id"] for row in csv.DictReader(lines)] == ids
