@@ -43,7 +43,7 @@ from scripts.sharding import tar
 from scripts.sharding.tar import Progress, Sample, WrittenShard
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
-from utils.files import atomic_write
+from utils.files import atomic_write, space_fix
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
 from utils.system import own_share
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             atomic_write(output / INDEX_NAME, encode_index(index))
             atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
     except OSError as error:
-        fix = "finished shards are kept: free space and start again with the same arguments"
+        fix = f"finished shards are kept: {space_fix(error.strerror)} and start again with the same arguments"
         raise error_from(error, f"{output}: cannot be written ({error.strerror}); {fix}") from error
     _report(output, splits, shards)
     return 0

@@ -5,6 +5,7 @@ the comment at the end of the ZIP archive that `torch.save` writes, so `torch.lo
 """
 
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -13,8 +14,10 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal
 from weakref import WeakSet
@@ -24,14 +27,37 @@ from utils.errors import UserError, error_from
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
     import torch
 
-_temporary_folders = WeakSet["tempfile.TemporaryDirectory[str]"]()
+_OWNER, _OWNER_SECONDS = "ampvit-owner", 60.0  # a file that the owner of a folder locks within this time
 
 
-def make_temporary_folder(prefix: str) -> "tempfile.TemporaryDirectory[str]":
-    """A folder that its `cleanup` removes, or at the latest the exit of this process, except by SIGKILL."""
-    folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
-    _temporary_folders.add(folder)
-    return folder
+class TemporaryFolder:
+    """A new folder `ampvit-KIND-*`, which `cleanup()` removes, or at the latest the exit of this process.
+
+    After SIGKILL, the next one that the user creates on this host removes it: its owner no longer locks it.
+    """
+
+    def __init__(self, kind: str) -> None:
+        for owner in Path(tempfile.gettempdir()).glob(f"ampvit-*/{_OWNER}"):
+            with suppress(OSError), open_regular_file(owner) as file:
+                is_own = file.read() == socket.gethostname().encode() and owner.parent.stat().st_uid == os.getuid()
+                if is_own and time.time() - os.fstat(file.fileno()).st_mtime > _OWNER_SECONDS:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(owner.parent, ignore_errors=True)
+        self.name = tempfile.mkdtemp(prefix=f"ampvit-{kind}-")
+        self._owner = open(Path(self.name, _OWNER), "x")  # noqa: SIM115 - open as long as the folder exists
+        # After the sockets of multiprocessing, which removes them at exit; not in a fork.
+        self._remove = Finalize(self, shutil.rmtree, (self.name, True), exitpriority=-100)
+        _temporary_folders.add(self)
+        self._owner.write(socket.gethostname())
+        self._owner.flush()
+        with suppress(OSError):  # without flock, the folder stays after SIGKILL
+            fcntl.flock(self._owner, fcntl.LOCK_SH)
+
+    def cleanup(self) -> None:
+        self._remove()
+
+
+_temporary_folders = WeakSet[TemporaryFolder]()
 
 
 def remove_temporary_folders() -> None:
@@ -102,6 +128,12 @@ def own_file(path: str, flags: int) -> int:
     return descriptor
 
 
+def space_fix(problem: str | None) -> str:
+    """The remedy for a file that cannot be written, by the text of the error."""
+    is_limit = os.strerror(errno.EFBIG) in (problem or "")
+    return "raise the limit on the size of a file (ulimit -f unlimited)" if is_limit else "free space"
+
+
 def make_own_folder(path: Path) -> None:
     """Creates a folder of a run unless it exists. Raises UserError for a link: files would be replaced elsewhere."""
     if path.is_symlink():
@@ -164,7 +196,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
         raise error_from(
             error,
             f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {tensor_bytes(content):,} bytes, "
-            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: free space and start again",
+            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: {space_fix(error.strerror)} and start again",
         ) from None
 
 

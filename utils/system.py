@@ -37,6 +37,11 @@ def why_unusable() -> str | None:
         tempfile.gettempdir()
     except OSError as error:
         return f"TMPDIR: {error.strerror}; set it to a folder that can be written"
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if not threads.strip():
+        os.environ.pop("OMP_NUM_THREADS", None)  # libgomp would print lines about an empty value
+    elif not all(count.strip().isdecimal() and int(count) for count in threads.split(",")):
+        return f"OMP_NUM_THREADS is {threads[:40]!r}: must be a number of threads, at least 1; correct or unset it"
     import resource  # Windows lacks it
 
     if 0 <= (open_files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _MIN_OPEN_FILES:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from multiprocessing import forkserver
+from multiprocessing import current_process, forkserver
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
@@ -247,6 +247,12 @@ def pinning_has_ended(iterator: Iterator[Any]) -> bool:
     """
     thread = getattr(iterator, "_pin_memory_thread", None)
     return thread is not None and not thread.is_alive()
+
+
+def set_multiprocessing_folder(path: str) -> None:
+    """Sets the folder of multiprocessing's sockets, also of its child processes: Process._config["tempdir"]."""
+    process: Any = current_process()
+    process._config["tempdir"] = path
 
 
 def close_fork_server_pipe() -> None:

@@ -72,7 +72,9 @@ FLAGS = {
         Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
         Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), _batch_size, "images per device, or auto"),
-        Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the memory of the GPU)"),
+        Flag(
+            "memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the free memory of the GPU)"
+        ),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", ("DATA.IMAGE_SIZE",), _image_size, "pixels of the input: a number, or HEIGHT,WIDTH"),
         Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),

@@ -1,5 +1,6 @@
 """Python's fork server: the parent process of the loading workers, which has their modules in memory. Without torch."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from typing import Any, NoReturn, cast
 
 from utils.errors import error_from
+from utils.files import TemporaryFolder
 from utils.processes.launch import end_with_parent, inherited_import_path
 from utils.signals import TERMINATION_SIGNALS
 
@@ -40,9 +42,12 @@ def start_worker_server(way: Callable[[], AbstractContextManager[None]] = nullco
     Raises:
         UserError: the server cannot open its socket.
     """
+    from utils.torch_compat import set_multiprocessing_folder  # imported late: with torch
+
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
     try:
+        set_multiprocessing_folder(_socket_folder().name)
         with inherited_import_path(PYTHONWARNINGS="ignore:resource_tracker"):  # of semaphores that it removes
             resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
         signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
@@ -56,6 +61,12 @@ def start_worker_server(way: Callable[[], AbstractContextManager[None]] = nullco
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+@functools.cache
+def _socket_folder() -> TemporaryFolder:
+    """As long as this process, in place of multiprocessing's own `pymp-*`, which a killed process leaves."""
+    return TemporaryFolder("mp")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from unicodedata import normalize
 import numpy as np
 
 from utils.errors import error_from
-from utils.files import make_temporary_folder
+from utils.files import TemporaryFolder, space_fix
 
 
 class MappedArrays(dict[str, np.ndarray]):
@@ -34,15 +34,14 @@ class MappedArrays(dict[str, np.ndarray]):
 def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
     """Writes the arrays to a temporary folder and maps them.
 
-    The folder exists as long as the returned object, at most until this process exits. After SIGKILL it remains in the
-    system's folder for temporary files as `ampvit-samples-*`.
+    The folder exists as long as the returned object, at most until this process exits.
 
     Raises:
         UserError: the folder cannot be written.
     """
     folder = None
     try:
-        folder = make_temporary_folder("ampvit-samples-")
+        folder = TemporaryFolder("samples")
         for name, values in arrays.items():
             np.save(Path(folder.name, f"{name}.npy"), values, allow_pickle=False)
         mapped = MappedArrays(Path(folder.name), arrays)
@@ -50,7 +49,9 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
         if folder:
             folder.cleanup()
         if isinstance(error, OSError):
-            problem = f"the list of images cannot be written ({error.strerror}); free space or set TMPDIR"
+            problem = (
+                f"the list of images cannot be written ({error.strerror}); {space_fix(error.strerror)} or set TMPDIR"
+            )
             raise error_from(error, f"{tempfile.gettempdir()}: {problem}") from error
         raise
     weakref.finalize(mapped, folder.cleanup)

@@ -228,8 +228,10 @@ class CheckpointWriter(BackgroundWriter):
         super().__init__(folder, keep, on_written)
         remove_temporary(folder)
 
-    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
+    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool = True) -> None:
         """Writes `last.pth`; the same file also becomes `best.pth` and `<periodic>.pth` if those are due.
+
+        is_later: than the last checkpoint, which becomes `previous.pth`; else its step is the same one.
 
         Raises:
             UserError: this checkpoint, or the previous one, cannot be written; the files on disk stay.
@@ -238,13 +240,13 @@ class CheckpointWriter(BackgroundWriter):
         weights = {entry: {name: one.contiguous() for name, one in (state[entry] or {}).items()} for entry in WEIGHTS}
         content = {"format": FORMAT} | state | {entry: state[entry] and weights[entry] for entry in WEIGHTS}
         if tensor_bytes(content) > available_bytes() / 2:
-            self._write(content, is_best, periodic)
+            self._write(content, is_best, periodic, is_later)
         else:
-            self.submit(self._write, copy_to_host(content), is_best, periodic)
+            self.submit(self._write, copy_to_host(content), is_best, periodic, is_later)
 
-    def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None) -> None:
+    def _write(self, content: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool) -> None:
         last = self.folder / LAST
-        atomic_save(last, content, previous=self.folder / PREVIOUS)
+        atomic_save(last, content, previous=self.folder / PREVIOUS if is_later else None)
         replace_other_kind(last)
         link_copies(last, is_best, periodic, self.keep)
         self.on_written(self.folder / (BEST if is_best else LAST), content)

@@ -38,7 +38,7 @@ from utils.file_formats.checkpoint_folder import (
     write_manifest,
     write_synced,
 )
-from utils.files import temporary_path, tensor_bytes
+from utils.files import space_fix, temporary_path, tensor_bytes
 
 _FILE_BYTES = 1 << 30  # of one rank
 
@@ -67,7 +67,7 @@ class ShardWriter(BackgroundWriter):
         self._temporary = broadcast_object(temporary_path(folder_path(folder / LAST)), context)
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
-    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None) -> None:
+    def save(self, state: dict[str, Any], is_best: bool, periodic: str | None, is_later: bool = True) -> None:
         """Writes `last.shards`; its files also become `best.shards` and `<periodic>.shards` if those are due.
 
         Raises:
@@ -78,12 +78,18 @@ class ShardWriter(BackgroundWriter):
         text, tensors = encode_content(content)
         local = {name: _to_savable(tensor) for name, tensor in tensors.items()}
         if tensor_bytes([*map(local_tensor, local.values())]) > available_bytes() / 2 / self.context.local_world_size:
-            self._write(content, text, local, is_best, periodic)
+            self._write(content, text, local, is_best, periodic, is_later)
         else:
-            self.submit(self._write, content, text, copy_to_host(local), is_best, periodic)
+            self.submit(self._write, content, text, copy_to_host(local), is_best, periodic, is_later)
 
     def _write(
-        self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], is_best: bool, periodic: str | None
+        self,
+        content: dict[str, Any],
+        text: str,
+        tensors: dict[str, torch.Tensor],
+        is_best: bool,
+        periodic: str | None,
+        is_later: bool,
     ) -> None:
         last, files, problem, temporary = folder_path(self.folder / LAST), {}, None, self._temporary
         try:
@@ -97,7 +103,7 @@ class ShardWriter(BackgroundWriter):
             try:
                 files = {name: entry for part, _ in parts for name, entry in part.items()}
                 write_manifest(temporary, files | {CONTENT: write_synced(temporary / CONTENT, text)})
-                replace_folder(temporary, last, previous=folder_path(self.folder / PREVIOUS))
+                replace_folder(temporary, last, previous=folder_path(self.folder / PREVIOUS) if is_later else None)
                 replace_other_kind(last)
                 link_copies(last, is_best, periodic, self.keep)
             except OSError as error:
@@ -122,7 +128,7 @@ class ShardWriter(BackgroundWriter):
         free = shutil.disk_usage(self.folder).free
         old = "the previous checkpoint is intact" if last.exists() else "there is no earlier one"
         raise Unavailable(
-            f"{last}: cannot be saved: {problem}, with {free:,} bytes free; {old}: free space and start again"
+            f"{last}: cannot be saved: {problem}, with {free:,} bytes free; {old}: {space_fix(problem)} and start again"
         )
 
 

@@ -24,7 +24,7 @@ from datasets.sources.samples import Samples
 from engine.evaluation.pictures import explanation_file
 from engine.evaluation.results import SampleResults, name_of_target
 from engine.run.log import RunLogger
-from utils.files import open_atomically, own_file
+from utils.files import open_atomically, own_file, space_fix
 from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 
@@ -62,7 +62,9 @@ class PartFile:
             with open(self.path, "a", encoding="ascii", opener=own_file) as file:
                 file.write(f"\n{json.dumps(line)}")
         except OSError as error:  # of a full disk, it names no file
-            raise OSError(error.errno, f"{error.strerror}; free space and repeat the command", self.path) from None
+            raise OSError(
+                error.errno, f"{error.strerror}; {space_fix(error.strerror)} and repeat the command", self.path
+            ) from None
         self.num_samples += len(results.labels)
 
     def __iter__(self) -> Iterator[SampleResults]:

@@ -26,7 +26,7 @@ from engine.training.eval_session import EvaluationSession
 from models.features import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError
-from utils.files import atomic_write, open_atomically, own_file, read_json
+from utils.files import atomic_write, open_atomically, own_file, read_json, space_fix
 from utils.status import RUN_LOG
 from utils.tables import safe_cell
 
@@ -88,8 +88,8 @@ class FeatureFile:
                 os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
         except OSError as error:
             self.path.unlink()
-            fix = f"{values.nbytes / 1e6:,.1f} MB of features; free space, or choose another folder with -output"
-            raise OSError(error.errno, f"{error.strerror}: {fix}", self.path) from None
+            problem = f"{error.strerror}: {values.nbytes / 1e6:,.1f} MB of features; {space_fix(error.strerror)}"
+            raise OSError(error.errno, f"{problem}, or choose another folder with -output", self.path) from None
         return values
 
 

@@ -44,7 +44,7 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, str]:
         raise UserError(f"-batch_size=auto: PARALLEL.STRATEGY {strategy} shards the weights; give a size")
     limit, before = 1e9 * (data.memory_gb or math.inf), 0
     if device.type == "cuda":
-        limit = min(limit, torch.cuda.get_device_properties(device).total_memory)
+        limit = min(limit, torch.cuda.mem_get_info(device)[0])  # free: other processes may use the GPU
     elif data.memory_gb:
         before = peak_memory_bytes(device)
     else:

@@ -115,7 +115,11 @@ def _try_step(arguments: dict[str, Any], device: torch.device) -> None:
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
     """The hyperparameters in use, and the given options that the optimizer lacks, for the log."""
-    own = {key: value for key, value in optimizer.defaults.items() if key.startswith(("beta", "eps", "momentum"))}
+    own = {
+        key: value
+        for key, value in optimizer.defaults.items()
+        if key.startswith(("beta", "eps", "momentum", "nesterov"))
+    }
     used = [f", {key} {value}" for key, value in (own | (chosen.kwargs or {})).items() if value is not None]
     info = timm.optim.get_optimizer_info(_timm_name(chosen))
     lacks = {"BETAS": chosen.betas and not info.has_betas, "EPS": chosen.eps and not info.has_eps}

@@ -242,13 +242,14 @@ class Trainer:
     def _save(self, is_best: bool = False) -> None:
         """A collective call; the main process, or every rank of a sharded run, writes in the background."""
         self.trigger.saved()
+        is_later = self.progress.step != self._saved_step
         self._saved_step, self._save_started = self.progress.step, time.monotonic()
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
         self.record.reporter.sync()
         if self.writer:
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 and self._is_due(epoch, self.config.save_freq)
-            self.writer.save(content, is_best, periodic=f"epoch-{epoch:03d}" if at_epoch_end else None)
+            self.writer.save(content, is_best, f"epoch-{epoch:03d}" if at_epoch_end else None, is_later)
 
     def wait_until_saved(self) -> None:
         if self.writer:

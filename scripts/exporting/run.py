@@ -32,7 +32,7 @@ from scripts.weights.trained_model import Forward, TrainedModel, locate_weights,
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, print_escaped
 from utils.file_formats.torch_file import checked_archive_bytes
-from utils.files import fsync_path
+from utils.files import fsync_path, space_fix
 
 TOLERANCE = 1e-3  # of logits in fp32, absolute
 MIN_SPREAD = 100 * TOLERANCE  # of the logits of a class over the images: with less, the tolerance proves nothing
@@ -174,9 +174,9 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
         try:
             write(model, trained, temporary)
         except (RuntimeError, SafetensorError) as error:  # torch and safetensors raise them for a full disk, too
-            raise error_from(
-                error, f"{target}: cannot be written ({str(error).splitlines()[0]}); free space, or use another format"
-            ) from error
+            reason = str(error).splitlines()[0]
+            fix = f"{space_fix(reason)}, or use another format"
+            raise error_from(error, f"{target}: cannot be written ({reason}); {fix}") from error
         if not reference:
             return math.nan
         difference = reference.largest_difference(load(trained, temporary))
@@ -206,9 +206,8 @@ def replaced(target: Path) -> Iterator[Path]:
         os.replace(temporary, target)
         fsync_path(target.parent)
     except OSError as error:
-        raise error_from(
-            error, f"{target}: cannot be written ({error.strerror or error}); free space, or choose another path"
-        ) from None
+        fix = f"{space_fix(error.strerror)}, or choose another path"
+        raise error_from(error, f"{target}: cannot be written ({error.strerror or error}); {fix}") from None
     finally:
         _remove(temporary)
 

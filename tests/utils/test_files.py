@@ -4,14 +4,29 @@ import errno
 import itertools
 import os
 import random
+import resource
 import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 from engine.checkpoint.run_folder import remove_temporary
+from utils import files
 from utils.errors import UserError
-from utils.files import atomic_save, open_atomically, read_json, read_regular_file, temporary_path, verify_checksum
+from utils.files import (
+    TemporaryFolder,
+    atomic_save,
+    open_atomically,
+    read_json,
+    read_regular_file,
+    temporary_path,
+    verify_checksum,
+)
 from utils.seeding import derive_seed, seed_device
 from utils.status import STATUS, RunStatus
 from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell, wrap_parts
@@ -196,3 +211,44 @@ def test_lines_are_wrapped_between_parts():
 )  # fmt: skip
 def test_durations(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_a_limit_on_the_file_size_is_named(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(
+            UserError, match=r"File too large.*: raise the limit .*\(ulimit -f unlimited\) and start again"
+        ):
+            atomic_save(tmp_path / "last.pth", {"weights": torch.zeros(1 << 16)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from utils.files import TemporaryFolder
+folder = TemporaryFolder("samples")
+print(folder.name, flush=True)
+input()
+"""
+
+
+def test_the_temporary_folders_of_killed_processes_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(files, "_OWNER_SECONDS", 0)
+    command, env = [sys.executable, "-c", KILLED, str(ROOT)], os.environ | {"TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    others = [subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    killed, alive = (Path(other.stdout.readline().strip()) for other in others)
+    others[0].kill()
+    others[0].communicate()
+    (tmp_path / "ampvit-output" / "run").mkdir(parents=True)  # of the user
+    own = TemporaryFolder("mp")
+    assert {path.name for path in tmp_path.iterdir()} == {alive.name, Path(own.name).name, "ampvit-output"}
+    assert killed.name.startswith("ampvit-samples-")
+    others[1].communicate("\n")
+    own.cleanup()
+    assert [path.name for path in tmp_path.iterdir()] == ["ampvit-output"]

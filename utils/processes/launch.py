@@ -11,12 +11,12 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from utils.errors import Unavailable
+from utils.files import TemporaryFolder
 from utils.processes.launcher import KEY_PIPE, PARENT_PID
 from utils.signals import SIGNAL_NAMES, handle_signals
 
@@ -60,33 +60,34 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     received: list[int] = []
     processes: list[subprocess.Popen[bytes]] = []
     store = open_loopback_store("127.0.0.1")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[_REPORT] = os.path.join(folder, "reported")
-        variables = os.environ | {
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes))),
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
-            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes)),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
-            PARENT_PID: str(os.getpid()),
-        }
-        key = secrets.token_bytes(32)
-        handle_signals(lambda number, frame: received.append(number))
-        try:
-            for rank in map(str, range(num_processes)):
-                command = [sys.executable, "-u", script, *argv]
-                try:
-                    with _pipe_with(key) as pipe:
-                        of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, KEY_PIPE: str(pipe)}
-                        started = subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe])
-                        processes.append(started)
-                except OSError as error:
-                    problem = f"-ngpus: rank {rank} cannot start ({error.strerror})"
-                    raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
-            return _wait(processes, received)
-        finally:
-            stop_processes(processes, signal.SIGKILL, _TERMINATION_SECONDS)
+    folder = TemporaryFolder("launch")
+    os.environ[_REPORT] = os.path.join(folder.name, "reported")
+    variables = os.environ | {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes))),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
+        PARENT_PID: str(os.getpid()),
+    }
+    key = secrets.token_bytes(32)
+    handle_signals(lambda number, frame: received.append(number))
+    try:
+        for rank in map(str, range(num_processes)):
+            command = [sys.executable, "-u", script, *argv]
+            try:
+                with _pipe_with(key) as pipe:
+                    of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, KEY_PIPE: str(pipe)}
+                    started = subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe])
+                    processes.append(started)
+            except OSError as error:
+                problem = f"-ngpus: rank {rank} cannot start ({error.strerror})"
+                raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
+        return _wait(processes, received)
+    finally:
+        stop_processes(processes, signal.SIGKILL, _TERMINATION_SECONDS)
+        folder.cleanup()
 
 
 @contextmanager

@@ -72,6 +72,9 @@ def test_last_previous_best_and_newest_are_kept(tmp_path, cpu_group, monkeypatch
     assert epochs(tmp_path) == {f"{name}{suffix}": epoch for name, epoch in names.items()}
     files = [path for path in tmp_path.rglob("*") if path.suffix in (".pth", ".safetensors")]
     assert len({path.stat().st_ino for path in files}) == 3  # epochs 2, 4 and 5: the others are hard links
+    writer.save(make_state(6), is_best=False, periodic=None, is_later=False)
+    writer.wait()
+    assert epochs(tmp_path) == {f"{name}{suffix}": epoch for name, epoch in (names | {"last": 6}).items()}
 
 
 def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):

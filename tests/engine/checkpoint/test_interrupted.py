@@ -85,6 +85,12 @@ def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monk
     assert rows(failed) == rows(uninterrupted) and step_rows(failed) == step_rows(uninterrupted)
 
 
+def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv, cpu):
+    folder = train([*digits_argv, "SAVE_FREQ_STEPS=22"], cpu)  # 22 steps per epoch
+    last, previous = states(folder), states(folder, "previous.pth")
+    assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
+
+
 @pytest.mark.slow
 def test_frequent_saving_does_not_change_the_result(digits_argv, tmp_path, cpu):
     argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "MODEL.DROPOUT=0.1"]

@@ -85,6 +85,13 @@ def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
     assert max(trial.data.batch_size for trial in fits_16) == 16
 
 
+def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9_000_000, 80_000_000_000))
+    config = parse_command_line(["-opts", *AUTO]).config
+    size, note = find_batch_size(config, replace(cpu, device=torch.device("cuda:0")))
+    assert size == 8 and "fits into 0.009 GB" in note
+
+
 @pytest.mark.slow
 def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
     flags = [*digits_flags(tmp_path), *AUTO, "DATA.IMAGE_SIZE=128", "TRAIN.MAX_STEPS=2", "DATA.GLOBAL_BATCH_SIZE=64"]

@@ -14,7 +14,7 @@ from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
 from engine.training.build import build_train_state
-from engine.training.optimizer import build_optimizer, set_lr
+from engine.training.optimizer import build_optimizer, describe_optimizer, set_lr
 from engine.training.step import TrainState
 from models.timm_model import classifiers
 from utils.errors import UserError
@@ -142,6 +142,12 @@ def test_given_options_replace_those_of_the_optimizer(case):
     expected = value[hyperparameter] if isinstance(value, dict) else value
     found = optimizer.defaults[hyperparameter]
     assert list(found) == list(expected) if key == "BETAS" else found == expected
+
+
+def test_the_log_says_which_momentum_sgd_has():
+    options = train_options(NAME="SGD")
+    text = describe_optimizer(build_optimizer(nn.Linear(3, 2), options), options.optimizer)
+    assert text == "SGD, momentum 0.9, nesterov True"
 
 
 REFUSED = {
