@@ -199,15 +199,11 @@ def _read(
         if not of_split.findings and class_names:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)
         elif not of_split.findings and data.classes:
-            listed, count = ordered_classes(of_split.class_names, data.classes), len(of_split.class_names)
-            if of_split.has_class_names or data.classes in (NATURAL, BYTES):
-                unknown = unknown or number_by(listed, of_split, data.data_path, False, f"DATA.CLASSES {data.classes}")
-            elif count <= len(listed):  # names of labels that are numbers
-                of_split.class_names, of_split.has_class_names = listed, True
-            else:
-                findings.append(
-                    f"DATA.CLASSES {data.classes}: {len(listed)} names, but the highest label is {count - 1}"
-                )
+            listed = ordered_classes(of_split.class_names, data.classes)
+            if not of_split.has_class_names and data.classes not in (NATURAL, BYTES):  # labels are places in the list
+                of_split.class_names = [*listed, *of_split.class_names[len(listed) :]]
+                of_split.has_class_names = True
+            unknown = unknown or number_by(listed, of_split, data.data_path, False, f"DATA.CLASSES {data.classes}")
     if data.folds and {"train", "val"} <= samples.keys() and not (source.splitter.result or source.has_folds):
         problem = f"DATA.FOLDS {data.folds}: {data.dataset} has a validation split here"
         findings.append(f"{problem}; give the training part alone with -data_path, or remove DATA.FOLDS")

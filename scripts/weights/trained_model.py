@@ -12,11 +12,14 @@ from configs.reading.command_line import Command, to_yaml
 from configs.reading.yaml_io import parse_value
 from configs.schema import Config
 from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
+from datasets.sources.class_order import BYTES, NATURAL, read_class_list
+from datasets.sources.files.imagenet_sets import wordnet_ids
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.weights_record import describe_data, to_metadata, weights_record
 from engine.plan.evaluation import options_of_weights, plan_evaluation
+from engine.plan.outputs import imagenet_subset
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
 from models.build import build_model
@@ -31,7 +34,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]  # normalized images (N, C, S, 
 class TrainedModel:
     """The options to evaluate the weights `MODEL.PRETRAINED`.
 
-    class_names: from the training; if the weights have none, from the validation samples, or None.
+    class_names: from the training, DATA.CLASSES, or ImageNet's WordNet ids; else from the validation samples, or None.
     notes: lines for the user. split: of the data of the training, None if the data is other data.
     names_data_path: whether `options` names the folders of the data. weights_size: see `build_model`.
     """
@@ -108,5 +111,9 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
 
 def _trained_model(config: Config, record: WeightsRecord | None, notes: list[str | Fact]) -> TrainedModel:
     split = record.split if record and record.is_of(config.data) else None
-    names, size = (record.class_names, record.image_size) if record else (None, None)
+    (names, size), classes = (record.class_names, record.image_size) if record else (None, None), config.data.classes
+    if not names and classes not in (None, NATURAL, BYTES):
+        names = read_class_list(Path(classes))
+    elif not names and not classes and imagenet_subset(config.model, record):
+        names = wordnet_ids(config.model.num_classes)
     return TrainedModel(config=config, class_names=names, notes=notes, split=split, weights_size=size)
