@@ -15,7 +15,7 @@ from configs.batch_plan import plan_batches
 from configs.reading.option_layers import OptionLayers, flatten, nest
 from configs.schema import Config, Data, Train
 from configs.schema.config import model_type
-from configs.schema.data import AUTO
+from configs.schema.data import AUTO, of_channels
 from configs.schema.families.family import Family
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.weights import NORMALIZATION
@@ -77,6 +77,15 @@ def normalization_follows_weights_of_family(draft: Draft) -> list[str]:
     if draft.family and draft.model_only and draft.values.get("MODEL.PRETRAINED"):
         for key in NORMALIZATION:
             draft.values.setdefault(f"DATA.{key}", draft.family.defaults["DATA"][key])
+    return []
+
+
+def normalization_follows_channels(draft: Draft) -> list[str]:
+    """With DATA.IMAGE_CHANNELS 1, a mean and a standard deviation of RGB that are not given with it are averaged."""
+    level = draft.given.level("DATA.IMAGE_CHANNELS")
+    for key in (f"DATA.{key}" for key in NORMALIZATION):
+        if key in draft.values and level > draft.given.level(key):
+            draft.values[key] = of_channels(draft.values[key], draft.values["DATA.IMAGE_CHANNELS"])
     return []
 
 
@@ -161,6 +170,7 @@ RULES: tuple[Callable[[Draft], list[str]], ...] = (
     defaults_follow_family,
     amp_keys_need_amp,
     normalization_follows_weights_of_family,
+    normalization_follows_channels,
     loss_follows_labels,
     batch_of_rate_follows_rate,
     distillation_follows_teacher,

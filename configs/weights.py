@@ -16,6 +16,7 @@ from configs.data_sets import properties_of
 from configs.reading.layer_rules import architecture
 from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
+from configs.schema.data import of_channels
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
@@ -234,6 +235,8 @@ def preprocessing_follows_weights(
     trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     now = options.data.model_dump(by_alias=True)
     taken = {key: value for key, value in trained.items() if key not in given}
+    for key in taken.keys() & set(NORMALIZATION):
+        taken[key] = of_channels(taken[key], (now | taken)["IMAGE_CHANNELS"])
     differing = {
         key: f"Warning: DATA.{key} is {now[key]}, but {source} {'has' if key in test else 'was trained with'} {value}"
         for key, value in trained.items()

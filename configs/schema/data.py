@@ -45,6 +45,13 @@ def secret_in_url(path: str) -> str | None:
     return None
 
 
+def of_channels(values: Any, channels: Any) -> Any:
+    """The mean or standard deviation of RGB as one of gray, the average, and of gray as one of RGB."""
+    if not isinstance(values, list | tuple) or {len(values), channels} != {1, 3}:
+        return values
+    return (sum(values) / len(values),) * channels
+
+
 class Data(Section):
     batch_size: BatchSize = option(
         256,
@@ -241,6 +248,8 @@ class Data(Section):
         self._check_tables()
         self._check_folds()
         self._check_groups()
+        for field in {"imagenet_mean", "imagenet_std"} - self.model_fields_set:
+            self.__dict__[field] = of_channels(getattr(self, field), self.image_channels)  # still not given
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
                 raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")

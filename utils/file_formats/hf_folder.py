@@ -59,7 +59,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     types = {"pretrained_cfg": dict, "model_args": dict, "architecture": str}
     if not all(isinstance(config[name], kind) for name, kind in types.items()):
         problem = "is damaged, or names no architecture of timm's" if os.path.isfile(folder / CONFIG) else "is missing"
-        raise UserError(f"{folder / CONFIG}: {problem}; give a folder that timm's save_for_hf or export.py wrote")
+        fix = "give a folder that timm's save_for_hf or export.py wrote"
+        if "transformers_version" in content or "architectures" in content:
+            kind = str(content.get("architectures") or content.get("model_type"))[:80]
+            problem = f"is of a model of transformers ({kind}), whose tensors have other names than timm's"
+            fix = "take a model of timm's: -model=NAME -pretrained=timm, or hf-hub:timm/NAME"
+        raise UserError(f"{folder / CONFIG}: {problem}; {fix}")
     return config
 
 

@@ -1,0 +1,89 @@
+"""Checkpoints that timm reads; files of other programs where a checkpoint or a folder is expected."""
+
+import json
+import shutil
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+from conftest import CPU
+from timm.models import load_state_dict
+
+from configs.reading.command_line import parse_command_line
+from configs.weights import find_weights
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import CheckpointWriter
+from engine.checkpoint.weights_record import read_record
+from engine.plan.evaluation import options_of_weights
+from engine.training.eval_session import build_eval_model
+from utils.errors import UserError
+from utils.files import atomic_save
+
+
+@pytest.fixture(scope="module")
+def checkpoint(trained_digits, tmp_path_factory):
+    """A copy with another ending, outside the folder of its run."""
+    run = trained_digits("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+    return shutil.copy(run / "best.pth", tmp_path_factory.mktemp("copy") / "best.ckpt")
+
+
+@pytest.mark.parametrize(("entry", "key", "use_ema"), [("raw", "model", False), ("average", "state_dict_ema", True)])
+def test_timm_and_this_program_read_the_raw_weights_and_the_average(checkpoint, entry, key, use_ema):
+    expected = load_checkpoint(checkpoint)[key]
+    options = [] if use_ema else ["-opts", f"MODEL.WEIGHTS_ENTRY={entry}"]  # of a run, the average is the default
+    command = parse_command_line(["-eval", f"-pretrained={checkpoint}", *options])
+    model = build_eval_model(options_of_weights(command)[0], CPU).fp32
+    for state in (load_state_dict(str(checkpoint), use_ema), model.state_dict()):
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
+    assert read_record(str(checkpoint)).class_names == list("0123456789")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(checkpoint, tmp_path):
+    state = load_checkpoint(checkpoint)
+    average = state.pop("state_dict_ema")
+    atomic_save(tmp_path / "last.pth", state | {"ema": average})
+    found = load_checkpoint(tmp_path / "last.pth")["state_dict_ema"]
+    assert all(torch.equal(found[name], tensor) for name, tensor in average.items())
+
+
+def test_weights_in_a_checkpoint_are_contiguous(checkpoint, tmp_path):
+    state = load_checkpoint(checkpoint)
+    weight = torch.rand(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    writer = CheckpointWriter(tmp_path, 0, lambda *_: None)
+    writer.save(state | {"model": {"conv.weight": weight}, "state_dict_ema": None}, is_best=False, periodic=None)
+    writer.wait()
+    saved = load_checkpoint(tmp_path / "last.pth")
+    safetensors.torch.save_file(saved["model"], tmp_path / "x.safetensors")
+    assert torch.equal(saved["model"]["conv.weight"], weight) and saved["state_dict_ema"] is None
+
+
+def test_a_file_of_another_program_is_no_checkpoint_to_resume(tmp_path):
+    torch.save({"state_dict": {"a": torch.ones(1)}}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"x\.pth: .*start with -pretrained=.*x\.pth"):
+        load_checkpoint(tmp_path / "x.pth")
+
+
+def test_folders_without_the_files_of_timm(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder; it has no weights"):
+        find_weights(str(tmp_path))
+    safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"give a file in it, such as .*/model\.safetensors$"):
+        find_weights(str(tmp_path))
+    transformers = {"architectures": ["ViTForImageClassification"], "transformers_version": "5.0"}
+    (tmp_path / "config.json").write_text(json.dumps(transformers))
+    with pytest.raises(UserError, match=r"is of a model of transformers .*ViTForImageClassification"):
+        find_weights(str(tmp_path))
+
+
+def test_the_normalization_follows_one_channel():
+    """`timm`: ImageNet's, of the published weights; a given value stays."""
+    published = timm.get_pretrained_cfg("resnet10t").mean
+    for options, mean in (([], (0.5,)), (["DATA.IMAGENET_MEAN=[0.4]"], (0.4,))):
+        command = ["-model=resnet10t", "-opts", "DATA.IMAGE_CHANNELS=1", *options]
+        data = parse_command_line(command).config.data
+        assert (data.imagenet_mean, data.imagenet_std) == (mean, (0.5,))
+    family = parse_command_line(["-opts", "MODEL.TYPE=swin", "DATA.IMAGE_CHANNELS=1"]).config.data
+    assert family.imagenet_mean == pytest.approx((sum(published) / 3,))
+    weights = parse_command_line(["-eval", "-model=resnet10t", "-pretrained=timm", "-opts", "DATA.IMAGE_CHANNELS=1"])
+    assert options_of_weights(weights)[0].data.imagenet_mean == pytest.approx((sum(published) / 3,))
