@@ -129,7 +129,10 @@ YAML_MISTAKES = {
     "tag of a key": ("!!python/name:os.system SAVE: a", r":1: a key must be a plain word"),
     "no mapping": ("- 1", r":1: expected `KEY: value` lines"),
     "warm-up": ("TRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 4}", r":1: TRAIN.WARMUP_EPOCHS 4 exceeds NUM_EPOCHS 3"),
-    "channels": ("DATA: {IMAGE_CHANNELS: 1}", r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1"),
+    "channels": (
+        "DATA: {IMAGE_CHANNELS: 1, IMAGENET_MEAN: [0.1, 0.2, 0.3]}",
+        r"DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1",
+    ),
     "no weights": ("EVAL: true", r":1: EVAL.ENABLED needs weights"),
     "base": ("BASE: 3", r":1: BASE must be a list of files"),
     "deep": ("[" * 5000, r"nested too deeply|expected"),

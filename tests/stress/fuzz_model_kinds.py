@@ -1,5 +1,6 @@
 """Configurations, weights, checkpoints as files and folders, folders of runs: valid examples and readers."""
 
+import argparse
 import contextlib
 import functools
 import hashlib
@@ -9,6 +10,7 @@ import re
 import shlex
 import shutil
 import tempfile
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -97,9 +99,13 @@ def weights_examples() -> list[bytes]:
     metadata = {"format": "pt"} | to_metadata(describe_data(data, ["cat", "dog"]), options)
     arrays = {"embedding/kernel": np.ones((8, 8, 3, 12), "f4"), "cls": np.ones((1, 1, 12), "f4")}
     arrays["Transformer/encoderblock/LayerNorm_0/scale"] = np.ones((1, 12), "f4")
+    objects = [argparse.Namespace(lr=0.1), np.float64(1), defaultdict(list, a=[1]), deque([1]), Path("a")]
+    foreign = {"teacher": {f"backbone.{name}": one for name, one in state.items()}, "student": state, "args": objects}
     return [
         _bytes_written_by(lambda path: torch.save(state, path)),
         _bytes_written_by(lambda path: torch.save({"model": state}, path, _use_new_zipfile_serialization=False)),
+        _bytes_written_by(lambda path: torch.save(foreign, path)),
+        _bytes_written_by(lambda path: torch.save(foreign, path, _use_new_zipfile_serialization=False)),
         safetensors.torch.save(state),
         safetensors.torch.save({"a": torch.ones(2)}, metadata),
         _bytes_written_by(lambda path: np.savez(path, **arrays)),
