@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, product
@@ -27,6 +27,7 @@ _WORD = re.compile(
     r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?",
     re.IGNORECASE,
 )
+_KINDS = {"train": "training", "val": "validation", "test": "test", "none": "unlabelled"}
 _SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _LISTS = [f"{name}{end}" for name, end in product((*SPLIT_NAMES, "train_test_split"), ("_list.txt", ".txt", ".csv"))]
@@ -105,6 +106,11 @@ class ClassFolders(Source):
         return {}
 
     def check_classes(self) -> None:
+        with os.scandir(self._found.root) as entries:
+            links = sorted(one.path for one in entries if one.is_symlink() and not one.name.endswith(IMAGE_EXTENSIONS))
+        if broken := next(filter(is_broken_link, links), None):
+            fix = "restore the folder, or remove the link"
+            raise UserError(f"{broken}: is a broken link, to {os.readlink(broken)}; {fix}")
         for folder, (sizes, names) in self._read.items():
             if wrong := _find_wrong_level(folder, sizes, names, self.data.class_folders):
                 raise wrong
@@ -151,20 +157,11 @@ def find_split_folders(root: Path, all_classes: bool = False) -> SplitFolders:
     if chosen:
         unread = [name for name in names if name not in {*chosen.values(), *named.values()}]
     else:
-        chosen = tree.find_splits_of_root()
+        chosen = tree.splits_with(set(map(to_nfc, names)))
         folders = {"train": root} | {split: tree.folder_of[name] for split, name in chosen.items()}
         classes = set[str]().union(*(tree.within[name] for name in chosen.values()))
         unread = [name for name in tree.unlabelled if chosen and to_nfc(name) not in classes]
-        if not all_classes and len(tree.word_of) == len(names) and len(set(tree.word_of.values())) > 1:
-            raise UserError(
-                f"{root}: are {list_names(names)} splits? Rename them train, val and test, or move all classes to "
-                f"{root / 'train'}; if they are classes: {_ALL_CLASSES}"
-            )
-        findings += [
-            f"{root / name}: is it a class, or are these {word} images? Move the folders of all classes to "
-            f"{root / 'train'}; if it is a class: {_ALL_CLASSES}"
-            for name, word in tree.unclear({*chosen.values(), *unread})
-        ]
+        findings += tree.questions({*chosen.values(), *unread})
         if train := named.get("train"):
             beside = list_names([name for name in names if name not in {train, *chosen.values()}])
             note = f"Warning: {root / train} is read as a class, beside {beside}"
@@ -197,7 +194,6 @@ class _Tree:
         self.named = find_split_names(self.names, self.root)
         self.word_of = {name: split for split, name in self.named.items()}
         if not all_classes:
-            _refuse_broken_links(self.root)
             self.word_of |= {name: word for name in self.names if (word := _word_in(name))}
         folders = {name: self.root / name for name in self.word_of}
         self.folder_of = folders if all_classes else {name: _pass_doubled(one) for name, one in folders.items()}
@@ -208,13 +204,17 @@ class _Tree:
     def find_splits(self) -> dict[str, str]:
         """The name of the folder of each split; empty if the class folders are in `root`."""
         trains = [name for name, word in self.word_of.items() if word == "train"]
-        chosen = self._choose("train", list(filter(self._partners, trains))) or self._find_lone_training(trains)
+        with_others = [name for name in trains if self.splits_with(self.within[name])]
+        chosen = self._choose("train", with_others) or self._find_lone_training(trains)
         if train := chosen.get("train"):
-            for split in ("val", "test"):
-                chosen |= self._choose(split, self._partners(train))
-            if "val" in self.named:  # an error says that it has no class of train
-                chosen.setdefault("val", self.named["val"])
+            chosen |= {"val": self.named["val"]} if "val" in self.named else {}  # perhaps without a class of train
+            chosen |= self.splits_with(self.within[train])
         return chosen
+
+    def splits_with(self, classes: set[str]) -> dict[str, str]:
+        """The names of the folders of val and test that contain one of the class folders `classes` (NFC)."""
+        found = [name for name, inside in self.within.items() if inside & (classes - {to_nfc(name)})]
+        return self._choose("val", found) | self._choose("test", found)
 
     def _find_lone_training(self, trains: list[str]) -> dict[str, str]:
         """As `find_splits`, if no folder of val or test has a class folder of the training."""
@@ -233,24 +233,19 @@ class _Tree:
             )
         return {}
 
-    def find_splits_of_root(self) -> dict[str, str]:
-        """The names of the folders val and test beside the class folders."""
-        classes, chosen = set(map(to_nfc, self.names)), dict[str, str]()
-        for split in ("val", "test"):
-            found = []
-            for name, inside in self.within.items():
-                shared = inside & (classes - {to_nfc(name)})
-                if self.word_of[name] == split and shared and (shared == inside or name in self.named.values()):
-                    found.append(name)
-            chosen |= self._choose(split, found)
-        return chosen
-
-    def unclear(self, chosen: Collection[str]) -> Iterator[tuple[str, str]]:
-        """The folders beside class folders that may be classes or other images, and the kind of these images."""
-        for name, word in self.word_of.items() if not self.all_classes else ():
-            is_plain = word == "none" or name in self.named.values() or not _NEUTRAL.sub("", _WORD.sub("", name))
-            if is_plain and name not in chosen and name != self.named.get("train"):
-                yield name, {"none": "unlabelled", "val": "validation"}.get(word, word)
+    def questions(self, known: Collection[str]) -> list[str]:
+        """Errors about folders beside class folders that may be classes or other images, except `known`."""
+        fix = f"ove the folders of all classes to {self.root / 'train'}; if it is a class: {_ALL_CLASSES}"
+        if self.all_classes:
+            return []
+        if len(self.word_of) == len(self.names) and len(set(self.word_of.values())) > 1:
+            return [f"{self.root}: are {list_names(self.names)} splits? Rename them train, val and test, or m{fix}"]
+        plain = {name for name in self.word_of if not _NEUTRAL.sub("", _WORD.sub("", name))}
+        plain |= {*self.named.values(), *(name for name, word in self.word_of.items() if word == "none")}
+        return [
+            f"{self.root / name}: is it a class, or are these {_KINDS[self.word_of[name]]} images? M{fix}"
+            for name in sorted(plain - {self.named.get("train", ""), *known})
+        ]
 
     def _choose(self, split: str, names: list[str]) -> dict[str, str]:
         """{split: name}: the usual name, else the only one of `names` for this split; empty without one."""
@@ -260,11 +255,6 @@ class _Tree:
         if len(found) > 1:
             raise UserError(f"{self.root}: {list_names(found)}: which one is {split}? Rename it {split}")
         return {split: found[0]} if found else {}
-
-    def _partners(self, train: str) -> list[str]:
-        """The folders of val and test with a class folder of `train`."""
-        others = [name for name, word in self.word_of.items() if word in ("val", "test")]
-        return [name for name in others if self.within[name] & self.within[train]]
 
 
 def _word_in(name: str) -> str | None:
@@ -292,14 +282,6 @@ def _folders_in(folder: Path) -> set[str]:
         return set(map(to_nfc, class_folders_in(folder)))
     except UserError:  # it cannot be listed, or contains no folders
         return set()
-
-
-def _refuse_broken_links(root: Path) -> None:
-    """Raises UserError for a link to a missing folder, which may be a split or a class."""
-    with os.scandir(root) as entries:
-        links = [one.path for one in entries if one.is_symlink() and not one.name.lower().endswith(IMAGE_EXTENSIONS)]
-    if broken := next(filter(is_broken_link, sorted(links)), None):
-        raise UserError(f"{broken}: is a broken link, to {os.readlink(broken)}; restore its target, or remove the link")
 
 
 def _notes_on_lists(root: Path) -> list[str]:
@@ -342,7 +324,7 @@ def _find_wrong_level(
         paths[name].append(path)
     tops = {name: os.path.commonpath(below) for name, below in paths.items()}
     inside = {
-        name: {path.removeprefix(tops[name]).strip("/").partition("/")[0] for path in below} - {""}
+        name: {to_nfc(path.removeprefix(tops[name]).strip("/").partition("/")[0]) for path in below} - {""}
         for name, below in paths.items()
     }
     several = {name: folders for name, folders in inside.items() if len(folders) > 1}
@@ -363,7 +345,7 @@ def _find_wrong_level(
             problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}, as variants or splits do"
             return _WrongLevelError(problem, usable(*alike), is_class="they are the classes")
     for name in sorted(paths):
-        if repeated := (inside[name] | set(tops[name].split("/"))) & (set(names) - {name}):
+        if repeated := (inside[name] | set(tops[name].split("/"))) & (set(names) - {to_nfc(name)}):
             problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does, and may be a copy or a split"
             return _WrongLevelError(problem, usable(name), f"move it out of {root}", "it is a class")
     nested = [name for name in several if "" not in paths[name]]
@@ -375,7 +357,7 @@ def _find_wrong_level(
     return None
 
 
-def _usable(folders: Iterator[Path]) -> list[Path]:
+def _usable(folders: Iterable[Path]) -> list[Path]:
     """The first folders, of these or in them, that can be given as DATA_PATH."""
     found = list[Path]()
     for folder in folders:

@@ -173,7 +173,7 @@ def test_links_and_permissions(tmp_path, cpu, monkeypatch):
     (tmp_path / "linked").symlink_to(tmp_path / "far")
     assert list(map(len, read(tmp_path / "linked", cpu)[0])) == [8, 8]
     (root / "c").symlink_to(tmp_path / "missing")
-    assert f"{root}/c: is a broken link, to {tmp_path}/missing; restore its target" in refusal(root, cpu)
+    assert f"{root}/c: is a broken link, to {tmp_path}/missing; restore the folder" in refusal(root, cpu)
     assert "c: is a broken link (to " in refusal(root / "c", cpu, dataset="folder")
     (root / "c").unlink()
     (root / "a" / "more").symlink_to(tmp_path / "missing")

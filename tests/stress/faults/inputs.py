@@ -46,6 +46,12 @@ def _data_faults() -> list[Fault]:
         os.mkfifo(scene.data / "train_list.txt")
         return flags
 
+    def variants(scene: Scene) -> list[str]:
+        flags = scene.images(dataset="folder")
+        for split, name in (("train", "color"), ("val", "gray")):
+            (scene.data / split).rename(scene.data / name)
+        return flags
+
     def unreadable(scene: Scene) -> list[str]:
         if os.geteuid() == 0:
             raise Skipped("root can read all files")
@@ -59,6 +65,7 @@ def _data_faults() -> list[Fault]:
     skipped = "1 of 24 training images could not be read and were skipped"
     return [
         Fault("data: no list", without_list, r"train_list.txt: cannot be read \(No such file"),
+        Fault("data: variants of the class folders", variants, r"same folders, cat, dog, .* -data_path=.*/color or"),
         Fault("data: a pipe as list", pipe_as_list, r"train_list.txt"),
         Fault("image: cut short, read by a worker", cut_short, r"3\.jpg: cannot be decoded"),
         Fault("image: without read permission", unreadable, r"3\.jpg: cannot be read \(Permission denied"),
