@@ -68,7 +68,7 @@ class SplitFolders:
         if known is not None:
             present = set(map(to_nfc, class_folders_in(folder)))
             if not present & known:
-                fix = other_form(folder) or "move its images into class folders"
+                fix = other_form(folder) or "give its class folders the names of the training's"
                 held_out = f"-data_path={quote(str(train))} holds a part of the training images out"
                 raise UserError(f"{folder}: has none of the class folders of {train}; {fix}; {held_out}")
             listing.findings += [
@@ -343,7 +343,11 @@ def _find_wrong_level(
         if len(equal := several[one] & several[other]) > 1:
             alike = sorted(name for name in several if len(several[name] & equal) > 1)
             problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}, as variants or splits do"
-            return _WrongLevelError(problem, usable(*alike), is_class="they are the classes")
+            above = (
+                f"move them above the classes, as {sorted(equal)[0]}/{alike[0]}" if all(map(_word_in, equal)) else ""
+            )
+            found = usable(*alike)
+            return _WrongLevelError(problem, found, "" if found else above, "they are the classes")
     for name in sorted(paths):
         if repeated := (inside[name] | set(tops[name].split("/"))) & (set(names) - {to_nfc(name)}):
             problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does, and may be a copy or a split"

@@ -116,6 +116,7 @@ REFUSED = {
     "wrapped": (["{color,gray}/images/{a,b}"], ["color/images", "gray/images"], BOTH),
     "years": (["{2020,2021}/{train,val}/{a,b}"], ["2020", "2021"], BOTH),
     "twice": (["{2020,2021}/{color,gray}/{a,b}"], ["2020/color", "2020/gray", "2021/color"], BOTH),
+    "splits in classes": (["{a,b}/{train,test}"], [], "move them above the classes, as test/a; "),
     "flowers": (["{daisy,rose}", "flowers/{daisy,rose}"], ["flowers"], BOTH),
     "some": (["{daisy,rose}", "new/daisy"], [], "new: contains daisy"),
     "Caltech": (["101_ObjectCategories/{a,b}"], ["101_ObjectCategories"], "only one folder"),
