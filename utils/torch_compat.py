@@ -9,7 +9,8 @@ import json
 import os
 import pickle
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from multiprocessing import current_process, forkserver
@@ -223,6 +224,23 @@ def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
     """
     num_bytes = torch.Size(shape).numel()
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes)).view(shape)
+
+
+def start_loader(loader: Any, wait: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[Any]:
+    """`iter(loader)`, in which `wait(iterator, receive)` is each wait for a message of a worker: `receive()`.
+
+    Persistent workers answer before they start again. _MultiProcessingDataLoaderIter._get_data, DataLoader._iterator.
+    """
+
+    def hook(iterator: Any) -> None:
+        own, receive = weakref.ref(iterator), type(iterator)._get_data
+        iterator._get_data = lambda: wait(own(), lambda: receive(own()))
+
+    if loader._iterator is not None:
+        hook(loader._iterator)
+    iterator = iter(loader)
+    hook(iterator)
+    return iterator
 
 
 def loader_workers(iterator: Any) -> list[BaseProcess]:

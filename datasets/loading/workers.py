@@ -7,8 +7,9 @@ import functools
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -20,7 +21,13 @@ from utils.processes.launch import end_with_parent
 from utils.signals import SIGNAL_NAMES, kill_children
 from utils.system import CoreShare
 from utils.threads import Watchdog, share_waits
-from utils.torch_compat import close_fork_server_pipe, loader_workers, pinning_has_ended, release_loader_event
+from utils.torch_compat import (
+    close_fork_server_pipe,
+    loader_workers,
+    pinning_has_ended,
+    release_loader_event,
+    start_loader,
+)
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch
@@ -64,27 +71,25 @@ def _kill_workers_at_exit() -> None:
     atexit.register(kill_children)
 
 
-def _kill(iterator: Iterator[Any], workers: Iterable[BaseProcess]) -> None:
-    for worker in workers:
-        worker.kill()
-    release_loader_event(iterator)
-
-
 def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
-    """Starts the workers of a DataLoader, and returns its batches in order. If not exhausted, it kills the workers.
+    """Starts the workers of a DataLoader, or lets those of its last iteration start again, and returns its batches in
+    order. If not exhausted, it kills the workers.
 
     Raises:
         UserError: a worker was killed, none has answered for `limit_seconds`, batches are no longer pinned, or a system
             resource is exhausted.
     """
+    wait = _WorkerWait()
     try:
         _check_limits(batches.num_workers)
-        iterator = iter(batches)
+        with wait.limited(limit_seconds):
+            iterator = start_loader(batches, wait.receive)
     except (OSError, EOFError) as error:
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
         raise Unavailable(_exhausted_resource(error) or otherwise) from error
+    wait.attach(iterator)
     _kill_workers_at_exit()
-    return _with_timeout(iterator, limit_seconds)
+    return _with_timeout(iterator, wait, limit_seconds)
 
 
 def _check_limits(workers: int) -> None:
@@ -97,50 +102,77 @@ def _check_limits(workers: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _with_timeout(iterator: Iterator[Any], limit_seconds: float) -> Iterator[Any]:
-    workers, is_exhausted = loader_workers(iterator), False
-    # To receive a batch, torch waits for a message from its worker without a limit. A worker that is stopped at that
-    # moment would block the rank forever.
-    watchdog = Watchdog(limit_seconds + START_SECONDS + POLL_SECONDS, lambda: _kill(iterator, workers))
-    watchdog.start()
-    try:
+class _WorkerWait:
+    """Every wait for a message of a worker: a batch, or the answer of one that starts again.
+
+    To receive a message, torch waits without a limit once it has begun. A worker that is stopped at that moment would
+    block the rank forever: the watchdog kills the workers.
+    """
+
+    def __init__(self) -> None:
+        self._workers = list[BaseProcess]()
+        self._death: str | None = None
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[Watchdog]:
+        """The watchdog of the waits in the block; the workers are killed if it raises."""
+        self._watchdog = Watchdog(seconds + POLL_SECONDS, self._expire)
+        self._watchdog.start()
+        try:
+            yield self._watchdog
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            self._watchdog.stop()
+
+    def attach(self, iterator: Any) -> None:
+        self._iterator, self._workers = weakref.ref(iterator), loader_workers(iterator)
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        if self._workers:
+            release_loader_event(self._iterator())
+
+    def _expire(self) -> None:
+        self._death = _death_message(self._workers)
+        self._kill()
+
+    def receive(self, iterator: Any, receive: Callable[[], Any]) -> Any:
+        """The next message; `receive` raises an error after POLL_SECONDS without one."""
+        self.attach(iterator)
+        limit_seconds = self._watchdog.limit_seconds - POLL_SECONDS
         while True:
-            watchdog.reset()
-            batch = _next(iterator, workers, watchdog)
+            try:
+                return receive()
+            except Exception as error:
+                timed_out = str(error).startswith("DataLoader timed out")
+                if timed_out and pinning_has_ended(iterator):
+                    raise Unavailable(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
+                if timed_out and self._watchdog.seconds < limit_seconds:
+                    continue
+                unanswered = (
+                    f"no loading worker has answered for {limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
+                    "responds, or raise TIMEOUT_SECONDS"
+                )
+                problem = _exhausted_resource(error) or self._death
+                problem = problem or (
+                    unanswered if timed_out or self._watchdog.has_expired else _death_message(self._workers)
+                )
+                if problem is None:
+                    raise
+                raise Unavailable(problem) from error
+
+
+def _with_timeout(iterator: Iterator[Any], wait: _WorkerWait, limit_seconds: float) -> Iterator[Any]:
+    with wait.limited(limit_seconds + START_SECONDS) as watchdog:
+        watchdog.reset()
+        for batch in iterator:
             watchdog.pause()
             watchdog.limit_seconds = limit_seconds + POLL_SECONDS
             yield batch
-    except StopIteration:
-        is_exhausted = True
-    finally:
-        watchdog.stop()
-        if not is_exhausted:
-            _kill(iterator, workers)
-
-
-def _next(iterator: Iterator[Any], workers: list[BaseProcess], watchdog: Watchdog) -> Any:
-    limit_seconds = watchdog.limit_seconds - POLL_SECONDS
-    while True:
-        try:
-            return next(iterator)
-        except StopIteration:
-            raise
-        except Exception as error:
-            timed_out = str(error).startswith("DataLoader timed out")
-            if timed_out and pinning_has_ended(iterator):
-                raise Unavailable(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
-            if timed_out and watchdog.seconds < limit_seconds:
-                continue
-            unanswered = (
-                f"no loading worker has answered for {limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
-                "responds, or raise TIMEOUT_SECONDS"
-            )
-            problem = _exhausted_resource(error) or (
-                unanswered if timed_out or watchdog.has_expired else _death_message(workers)
-            )
-            if problem is None:
-                raise  # an exception in a worker, with its traceback
-            raise Unavailable(problem) from error
+            watchdog.reset()
 
 
 def _exhausted_resource(error: Exception) -> str | None:

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,32 @@ def test_a_hanging_worker(how):
             os.kill(worker, signal.SIGSTOP)
     with pytest.raises(UserError, match=r"worker.* 9 s; .*DATA\.DATA_PATH"):
         list(batches)
+    assert_gone(*workers)
+
+
+BETWEEN = {
+    "killed": (signal.SIGKILL, None, r"loading worker {} was killed by SIGKILL, probably out of host memory"),
+    "stopped": (signal.SIGSTOP, None, r"no loading worker has answered for 9 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"),
+    "stopped for a while": (signal.SIGSTOP, 2.0, None),
+}
+
+
+@pytest.mark.parametrize("how", BETWEEN)
+@pytest.mark.slow
+def test_a_worker_between_two_evaluations(how):
+    """The wait for workers that start again has the lines and the limit of the wait for a batch."""
+    number, seconds, expected = BETWEEN[how]
+    loader = loader_of(Images(), timeout_seconds=10)
+    assert len(list(loader)) == 100
+    workers = [worker.pid for worker in loader_workers(loader._batches._iterator)]
+    os.kill(workers[1], number)
+    if seconds:
+        threading.Timer(seconds, os.kill, (workers[1], signal.SIGCONT)).start()
+        assert len(list(loader)) == 100
+        return
+    with pytest.raises(UserError, match=expected.format(workers[1])):
+        list(loader)
+    loader._batches._iterator = None
     assert_gone(*workers)
 
 
