@@ -129,7 +129,7 @@ def run_plugin(path: str, text: str) -> Plugin:
         sys.modules[module.__name__] = module  # timm, pickle and pydantic look for it there
         try:
             exec(compile(text, path, "exec"), module.__dict__)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
             line = error.lineno if isinstance(error, SyntaxError) else (lines or [1])[-1]
             raise UserError(f"-plugin {path}:{line}: {type(error).__name__}: {error} (-debug: traceback)") from error

@@ -161,13 +161,13 @@ _OF_LENGTH = (
 def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
     """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
 
-    MODEL.RESUME, MODEL.PRETRAINED and NAME are ignored.
+    MODEL.RESUME and NAME are ignored.
     """
     before, after = REMOVED | with_defaults(parse_value(then)), REMOVED | dict(flatten(parse_value(now)))
     return {
         key: (before.get(key), value)
         for key, value in after.items()
-        if key not in (*_INITIAL_WEIGHTS, "NAME") and _comparable(key, before.get(key)) != _comparable(key, value)
+        if key not in ("MODEL.RESUME", "NAME") and _comparable(key, before.get(key)) != _comparable(key, value)
     }
 
 

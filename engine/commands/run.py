@@ -1,6 +1,7 @@
 """The commands of the entry scripts, and how a shortage of memory is reported."""
 
 import os
+import traceback
 from dataclasses import replace
 from importlib import import_module
 
@@ -41,6 +42,10 @@ def run(command: Command, context: ProcessContext) -> int:
         name = _MODULES[command.name]
         run_command = getattr(import_module(f"engine.commands.{name}"), name)
         return run_command(replace(command, config=config), context)
+    except SystemExit as error:  # of a plugin or a library: the status and the file of the run would not tell
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename}:{frame.lineno}"
+        raise UserError(f"{where}: ends the program ({error!r}); raise another exception there") from error
     except Exception as error:
         shortage = find_shortage(error)
         if shortage:

@@ -110,6 +110,9 @@ def _fit(
     loss = build_loss(config.loss, config.train.smoothing, class_weights)
     tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
     group_of = np.unique(hash_paths(samples.groups)[train.indices], return_inverse=True)[1] if samples.groups else None
+    if group_of is not None and not group_of.any():
+        logger.warn("Warning: Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
+        group_of = None
     folds = stratified_folds(train.targets, group_of)
     weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
     figures = {"probe_l2": l2}

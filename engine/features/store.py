@@ -53,7 +53,7 @@ class FeatureFile:
         if self._state.get("digest", digest) != digest:
             raise UserError(f"{path}: has features of other weights, images or options; remove it")
         open(path, "a", opener=own_file).close()  # numpy would follow a link
-        with suppress(OSError, ValueError, LookupError, TypeError, EOFError):  # an empty file, or a damaged one
+        with suppress(Exception):  # an empty file, or a damaged one
             values = np.load(path, mmap_mode="r+", allow_pickle=False)
             is_whole = (len(values), values.dtype) == (num_samples, np.float32)
             if is_whole and zlib.crc32(values[: self.num_done].data) == self._state["crc"]:

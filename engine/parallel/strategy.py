@@ -71,8 +71,11 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
-        """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2: a dummy batch for a warm-up."""
+    def wrap(self, model: nn.Module, images: torch.Tensor, has_unused: bool = False) -> nn.Module:
+        """The module whose forward pass training calls.
+
+        images: (B, C, S, S), B >= 2: a dummy batch for a warm-up. has_unused: of the `unused_parameters`.
+        """
         return model
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -135,14 +138,21 @@ class DDP(Strategy):
         self._hook, self._dtype = _HOOKS[options.comm_hook]
         self._bucket_mb = options.bucket_mb
 
-    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+    def wrap(self, model: nn.Module, images: torch.Tensor, has_unused: bool = False) -> nn.Module:
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
-            model, device_ids=device_ids, bucket_cap_mb=self._bucket_mb, gradient_as_bucket_view=True
+            model,
+            device_ids=device_ids,
+            bucket_cap_mb=self._bucket_mb,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=has_unused,
         )
         if self._hook:
             wrapped.register_comm_hook(None, self._hook)
-        _rebuild_buckets(wrapped, model, images)
+        # DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last
+        # bits of the sums, so that a resumed run would differ from an uninterrupted one.
+        for _ in range(2):
+            unused_parameters(model, images, wrapped)
         return wrapped
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -168,19 +178,19 @@ class DDP(Strategy):
         )
 
 
-def _rebuild_buckets(wrapped: nn.Module, model: nn.Module, images: torch.Tensor) -> None:
-    """Runs and discards two passes, so that the first step sums gradients in the same order as all later steps.
-
-    DDP regroups gradients after its first backward pass. With three or more ranks the grouping changes the last bits
-    of the sums, so that a resumed run would differ from an uninterrupted one.
-    """
+def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module | None = None) -> list[str]:
+    """The names of the trained parameters without a gradient, by passes of the images that are then discarded."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trained:
+        return []
     buffers = [buffer.clone() for buffer in model.buffers()]
-    for _ in range(2):
-        outputs = tree_leaves(wrapped(images))  # a distilled model has two
-        sum(output.sum() for output in outputs).backward()
+    outputs = tree_leaves((wrapped or model)(images))  # a distilled model has two
+    sum(output.sum() for output in outputs).backward()
+    unused = [name for name, parameter in trained.items() if parameter.grad is None]
     model.zero_grad(set_to_none=True)
     for buffer, before in zip(model.buffers(), buffers, strict=True):
         buffer.copy_(before)
+    return unused
 
 
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:

@@ -137,10 +137,14 @@ class LossScaler(torch.amp.GradScaler):
         state = super().state_dict() if self.dynamic else {}
         return {key: state[key] for key in _SAVED_KEYS if key in state} | {"counts": self._counts.tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the scale and the counts. The rules, and a constant scale, come from this run's options."""
-        saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic}
+    def load_state_dict(self, state: dict[str, Any], keeps_scale: bool = True) -> None:
+        """Restores the scale and the counts. The rules, and a constant scale, come from this run's options.
+
+        keeps_scale: False if this run's initial scale is another one: it then starts with it.
+        """
+        saved = {key: state[key] for key in _SAVED_KEYS if key in state and self.dynamic and keeps_scale}
         super().load_state_dict(super().state_dict() | saved)
+        torch_compat.loss_scale(self).clamp_(min=self.min_scale)
         self._counts.copy_(torch.tensor(state["counts"]))
 
 

@@ -138,7 +138,7 @@ def apply_op_lists(
     listed module all ops of `OPS` change; ops outside of modules, such as the loss, do not.
 
     Returns:
-        The modules in which an op of `NORM_OPS` is listed.
+        The modules in which an op of `NORM_OPS` is listed. On a CPU the white list has no effect on these ops.
 
     Raises:
         UserError: an entry is neither an op nor a module.
@@ -148,9 +148,10 @@ def apply_op_lists(
     if not (white_ops or white_paths or black_ops or black_paths):
         return set()
     disable_autocast_in_compiled_backward()
+    kept = NORM_OPS if device.type == "cpu" else ()  # in fp32: see `set_norm_dtypes`
     tables = {
-        "": _table(half, white_ops) | _table(torch.float32, black_ops),
-        _WHITE: _table(half, OPS) | _table(torch.float32, black_ops),
+        "": _table(half, white_ops.difference(kept)) | _table(torch.float32, black_ops),
+        _WHITE: _table(half, set(OPS).difference(kept)) | _table(torch.float32, black_ops),
         _BLACK: _table(torch.float32, OPS),
     }
     units = set(_units(model))

@@ -210,10 +210,13 @@ class Precision:
     def state_dict(self) -> dict[str, Any]:
         return {"dtype": str(self.dtype), "scaler": self.scaler.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the loss scale. A run resumed in another dtype starts with its own scale."""
+    def load_state_dict(self, state: dict[str, Any], changed: Collection[str] = ()) -> None:
+        """Restores the loss scale. A run resumed in another dtype starts with its own scale.
+
+        changed: the keys in which the options differ from those of the state.
+        """
         if state["dtype"] == str(self.dtype):
-            self.scaler.load_state_dict(state["scaler"])
+            self.scaler.load_state_dict(state["scaler"], "AMP.INIT_LOSS_SCALING" not in changed)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from datasets.sources.class_order import find_ambiguity
 from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import TrainTransform
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import Strategy, build_strategy
+from engine.parallel.strategy import Strategy, build_strategy, unused_parameters
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage, build_average
 from engine.precision.policy import Precision, set_process_switches
@@ -168,7 +168,10 @@ def _wrap(
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
-        return strategy.wrap(model, images), notes
+        unused = [] if strategy.is_sharded else unused_parameters(model, images)
+        if unused:
+            notes.append(f"Warning: without a gradient, so never trained: {list_names(unused)}")
+        return strategy.wrap(model, images, bool(unused)), notes
 
 
 def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None, list[str]]:

@@ -66,8 +66,7 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         fix = "; use a MOMENTUM above 0, or KWARGS={nesterov: false}" if reason.startswith("Nesterov") else ""
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
-    if isinstance(optimizer, torch.optim.SGD) and chosen.momentum:
-        _zero_momentum(optimizer)
+    zero_momentum(optimizer, chosen)
     if options.head_lr_scale != 1:
         _scale_head(optimizer, model, options.head_lr_scale)
     return optimizer
@@ -147,11 +146,11 @@ def check_sharded_optimizer(options: Optimizer) -> None:
         )
 
 
-def _zero_momentum(optimizer: torch.optim.SGD) -> None:
-    """Initializes the momentum: if torch's fused SGD skips its first step, it keeps uninitialized buffers."""
-    for group in optimizer.param_groups:
+def zero_momentum(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> None:
+    """Initializes a missing momentum: if torch's fused SGD skips its first step, it keeps uninitialized buffers."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) and chosen.momentum else ():
         for parameter in group["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
 def _scale_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> None:

@@ -222,9 +222,9 @@ def read_thumbnails(data: Data, samples: Readable, kept: Path) -> np.ndarray:
     known, is_missing = rows[:0], np.ones(len(samples), bool)
     if not samples.in_memory:
         rows["key"] = _keys(samples, data)
-        with suppress(OSError, ValueError, EOFError):  # none, or damaged
-            stored = np.load(file, allow_pickle=False)
-            known = stored if stored.dtype == rows.dtype else known
+        with suppress(Exception):  # none, or damaged; mapped: it is never larger than the file
+            stored = np.load(file, mmap_mode="r", allow_pickle=False)
+            known = np.array(stored) if (stored.dtype, stored.ndim) == (rows.dtype, 1) else known
         places = np.searchsorted(known["key"], rows["key"])
         is_missing = np.append(known["key"], 0)[places] != rows["key"]
         rows[~is_missing] = known[places[~is_missing]]

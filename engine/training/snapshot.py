@@ -3,7 +3,7 @@
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -21,7 +21,7 @@ from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
-from engine.training.optimizer import moments_per_parameter, set_lr
+from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.weights.shards import AVERAGE, read_model_state, read_optimizer_state
 from utils.distributed import ProcessContext, broadcast_object
@@ -144,7 +144,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     changed = changed_options(checkpoint["options"], to_yaml(state.config))
     _check_options(state, checkpoint, changed)
     done_steps = state.layout.steps_done(checkpoint)
-    _load_state(state, checkpoint)
+    _load_state(state, checkpoint, changed)
     progress = state.new_progress(checkpoint["epoch"])
     progress.done_steps = done_steps
     progress.lr = schedule.lr_at(max(progress.step - 1, 0))
@@ -159,14 +159,26 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         progress.sums.restore(checkpoint["sums"])
     seconds = checkpoint["train_seconds"]  # an older checkpoint has no total
     clock = TrainClock(seconds, checkpoint["images"], checkpoint.get("total_seconds", seconds))
+    unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
+    if (folder := found.run_folder) and folder.absolute().parent != Path(state.config.save).absolute():
+        unused["SAVE"] = f"the run stays in {folder}"
+    for key, reason in ((key, reason) for key, reason in unused.items() if changed.pop(key, (None, None))[1]):
+        logger.info(f"----- Resume: {key} has no effect: {reason}")
     if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items()]:
         logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
     return RunPosition(progress, clock, *_restore_best(found, state.context))
 
 
+_FIXED = (  # for the whole run: its state has other entries with another value
+    "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
+    "EVAL.BEST_METRIC",
+)  # fmt: skip
+_GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY", "MODEL.FREEZE_BACKBONE")  # of parameters
+
+
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:
     epoch, train = checkpoint["epoch"], state.config.train
-    for key in ("DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "EVAL.BEST_METRIC"):
+    for key in _FIXED:
         if key in changed:
             then, fix = format_value(changed[key][0]), "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
@@ -184,7 +196,7 @@ def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[
         )
 
 
-def _load_state(state: TrainState, checkpoint: dict[str, Any]) -> None:
+def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:
     strategy = state.strategy
     try:
         _load_weights(strategy, state.precision.weights.saved, checkpoint["model"])
@@ -194,8 +206,14 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any]) -> None:
         strategy.load_optimizer_state(
             state.optimizer, read_optimizer_state(checkpoint["optimizer"], state.optimizer.param_groups)
         )
-        state.precision.load_state_dict(checkpoint["precision"])
+        state.precision.load_state_dict(checkpoint["precision"], changed)
+        zero_momentum(state.optimizer, state.config.train.optimizer)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if "parameter group" in str(error) and (keys := [key for key in _GROUPING if key in changed]):
+            fix = "set it as before, or start a new run with -pretrained"
+            raise UserError(
+                f"{', '.join(keys)}: divides the parameters into other groups than the run; {fix}"
+            ) from None
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
         raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None
 

@@ -109,6 +109,11 @@ class Trainer:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
         return epochs_done % every == 0 or epochs_done == self.config.train.num_epochs
 
+    def _reaches_the_end(self, epochs_done: int) -> bool:
+        """Returns whether NUM_EPOCHS or MAX_STEPS ends the run after this epoch."""
+        train = self.config.train
+        return epochs_done == train.num_epochs or self.progress.step >= (train.max_steps or sys.maxsize)
+
     def has_ended(self) -> bool:
         """A function of the position, equal on all ranks."""
         epochs_done = self.progress.epoch
@@ -157,7 +162,7 @@ class Trainer:
         validation = evaluated.metrics if evaluated else None
         self.record.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
-        ends = self.progress.step >= (config.train.max_steps or sys.maxsize) or self.stops_early(epochs_done)
+        ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):
             self._save(is_best)
         if self.report:
@@ -202,7 +207,7 @@ class Trainer:
         self.result = replace(self.result, samples=evaluated.metrics.samples)
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
-        is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))
+        is_last = self._reaches_the_end(epochs_done) or (not is_best and self.stops_early(epochs_done))
         if not state.average or not (self.config.eval_raw or is_last):
             return evaluated, None, is_best
         raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows, run_folders, train
+from PIL import Image
 
 from configs.reading.command_line import parse_command_line
 from engine.commands.run import run
@@ -208,3 +209,21 @@ def test_a_full_disk_is_reported_before_the_first_image(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: 0.0 MB of features") as error:
         filled(path := tmp_path / "features.npy", 10)
     assert error.value.filename == path and not path.exists()
+
+
+def test_one_group_has_all_training_images(tmp_path, trained_digits, cpu):
+    """Folds of groups leave nothing to fit: the folds are of images, and the log says so."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 24), ("val", 8)):
+        lines = ["image_path,target,patient"]
+        for number in range(count):
+            pixels = rng.integers(0, 90, (8, 8)) + 160 * (number % 2)
+            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{split}{number}.png")
+            lines.append(f"{split}{number}.png,{number % 2},{split}")
+        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    options = ["DATA.GROUPS=patient", "MODEL.NUM_CLASSES=null", "EVAL.SUSPECTS=true"]
+    _, *argv = probe_flags(tmp_path / "out", trained_digits(), *options)
+    folder = train(["-dataset=csv", f"-data_path={tmp_path}", *argv], cpu)
+    log = (folder / "log.txt").read_text()
+    assert "Warning: Probe: one group has all training images" in log and "of 24 training images" in log
+    assert read_result(folder)["probe_l2"] < 1

@@ -36,8 +36,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def gradients(model: nn.Module, level: str, device: torch.device) -> dict[str, torch.Tensor]:
-    precision = policy(level, device=device)
+def gradients(model: nn.Module, level: str, device: torch.device, white: tuple = ()) -> dict[str, torch.Tensor]:
+    precision = policy(level, device=device, white=white)
     model = model.to(device)
     precision.apply_op_lists(model)
     compute = precision.compute_copy(model)
@@ -89,10 +89,24 @@ def test_norms_are_in_half_where_their_kernels_sum_in_fp32():
         assert norm_dtypes(level, CPU) == {(FP32, FP32)}
 
 
-@pytest.mark.parametrize("level", ["O2", "O3"])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("device", [CPU, GPU])
 def test_lists_of_the_user_decide_the_dtype_of_norms(level, device):
+    """On a CPU the white list has no effect on norms."""
+    white = (FP32, FP32) if device == CPU else (BF16, BF16)
     assert norm_dtypes(level, device, black=("layer_norm",)) == {(FP32, FP32)}
-    assert norm_dtypes(level, device, white=("layer_norm",)) == {(BF16, BF16)}
+    assert norm_dtypes(level, device, white=("layer_norm",)) == {white}
     mixed = norm_dtypes(level, device, black=("blocks.1.*",), white=("blocks.0.*",))
-    assert mixed == {(FP32, FP32), (BF16, BF16)}
+    assert mixed == {(FP32, FP32), white}
+
+
+@pytest.mark.parametrize("white", [("layer_norm", "add"), ("blocks.*",)])
+def test_norms_in_a_bfloat16_stream_on_a_cpu_are_as_exact_as_with_autocast(white):
+    """With the list of bf16_stream their gradients were 28% wrong in the mean, 90% at most."""
+    expected, autocast = gradients(long_vit(), "O0", CPU), gradients(long_vit(), "O1", CPU)
+    found = gradients(long_vit(), "O1", CPU, white)
+    errors = [
+        torch.tensor([(of[name] - value).norm() / value.norm() for name, value in expected.items() if "norm" in name])
+        for of in (autocast, found)
+    ]
+    assert errors[1].max() < 2 * errors[0].max() and errors[1].mean() < 2 * errors[0].mean()

@@ -82,11 +82,10 @@ def output_dtypes(model: nn.Module, precision: Precision) -> dict[str, torch.dty
 
 LISTS = {  # black list, white list, module -> dtype of its output
     "a pattern": (("blocks.1.*",), (), {"blocks.1.attn.qkv": FP32, "blocks.1.mlp.act": FP32, "blocks.0.mlp.fc1": BF16}),
-    "an op and a module": ((), ("norm",), {"norm": BF16, "blocks.0.norm1": FP32}),
     "black over white": (
         ("gelu", "blocks.1.mlp"),
         ("blocks.*",),
-        {"blocks.0.mlp.act": FP32, "blocks.0.norm1": BF16, "blocks.1.attn": BF16, "blocks.1.mlp.fc2": FP32},
+        {"blocks.0.mlp.act": FP32, "blocks.1.norm1": BF16, "blocks.1.attn": BF16, "blocks.1.mlp.fc2": FP32},
     ),
 }
 

@@ -83,3 +83,9 @@ def test_a_short_training_with_the_default_decay(digits_argv, cpu, capsys, warmu
     line = f"Last epoch: top-1 of the average {average:.2f}%, of the raw weights {raw:.2f}%"
     assert (line in log) == (abs(average - raw) > 1)
     assert ("decay without warm-up" in log, "timm's warm-up" in log) == (not warmup, warmup)
+
+
+def test_max_steps_at_the_end_of_an_epoch_is_a_last_evaluation(digits_argv, cpu):
+    """22 steps per epoch."""
+    result = read_result(train([*digits_argv, "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=22"], cpu))
+    assert result["average_score"] == result["top1"] and result["raw_score"] is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, assert_same_state, states, train
+from conftest import ROOT, assert_same_state, digits_flags, states, train
 from safetensors.torch import load_file
 
 from configs.parts import DEVICE_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
@@ -24,6 +24,8 @@ from engine.training.losses.loss import build_loss
 from engine.training.optimizer import build_optimizer
 from scripts import export
 from utils.errors import UserError
+from utils.files import read_json
+from utils.processes.entry import run_and_report_errors
 
 OPTIONS = [
     *("LOSS.NAME=power", "TRAIN.OPTIMIZER.NAME=plainsgd", "DATA.HOST_AUGMENTATIONS={add: {power: 2.0}}"),
@@ -71,6 +73,68 @@ def test_a_function_that_cannot_be_called_is_one_line(
     (tmp_path / "bare.py").write_text(f"from configs.parts import *\n@{code}\n")
     with pytest.raises(UserError, match=error):
         run(parse_command_line([f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, option]), cpu)
+
+
+UNUSED = """
+from timm.models import VisionTransformer, register_model
+import torch
+class Unused(VisionTransformer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.unused = torch.nn.Linear(3, 3)
+@register_model
+def unused_vit(pretrained=False, **kwargs):
+    own = dict(patch_size=4, embed_dim=16, depth=1, num_heads=2, img_size=8, in_chans=1, num_classes=10)
+    return Unused(**own)
+__all__ = ["unused_vit"]
+"""
+
+
+def unused_run(context, folder: Path) -> Path:
+    flags = [f"-plugin={folder / 'unused.py'}", *digits_flags(folder / f"out-{context.world_size}")]
+    options = ["MODEL.TYPE=timm", "MODEL.NAME=unused_vit", "TRAIN.MAX_STEPS=4", "DATA.GLOBAL_BATCH_SIZE=64"]
+    others = "MODEL.EMBED_DIM", "MODEL.DEPTH", "MODEL.NUM_HEADS", "MODEL.PATCH_SIZE", "-batch_size"
+    flags = [flag for flag in flags if not flag.startswith(others)]
+    batch = f"DATA.BATCH_SIZE={64 // context.world_size}"
+    run(parse_command_line([*flags, *options, batch, "TRAIN.OPTIMIZER.NAME=sgd"]), context)
+    return next((folder / f"out-{context.world_size}").iterdir())
+
+
+@pytest.mark.slow
+def test_parameters_without_a_gradient_are_named_on_one_and_on_two_ranks(tmp_path, cpu, ranks):
+    """They end DDP in an error of torch, without names."""
+    (tmp_path / "unused.py").write_text(UNUSED)
+    folders = [unused_run(cpu, tmp_path), ranks(2)(unused_run, tmp_path)[0]]
+    for folder in folders:
+        (line,) = re.findall(r"Warning: without a gradient.*", (folder / "log.txt").read_text())
+        assert line.endswith("never trained: 'unused.weight', 'unused.bias'")
+    one, two = (states(folder)["model"] for folder in folders)
+    assert all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
+    assert one["unused.weight"].abs().sum() > 0
+
+
+EXITS = """
+from configs.parts import *
+import sys
+@loss("exits")
+def exits(logits, targets, options):
+    sys.exit(3)
+"""
+
+
+def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu, monkeypatch):
+    monkeypatch.setattr("configs.parts._running", {})
+    monkeypatch.delitem(LOSSES, "exits", raising=False)
+    (tmp_path / "now.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(UserError, match=r"-plugin .*now\.py:2: SystemExit: 3"):
+        parse_command_line([f"-plugin={tmp_path / 'now.py'}", *digits_argv])
+    (tmp_path / "exits.py").write_text(EXITS)
+    argv = [f"-plugin={tmp_path / 'exits.py'}", *digits_argv, "LOSS.NAME=exits"]
+    status = run_and_report_errors(lambda argv: run(parse_command_line(argv), cpu), argv)
+    (folder,) = (tmp_path / "out").iterdir()
+    found = read_json(folder / "status.json")
+    assert status == found["exit_status"] == 2 and found["state"] == "failed"
+    assert re.fullmatch(r".*exits\.py:6: ends the program \(SystemExit\(3\)\); .*", found["message"])
 
 
 def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(monkeypatch):

@@ -196,6 +196,21 @@ def test_images_that_resemble_many_are_copies_only_if_they_are_equal():
     assert find_copies(flat, flat) == []
 
 
+@pytest.mark.parametrize("shape", [(10**12,), (4, 4), ()])
+def test_a_damaged_file_of_thumbnails_is_written_again(folder, tmp_path, shape):
+    """Its header asks for terabytes."""
+    data, samples = Data(DATASET="folder"), samples_of(folder / "train")
+    first = read_thumbnails(data, samples, tmp_path)
+    (file,) = tmp_path.glob("thumbnails-*")
+    with open(file, "r+b") as opened:
+        dtype = np.load(file).dtype
+        np.lib.format.write_array_header_1_0(
+            opened, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        )
+    assert np.array_equal(read_thumbnails(data, samples, tmp_path), first)
+    assert np.load(file).shape == (len(samples),)
+
+
 def test_thumbnails_are_read_once(folder, tmp_path, monkeypatch):
     kept, data, samples = tmp_path / "kept", Data(DATASET="folder"), samples_of(folder / "train")
     first = read_thumbnails(data, samples, kept)
