@@ -71,11 +71,8 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def wrap(self, model: nn.Module, images: torch.Tensor, has_unused: bool = False) -> nn.Module:
-        """The module whose forward pass training calls.
-
-        images: (B, C, S, S), B >= 2: a dummy batch for a warm-up. has_unused: of the `unused_parameters`.
-        """
+    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
+        """The module whose forward pass training calls. `images` (B, C, S, S), B >= 2: a dummy batch for a warm-up."""
         return model
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
@@ -138,14 +135,14 @@ class DDP(Strategy):
         self._hook, self._dtype = _HOOKS[options.comm_hook]
         self._bucket_mb = options.bucket_mb
 
-    def wrap(self, model: nn.Module, images: torch.Tensor, has_unused: bool = False) -> nn.Module:
+    def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
         device_ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
             model,
             device_ids=device_ids,
             bucket_cap_mb=self._bucket_mb,
             gradient_as_bucket_view=True,
-            find_unused_parameters=has_unused,
+            find_unused_parameters=bool(unused_parameters(model, images)),
         )
         if self._hook:
             wrapped.register_comm_hook(None, self._hook)

@@ -76,7 +76,7 @@ def build_train_state(
     optimizer_notes = []
     if config.model.tuned != "probe":  # which takes no step of the optimizer
         optimizer_notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
-    wrapped, wrap_notes = _wrap(compute_model, config, context, strategy, precision)
+    wrapped, wrap_notes = _wrap(compute_model, config, context, strategy, precision, is_trial=plan is None)
     notes += [*model_notes, *prepared_notes, *loss_notes, *shard_notes, *optimizer_notes, *wrap_notes]
     state = TrainState(
         config=config,
@@ -159,7 +159,12 @@ def _build_loss(
 
 
 def _wrap(
-    model: nn.Module, config: Config, context: ProcessContext, strategy: Strategy, precision: Precision
+    model: nn.Module,
+    config: Config,
+    context: ProcessContext,
+    strategy: Strategy,
+    precision: Precision,
+    is_trial: bool,
 ) -> tuple[nn.Module, list[str | Fact]]:
     """The compiled model in the wrapper of the strategy."""
     notes, images = list[str | Fact](), dummy_images(config.data, context)
@@ -168,10 +173,9 @@ def _wrap(
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
-        unused = [] if strategy.is_sharded else unused_parameters(model, images)
-        if unused:
+        if not (is_trial or strategy.is_sharded) and (unused := unused_parameters(model, images)):
             notes.append(f"Warning: without a gradient, so never trained: {list_names(unused)}")
-        return strategy.wrap(model, images, bool(unused)), notes
+        return strategy.wrap(model, images), notes
 
 
 def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None, list[str]]:

@@ -197,7 +197,8 @@ class Trainer:
     def _evaluate_all(self, epochs_done: int) -> tuple[Evaluated, Metrics | None, bool]:
         """The evaluation, the metrics of the raw weights, and whether the evaluation is the best so far.
 
-        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one.
+        The raw weights are evaluated beside an average: with EVAL_RAW in each evaluation, else in the last one. That
+        of MAX_STEPS is not in the table, which is the same when the run continues.
         """
         state, title = self.state, f"Epoch[{epochs_done:03d}/{self.config.train.num_epochs:03d}], "
         model = state.eval_model
@@ -207,12 +208,13 @@ class Trainer:
         self.result = replace(self.result, samples=evaluated.metrics.samples)
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
-        is_last = self._reaches_the_end(epochs_done) or (not is_best and self.stops_early(epochs_done))
-        if not state.average or not (self.config.eval_raw or is_last):
+        is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))
+        in_table = self.config.eval_raw or is_last
+        if not state.average or not (in_table or self._reaches_the_end(epochs_done)):
             return evaluated, None, is_best
         raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
         self.result = replace(self.result, average_score=evaluated.metrics.score, raw_score=raw.score)
-        return evaluated, raw, is_best
+        return evaluated, raw if in_table else None, is_best
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, session = time.perf_counter(), self.session
