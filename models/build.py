@@ -4,6 +4,7 @@ A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from models.timm_model import build_timm
 from models.tuning import tune
 from models.vit import build_vit
 from models.weights.fit import KEPT_BY_NUMBER, count_outputs, load_pretrained
+from utils.errors import UserError
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
 
@@ -44,7 +46,11 @@ def build_model(
     model = _construct(options, data)
     notes: list[str] = []
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
-    if downloaded and head_rows == [] and getattr(model, "pretrained_cfg", {}).get("num_classes") == options.num_logits:
+    outputs = getattr(model, "pretrained_cfg", {}).get("num_classes") if downloaded else options.num_logits
+    if needs_head and outputs != options.num_logits:
+        fix = "remove MODEL.NUM_CLASSES" if outputs else "train with these weights first"
+        raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
+    if downloaded and head_rows == [] and outputs == options.num_logits:
         notes = [KEPT_BY_NUMBER]
     elif options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size)
@@ -64,12 +70,13 @@ def outputs_of_weights(options: Model, data: Data) -> int | None:
     Raises:
         UserError: as `build_model`.
     """
-    if options.type == "timm" and options.pretrained == "timm":
-        published = get_pretrained_cfg(options.name)
-        return published.num_classes if published else None
+    if is_published := options.type == "timm" and options.pretrained == "timm":
+        with suppress(RuntimeError):  # an unknown tag
+            if published := get_pretrained_cfg(options.name):
+                return published.num_classes or None
     with torch.device("meta"):
-        model = _construct(options, data)
-    return count_outputs(model, options)
+        model = _construct(options.model_copy(update={"pretrained": None}), data)
+    return None if is_published else count_outputs(model, options)
 
 
 def _construct(options: Model, data: Data) -> nn.Module:

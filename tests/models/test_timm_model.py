@@ -12,7 +12,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
 from configs.reading.command_line import parse_command_line
-from models.build import build_model
+from models.build import build_model, outputs_of_weights
 from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
 from utils.errors import Unavailable, UserError
 
@@ -140,6 +140,10 @@ def test_published_weights(tmp_path, monkeypatch, error):
     monkeypatch.setattr("models.timm_model.download", lambda *arguments: tmp_path / "pytorch_model.bin")
     model = model_of("test_vit", "-pretrained=timm")
     assert torch.equal(model.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
+    config = parse_command_line(["-model=test_vit", "-pretrained=timm", "-opts", "MODEL.NUM_CLASSES=3"]).config
+    with pytest.raises(UserError, match=r"have 1000 outputs, not 3; remove MODEL\.NUM_CLASSES"):  # not a random head
+        build_model(config.model, config.data, torch.device("cpu"), needs_head=True)
+    assert outputs_of_weights(config.model, config.data) == 1000
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.file_exists", lambda *_, **__: (_ for _ in ()).throw(error))
     with pytest.raises(
