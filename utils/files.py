@@ -66,6 +66,11 @@ def remove_temporary_folders() -> None:
         folder.cleanup()
 
 
+def expand_home(text: str) -> str:
+    """A path whose first folder is ~ or ~USER, expanded; another text is unchanged. Shells leave it in -flag=~/x."""
+    return os.path.expanduser(text) if text == "~" or (text.startswith("~") and "/" in text) else text
+
+
 def absolute_file(path: str) -> str:
     """The absolute path if there is such a file or folder; another text, such as a name, is unchanged."""
     return os.path.abspath(path) if os.path.exists(path) else path

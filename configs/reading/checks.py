@@ -4,6 +4,7 @@ A mistake is one line, with the file and line or the flag, and the key.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.reading.layer_rules import REMOVED
-from configs.reading.option_layers import OptionLayers, expand_switches, flatten, stored_options
+from configs.reading.option_layers import OptionLayers, expand_switches, flatten, merge, nest, paths, stored_options
 from configs.reading.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from configs.schema import Config
 from configs.schema.config import known_keys, model_type
@@ -20,13 +21,15 @@ from configs.schema.model import FIXED_KEYS, Model, without_fixed_keys
 from utils.errors import UserError, combine_findings, did_you_mean
 from utils.tables import wrap_parts
 
+_PROJECT = Path(__file__).parents[2]
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
 _GRAY_AND_BLUR = "TRAIN.AUGMENT_POLICY=3a, which has gray values and blur, or a plugin"
 _OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
     "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
     "CLIP_GRAD": "TRAIN.GRAD_CLIP", "CUTMIX": "TRAIN.CUTMIX_ALPHA", "DROP": "MODEL.DROPOUT",
     "DROP_PATH": "MODEL.DROPPATH", "EPOCHS": "TRAIN.NUM_EPOCHS", "HFLIP": "DATA.HFLIP_PROB",
-    "LABEL_SMOOTHING": "TRAIN.SMOOTHING", "LEARNING_RATE": "TRAIN.BASE_LR", "LOG_INTERVAL": "REPORT_FREQ",
+    "LABEL_SMOOTHING": "TRAIN.SMOOTHING", "LEARNING_RATE": "TRAIN.BASE_LR", "LOG_FREQ": "REPORT_FREQ",
+    "LOG_INTERVAL": "REPORT_FREQ", "PRINT_FREQ": "REPORT_FREQ",
     "LR": "TRAIN.BASE_LR", "MEAN": "DATA.IMAGENET_MEAN", "MIN_LR": "TRAIN.END_LR", "MIXUP": "TRAIN.MIXUP_ALPHA",
     "OPT": "TRAIN.OPTIMIZER.NAME", "OPT_BETAS": "TRAIN.OPTIMIZER.BETAS", "OPT_EPS": "TRAIN.OPTIMIZER.EPS",
     "RATIO": "DATA.RANDOM_CROP_RATIO", "RECOUNT": "TRAIN.RANDOM_ERASE_COUNT", "REMODE": "TRAIN.RANDOM_ERASE_MODE",
@@ -61,6 +64,36 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
         return Config.model_validate(values)
     except ValidationError as invalid:
         raise _combined(invalid.errors(include_url=False), layers) from None
+
+
+def decode_quoted(layers: OptionLayers) -> list[str]:
+    """Decodes texts where the key has another type, as PaddleViT's yacs does: '1e-3', 'False', '(4, 4)'.
+
+    Returns a line for the log.
+    """
+    try:
+        Config.model_validate(layers.values)
+        return []
+    except ValidationError as invalid:
+        wrong = {_path(error) for error in invalid.errors(include_url=False) if not _is_contradiction(error)}
+    given, decoded = dict(paths(layers.values)), list[str]()
+    for path in sorted(wrong & given.keys()):
+        if (value := _decoded(given[path])) != given[path]:
+            merge(layers.values, expand_switches(nest({".".join(path): value})))
+            decoded.append(f"{'.'.join(path)} {shorten(given[path])} -> {format_value(value)}")
+    return [f"Quoted values, decoded: {', '.join(decoded)}"] if decoded else []
+
+
+def _decoded(value: Any) -> Any:
+    """The value with each text in it read as YAML; a tuple of Python is a list."""
+    if isinstance(value, list):
+        return [*map(_decoded, value)]
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_value(value.replace("(", "[").replace(")", "]") if value.startswith("(") else value)
+    except UserError:
+        return value
 
 
 def check_types(layers: OptionLayers) -> None:
@@ -138,6 +171,18 @@ def key_of_flag(flag: str) -> str | None:
     by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
     key = _OTHER_NAMES.get(name) or by_leaf.get(name)
     return None if any(other.startswith(f"{key}.") for other in known) else key
+
+
+def answer_to_timms(flag: str) -> str:
+    """The row of a flag of timm's train.py in the table of docs/recipes.md; '' without one."""
+    page = _PROJECT / "docs/recipes.md"
+    rows = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    table = ([cell.strip() for cell in row.split("|")[1:4]] for row in rows if row.startswith("| `--"))
+    cells = next((cells for cells in table if f"`{flag}`" in cells[0]), [])
+    text = "; ".join(
+        filter(None, ({"no": "not available", "default": "always so"}.get(cell, cell) for cell in cells[1:]))
+    )
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
 _INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")

@@ -1,6 +1,7 @@
 """Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
 
 import argparse
+import itertools
 import os
 import shlex
 from collections.abc import Sequence
@@ -10,12 +11,21 @@ from typing import Any
 
 from configs.data_sets import properties_of
 from configs.parts import add_plugins, open_plugin
-from configs.reading.checks import AMP_OF_COLOSSALAI, check_options, check_types, key_of_flag, nearest_key
+from configs.reading.checks import (
+    AMP_OF_COLOSSALAI,
+    answer_to_timms,
+    check_options,
+    check_types,
+    decode_quoted,
+    key_of_flag,
+    nearest_key,
+)
 from configs.reading.flags import (
     FLAGS,
     Prediction,
     Split,
     entry_parser,
+    expand_words,
     print_first_commands,
     read_prediction,
     runs_to_predict,
@@ -35,6 +45,8 @@ from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.files import absolute_file
 from utils.processes.launcher import check_local_rank
 
+# Of PaddleClas, and of PaddleViT in 2021.
+_FLAGS_ELSEWHERE = {"c": "-cfg=", "o": "-opts ", "teacher_model": "-teacher_model_path="}
 _FILES = {  # or names
     "DATA": ("CACHE_DIR", "IMAGE_ROOT"),
     "MODEL": ("PRETRAINED", "RESUME"),
@@ -129,7 +141,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     _add_options(layers, set_options, "-set")
     plugin_notes = add_plugins(layers, arguments.plugin)
     check_family(layers)
-    layer_notes = [note for rule in LAYER_RULES for note in rule(layers)]
+    layer_notes = decode_quoted(layers) + [note for rule in LAYER_RULES for note in rule(layers)]
     check_types(layers)
     values, notes = complete(layers, model_only=bool(recipe and arguments.model))
     config = check_options(values, layers)
@@ -153,7 +165,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
 
 
 def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
-    parser = entry_parser(prog)
+    parser, argv = entry_parser(prog), expand_words(argv)
     arguments, unknown = parser.parse_known_args(argv)
     if arguments.help is not None:
         for path in arguments.plugin:
@@ -174,8 +186,16 @@ def _parse_flags(argv: list[str], prog: str) -> argparse.Namespace:
             raise UserError(f"{unknown[0][:80]}: -{last} takes one path; give an image, a folder or a list")
         if arguments.resume and os.path.exists(unknown[0]):
             parser.error(f"{unknown[0]}: is no flag; to name several runs, write -resume RUN RUN2 without '='")
+        following = itertools.takewhile(lambda word: not word.startswith("-"), unknown[1:])
+        values = [given] if (given := unknown[0].partition("=")[2]) else [*following] or ["VALUE"]
+        if name := _FLAGS_ELSEWHERE.get(flag.lstrip("-")):
+            raise UserError(f"unknown flag {flag}; use {name}{shlex.join(values)[:200]}")
         if key := key_of_flag(flag):
-            raise UserError(f"unknown flag {flag}; use -opts {key}=VALUE (timm's flags: docs/recipes.md)")
+            value = values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+            option = shlex.quote(f"{key}={value[:80]}")
+            raise UserError(f"unknown flag {flag}; use -opts {option} (timm's flags: docs/recipes.md)")
+        if answer := answer_to_timms(flag):
+            raise UserError(f"unknown flag {flag}, of timm: {answer} (docs/recipes.md)")
         parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if arguments.cfg and arguments.cfg.endswith(".py"):

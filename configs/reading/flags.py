@@ -2,13 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from configs.schema.data import AUTO
 from utils.errors import UserError
+from utils.files import expand_home
 from utils.status import newest_runs
 
 Split = Literal["train", "val", "test", "all"]
@@ -109,11 +110,20 @@ class Parser(argparse.ArgumentParser):
     method is a private one of argparse (checked with Python 3.11 to 3.14).
     """
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        return super().parse_known_args(expand_words(sys.argv[1:] if args is None else args), namespace)
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return []
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (-h lists the flags)")
+
+
+def expand_words(words: Iterable[str]) -> list[str]:
+    """The words of a command line, with ~ expanded where a path begins: -data_path=~/images."""
+    parts = (word.partition("=") if word.startswith("-") else ("", "", word) for word in words)
+    return [f"{flag}{equals}{expand_home(value)}" for flag, equals, value in parts]
 
 
 def add_flag(parser: Any, name: str, **options: Any) -> None:

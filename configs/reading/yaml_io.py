@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from utils.errors import UserError, did_you_mean, error_from
-from utils.files import open_regular_file
+from utils.files import expand_home, open_regular_file
 
 KeyPath = tuple[str, ...]
 
@@ -30,7 +30,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     _BOOL: lambda text: text.lower() == "true",
     _INT: lambda text: int(text, {"0x": 16, "0o": 8}.get(text[:2], 10)),
     _FLOAT: float,
-    _STR: str,
+    _STR: expand_home,
 }
 # `None` is not YAML, but PaddleViT's recipes use it for null.
 _RESOLVERS = (

@@ -1,5 +1,6 @@
 """The base class of the option sections, and the value types of options."""
 
+import os
 import re
 from typing import Annotated, Any
 
@@ -34,6 +35,8 @@ def _as_image_size(size: Any) -> Any:
 def _check_path(path: str) -> str:
     if "\0" in path:
         raise ValueError("a path cannot contain a zero byte")
+    if (path := os.path.expanduser(path)).startswith("~"):
+        raise ValueError(f"no user has this home folder; write the path, or ./{path} for a folder of this name")
     return path
 
 

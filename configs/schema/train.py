@@ -121,7 +121,8 @@ class Distillation(Section):
 def _is_file(teacher: str | None) -> bool:
     if teacher is None or teacher.lower().endswith(WEIGHTS_EXTENSIONS):
         return teacher is not None
-    return os.path.isfile(teacher) and not teacher.endswith((".yaml", ".yml"))
+    is_path = teacher.startswith(("/", "./", "../"))  # PaddleViT's files are named without their ending
+    return (is_path or os.path.isfile(teacher)) and not teacher.endswith((".yaml", ".yml"))
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]

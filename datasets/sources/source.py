@@ -1,5 +1,6 @@
 """The interface of a data set: `Source`, which reads the samples of its splits."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,10 @@ def source_class(dataset: str) -> type[Source]:
             "-dataset=tar"
         )
     if dataset not in DATA_SETS:
-        known = f"{did_you_mean(dataset, DATA_SETS)} (known: {', '.join(DATA_SETS)})"
+        hint = did_you_mean(dataset, DATA_SETS)
+        if re.fullmatch(r"imagenet\W?(1k|ilsvrc)?|(imagenet\W?)?ilsvrc\W?(2012)?", dataset.lower()):
+            hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
+        known = f"{hint} (known: {', '.join(DATA_SETS)})"
         raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{known}")
     require(f"DATA.DATASET {dataset}", *DATA_SETS[dataset].packages)
     return cast(type[Source], resolve_name(DATA_SETS[dataset].source))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.batch_plan import BatchPlan, plan_batches
 from configs.parts import check_plugins
 from configs.reading.checks import check_same_architecture, experiment_mismatch, with_defaults
@@ -161,6 +163,8 @@ def plan_training(
         config = resolve(config, replace(facts, fitting_batch_size=size))
         train.notes.append(note)
     train.notes += _order_notes(train, data)
+    if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:
+        train.notes.append("Warning: all training images are of one class: an accuracy of 100% means nothing")
     known = found.state["class_names"] if found else None
     return Plan(
         config=config,

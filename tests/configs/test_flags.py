@@ -1,6 +1,7 @@
 """Flags: of -predict, of timm's train.py, in the words of other programs, with URLs."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_a_local_rank_that_differs_from_the_launchers_is_refused(monkeypatch):
 
 PAGE = (ROOT / "docs/recipes.md").read_text().partition("## The flags of timm's train.py")[2]
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitlines() if line.startswith("| `")]
-NAMES = (ROOT / "tests/configs/timm_flags.txt").read_text().split()  # of timm 1.0.29
+NAMES = (ROOT / "tests/configs/timm_flags.txt").read_text().split()  # of timm 1.0.29 and 1.0.31
 DEFAULTS = """
 DATA: {BATCH_SIZE: 128, RANDOM_CROP_SCALE: [0.08, 1.0], RANDOM_CROP_RATIO: [0.75, 1.3333333333333333],
   HFLIP_PROB: 0.5, VFLIP_PROB: 0.0}
@@ -156,7 +157,11 @@ def test_the_answer_to_a_flag_of_timm_is_a_key_of_its_row():
 
 
 @pytest.mark.parametrize(("flag", "answer"), [
-    ("--seed", " SEED=VALUE"), ("--weight_decay", "TRAIN.WEIGHT_DECAY=VALUE"), ("--loss", "LOSS.NAME=VALUE"),
+    ("--seed", "-opts SEED=1 "), ("--weight_decay", "-opts TRAIN.WEIGHT_DECAY=1 "), ("--loss", "-opts LOSS.NAME=1 "),
+("-teacher_model", "use -teacher_model_path=1"), ("-log_freq", "-opts REPORT_FREQ=1 "),
+    ("-num_classes", "-opts MODEL.NUM_CLASSES=1 "),
+("-c", "use -cfg=1"), ("-o", "use -opts 1"),
+    ("--stop-epoch", "of timm: TRAIN.MAX_STEPS; steps"), ("--lr-decay-fn", "not available"),
 ("--aug-splits", None), ("--outptu", "-output"),
 ])  # fmt: skip
 def test_an_unknown_flag_gets_a_fitting_hint_or_none(flag, answer):
@@ -190,3 +195,62 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
 @pytest.mark.parametrize("path", ["file:///d/what?.tar", "/d/a@b?c#d", "https://host:80/d{0..3}.tar"])
 def test_other_paths_are_valid(path):
     assert parse_command_line([f"-data_path={path}"]).config.data.data_path == path
+
+
+@pytest.mark.parametrize(("words", "option"), [
+    (["--opt-betas", "0.9", "0.95"], "TRAIN.OPTIMIZER.BETAS=[0.9, 0.95]"), (["-save_freq=10"], "SAVE_FREQ=10"),
+    (["-validate_freq", "3", "-amp"], "VALIDATE_FREQ=3"), (["-o", "TRAIN.NUM_EPOCHS=4", "SEED=3"], "SEED=3"),
+])  # fmt: skip
+def test_the_answer_to_a_flag_of_another_program_works_when_typed(words, option):
+    with pytest.raises(UserError) as error:
+        parse_command_line(words)
+    typed = shlex.split(str(error.value).partition("; use ")[2].partition(" (")[0])
+    assert typed[0] == "-opts" and option in typed
+    parse_command_line(typed)
+
+
+def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "base.yaml").write_text("SEED: 3\n")
+    (tmp_path / "run.yaml").write_text(
+        "BASE: [~/base.yaml]\nSAVE: ~/out\nDATA: {CACHE_DIR: '~/cache'}\nPLUGINS: [~/own.py]\n"
+    )
+    words = ["-cfg=~/run.yaml", "-data_path", "~/images", "-plugin=~/own.py", "-opts", "TRAIN.TEACHER_MODEL=~/t.pth"]
+    config = parse_command_line([*words, "MODEL.PRETRAINED='~/a.pth'"]).config
+    found = (
+        config.save,
+        config.data.cache_dir,
+        config.data.data_path,
+        config.model.pretrained,
+        config.train.teacher_model,
+    )
+    assert found == tuple(f"{tmp_path}/{name}" for name in ("out", "cache", "images", "a.pth", "t.pth"))
+    assert config.seed == 3 and config.plugins[0].startswith(f"{tmp_path}/own.py#")
+    for words in (["-output=~"], ["-opts", "SAVE=~/"]):
+        assert Path(parse_command_line(words).config.save) == tmp_path
+    with pytest.raises(UserError, match=r"no user has this home folder; write the path, or \./~nobody-x/out for"):
+        parse_command_line(["-output=~nobody-x/out"])
+
+
+def test_quoted_values_are_decoded_with_a_note():
+    options = {
+        "TRAIN.BASE_LR": ("1e-3", 1e-3), "SAVE_FREQ": ("4", 4), "AMP": ("False", False), "EVAL": ("False", False),
+        "TRAIN.OPTIMIZER.BETAS": ("(0.9, 0.95)", (0.9, 0.95)), "DATA.NUM_WORKERS": ("None", None),
+        "MODEL.NAME": ("4", "4"), "TRAIN.MODEL_EMA": ("True", True),
+    }  # fmt: skip
+    quoted, plain = (
+        parse_command_line(
+            [
+                "-opts",
+                *(f"{key}={mark}{text}{mark}" for key, (text, _) in options.items() if mark or key != "MODEL.NAME"),
+                *more,
+            ]
+        )
+        for mark, more in (("'", []), ("", ["MODEL.NAME='4'"]))
+    )
+    assert quoted.config == plain.config and quoted.config.model.name == "4" and quoted.config.train.base_lr == 1e-3
+    (note,) = set(quoted.notes) - set(plain.notes)
+    assert note.startswith("Quoted values, decoded: AMP 'False' -> false") and "MODEL.NAME" not in note
+    with pytest.raises(UserError, match=r"TRAIN.BASE_LR is 'abc': input should be a valid number"):
+        parse_command_line(["-opts", "TRAIN.BASE_LR='abc'"])

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 
 from utils.errors import Unavailable, UserError
-from utils.files import read_json
+from utils.files import expand_home, read_json
 from utils.threads import DaemonPool
 
 HUB, LOCAL = "hf-hub:", "local-dir:"  # timm's prefixes of a model name
@@ -25,7 +25,7 @@ def model_folder(source: str, flag: str, *others: tuple[str, ...]) -> Path:
     flag: reads a folder that was downloaded by hand. others: further files to download, as for `download`.
     """
     if not source.startswith(HUB):
-        return Path(source.removeprefix(LOCAL))
+        return Path(expand_home(source.removeprefix(LOCAL)))
     repository, fix = source.removeprefix(HUB), f"download it and {WEIGHTS[0]} by hand, and give {flag}"
     folder = download(repository, (CONFIG,), fix).parent
     for names in others:  # of the same commit

@@ -122,6 +122,8 @@ def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers, policy):
 
 
 def test_data_options_that_do_not_fit(cpu):
+    with pytest.raises(UserError, match=r"unknown data set imagenet; use -dataset=imagenet2012 with -data_path=FOLDER"):
+        samples_for(parse_command_line(["-dataset=imagenet"]).config, cpu, "train")
     with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
         samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
     with pytest.raises(UserError, match=r"packed was removed; .*make_shards\.py -size N, and use -dataset=tar$"):
