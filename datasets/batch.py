@@ -8,6 +8,7 @@ that the rank has received.
 Legend: W workers, P batches that each loads ahead, H batches that the rank may hold.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -53,15 +54,26 @@ _HELD_BATCHES = 2  # H: the batch in use, and the one before
 _of_rank = WeakValueDictionary[bytes, "ImageSlots"]()  # by key
 
 
+def slots_shape(workers: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the slots for batches of `shape`, uint8: workers, slots of each, ..."""
+    return workers, PREFETCH_FACTOR + -(-_HELD_BATCHES // workers), *shape
+
+
 class ImageSlots:
-    """The slots of one loader's workers, each with room for a batch of `shape`. The rank makes them for its workers.
+    """The slots of one loader's workers, each with room for a batch. The rank makes them for its workers.
+
+    shape: see `slots_shape`. memory: the slots of a loader that is not in use, which are used if they have the size.
 
     Raises:
         RuntimeError: shared memory is full.
     """
 
-    def __init__(self, workers: int, shape: tuple[int, ...]) -> None:
-        self.images = shared_zeros((workers, PREFETCH_FACTOR + -(-_HELD_BATCHES // workers), *shape))
+    def __init__(self, shape: tuple[int, ...], memory: "ImageSlots | None" = None) -> None:
+        self.images: torch.Tensor
+        if memory and memory.images.numel() >= (size := math.prod(shape)):
+            self.images = memory.images.flatten()[:size].view(shape)
+        else:
+            self.images = shared_zeros(shape)
         self._key, self._number = os.urandom(16), -1
         _of_rank[self._key] = self
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from configs.batch_plan import BatchPlan
 from configs.schema import Config, Data
-from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots
+from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
 from datasets.decoding.images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
     POLL_SECONDS,
-    SHARED_MEMORY_FIX,
     default_num_workers,
     iter_with_timeout,
     start_worker,
@@ -102,8 +102,11 @@ class Loader:
         sampler: TrainSampler | EvalSampler,
         context: ProcessContext,
         bad_images: BadImageList | None,
+        memory: "Loader | None" = None,
     ) -> None:
+        """memory: a loader that is never in use at the same time: its slots are used if they have the size."""
         self.sampler, self.device, self.bad_images = sampler, context.device, bad_images
+        self._local_ranks, self._memory = context.local_world_size, memory
         self._warned, self._log = set[str](), RUN_LOG if context.is_main else RANK_LOG
         self.timeout_seconds = _TIMEOUT_SHARE * reader.timeout_seconds
         is_cuda = self.device.type == "cuda"
@@ -135,17 +138,33 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         """Starts the workers at once. Raises UserError if a sample cannot be read or a worker fails."""
         with _noted_errors():
+            self.reserve()
             workers = self._batches.num_workers
-            if workers and not self._reader.slots:
-                self._reader.slots = self._make_slots(workers)
             batches = iter_with_timeout(self._batches, self.timeout_seconds) if workers else iter(self._batches)
         return self._on_device(_with_noted_errors(batches))
 
-    def _make_slots(self, workers: int) -> ImageSlots:
+    def _slots_shape(self) -> tuple[int, ...]:
+        workers = self._batches.num_workers
+        return slots_shape(workers, (self.sampler.batch_size, *self._reader.image_shape)) if workers else (0,)
+
+    def reserve(self, other: "Loader | None" = None) -> None:
+        """Reserves the shared memory for the batches of this loader, and of `other`.
+
+        Raises:
+            UserError: shared memory is full; the line has the bytes that both need on this host.
+        """
+        loaders = [loader for loader in (self, other) if loader]
         try:
-            return ImageSlots(workers, (self.sampler.batch_size, *self._reader.image_shape))
+            for loader in (loader for loader in loaders if loader._batches.num_workers and not loader._reader.slots):
+                memory = loader._memory._reader.slots if loader._memory else None
+                loader._reader.slots = ImageSlots(loader._slots_shape(), memory)
         except RuntimeError as error:
-            raise Unavailable(f"shared memory is full: no room for batches ({error}); {SHARED_MEMORY_FIX}") from error
+            needed = self._local_ranks * sum(math.prod(loader._slots_shape()) for loader in loaders)
+            fix = f"docker run --shm-size={math.ceil(1 + 1.1 * needed / 2**30)}g"
+            raise Unavailable(
+                f"shared memory is full: batches need {needed / 1e9:.2f} GB in /dev/shm ({error}); enlarge it ({fix}), "
+                "lower -num_workers or -batch_size, or use no workers: -num_workers=0"
+            ) from error
 
     def _on_device(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
         """batches: in host memory, pinned if the device is a GPU."""
@@ -263,17 +282,24 @@ class TrainBatches:
         self.workers_note = f"{workers} loading workers per rank ({reason})"
 
     def iterate(
-        self, epoch: int, batch: int, num_epochs: int, bad_images: BadImageList | None = None
+        self,
+        epoch: int,
+        batch: int,
+        num_epochs: int,
+        bad_images: BadImageList | None = None,
+        evaluation: Loader | None = None,
     ) -> Iterator[Batch]:
         """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1; all count from 0.
 
-        Unusable images are added to `bad_images`.
+        Unusable images are added to `bad_images`. evaluation: a loader whose memory is reserved, too.
 
         Raises:
             UserError: a sample cannot be read, or a loading worker fails.
         """
         sampler = self._sampler.from_position(epoch, batch, num_epochs)
-        return iter(Loader(self._reader, sampler, self._context, bad_images))
+        loader = Loader(self._reader, sampler, self._context, bad_images)
+        loader.reserve(evaluation)
+        return iter(loader)
 
 
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:
@@ -288,9 +314,10 @@ def build_eval_loader(
     timeout_seconds: float,
     bad_images: BadImageList | None = None,
     first: int = 0,
+    memory: Loader | None = None,
 ) -> Loader:
-    """The validation batches of this rank: each sample from `first` on once over all ranks."""
+    """The validation batches of this rank: each sample from `first` on once over all ranks. memory: see `Loader`."""
     batch_size = min(data.eval_batch_size, len(samples))
     sampler = EvalSampler(len(samples), batch_size, context.rank, context.world_size, first)
     reader = BatchReader(samples, data, build_eval_host_transform(data), timeout_seconds)
-    return Loader(reader, sampler, context, bad_images)
+    return Loader(reader, sampler, context, bad_images, memory)

@@ -34,7 +34,7 @@ START_SECONDS = 30.0  # additional time for the first batch: workers import torc
 _DEATH_SECONDS = 1.0  # until the death of a worker is visible
 _MAX_WORKERS = 16
 _MAIN_PROCESS_CORES = 2
-SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size=8g), lower -num_workers, or use no workers: -num_workers=0"
+SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size), lower -num_workers, or use no workers: -num_workers=0"
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
     signal.SIGBUS: f"probably because /dev/shm is full; {SHARED_MEMORY_FIX}",

@@ -101,7 +101,10 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
     """Unreadable images are skipped and listed: they must not turn a finished training into a failed one."""
     config, record, context = trainer.config, trainer.record, trainer.context
     data = config.data.model_copy(update={"on_bad_image": "skip"})
-    batches = build_eval_loader(data, test, context, config.timeout_seconds, trainer.session.bad_images)
+    session = trainer.session
+    batches = build_eval_loader(
+        data, test, context, config.timeout_seconds, session.bad_images, memory=session.val_batches
+    )
     started = time.perf_counter()
     try:
         metrics, results = built.evaluator.evaluate(built.compute, batches)

@@ -101,8 +101,9 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """The batches from the current position to the end of the last epoch."""
         done = self.progress.done_batches
-        return self.session.batches.iterate(
-            self.progress.epoch, done, self.config.train.num_epochs, bad_images=self.session.bad_images
+        session = self.session
+        return session.batches.iterate(
+            self.progress.epoch, done, self.config.train.num_epochs, session.bad_images, session.val_batches
         )
 
     def _is_due(self, epochs_done: int, every: int) -> bool:

@@ -1,6 +1,7 @@
 """The shared memory in which loading workers pass images: when a slot is used again, and what it then contains."""
 
 import gc
+import math
 import pickle
 import time
 import weakref
@@ -11,7 +12,7 @@ import torch
 from test_workers import CPU, Images
 
 from configs.schema import Data
-from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots
+from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BatchReader, Loader
 from datasets.loading.sampler import EvalSampler
@@ -91,19 +92,43 @@ def test_torch_asks_for_no_more_batches_than_the_slots_assume():
             assert len(asked) <= number + 1 + workers * PREFETCH_FACTOR
 
 
-def test_full_shared_memory(monkeypatch):
-    def full(_):
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker_starts(monkeypatch):
+    """The second loader finds no room; the line has the bytes of both, for all ranks of the host."""
+    new, made = torch.UntypedStorage._new_shared, []
+
+    def full(size):
+        if made:
+            raise RuntimeError(
+                "unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"
+            )
+        made.append(size)
+        return new(size)
 
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
-    with pytest.raises(UserError, match=r"shared memory is full: no room for batches \(unable .*\); enlarge /dev/shm"):
-        iter(loader_of(2))
+    training, evaluation = loader_of(2), loader_of(3)
+    training._local_ranks = 4 * 10**5
+    needed = 4e5 * (2 + 3) * 3 * training.sampler.batch_size * 3 * 8 * 8 / 1e9
+    fix = rf"--shm-size={math.ceil(1 + 1.1e9 * needed / 2**30)}g"
+    with pytest.raises(UserError, match=rf"shared memory is full: batches need {needed:.2f} GB .*\(unable .*{fix}"):
+        training.reserve(evaluation)
+    assert training._batches._iterator is None
+
+
+def test_a_loader_uses_the_memory_of_one_that_is_idle():
+    validation = loader_of(2)
+    first = [batch.images.clone() for batch in validation]
+    test = Loader(validation._reader, validation.sampler, CPU, None, memory=validation)
+    test._reader.slots = None
+    for _ in range(2):  # and the other one continues after it
+        assert all(torch.equal(batch.images, image) for batch, image in zip(test, first, strict=True))
+        assert all(torch.equal(batch.images, image) for batch, image in zip(validation, first, strict=True))
+    assert test._reader.slots.images.data_ptr() == validation._reader.slots.images.data_ptr()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
 def test_drawn_parameters_of_any_type_arrive(dtype):
     """numpy, in whose arrays most of them travel, has no bfloat16."""
-    slots = ImageSlots(1, (2, 3, 4, 4))
+    slots = ImageSlots(slots_shape(1, (2, 3, 4, 4)))
     slots._place = 0, 1
     drawn = {"shift": (torch.arange(2).to(dtype),)}
     batch = Batch(slots.images[0, 1], torch.tensor([3, PADDING]), [], drawn=drawn)

@@ -44,7 +44,7 @@ class Images(FakeImages):
     """Noise; reading the image 100 fails or hangs, or each image waits for a server."""
 
     def __init__(self, fault: str = "none") -> None:
-        super().__init__(num_samples=400, num_classes=2, size=8)
+        super().__init__(num_samples=400, num_classes=2, size=(8, 8))
         self.fault = fault
 
     def open(self, index: int, channels: int) -> LazyImage:
@@ -87,7 +87,7 @@ def assert_gone(*pids: int) -> None:
 @pytest.mark.parametrize(
     ("signal_number", "expected"),
     [
-        (signal.SIGBUS, r"SIGBUS, probably because /dev/shm is full; enlarge /dev/shm \(docker run --shm-size=8g\)"),
+        (signal.SIGBUS, r"SIGBUS, probably because /dev/shm is full; enlarge /dev/shm \(docker run --shm-size\)"),
         (signal.SIGSEGV, "SIGSEGV, perhaps by a damaged file; for details, use no workers: -num_workers=0"),
     ],
 )
