@@ -46,13 +46,17 @@ def ran(monkeypatch) -> list[str]:
     return names
 
 
-def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path, capsys):
-    calls, statuses = 0, []
-    while not calls or "Not run yet: " in capsys.readouterr().out:
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path, capsys, monkeypatch, gpus):
+    for module in (plan, benchmark_gpu):
+        monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    calls, statuses, argv = 0, [], [f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"]
+    while calls < 20 and (not calls or "Not run yet: " in capsys.readouterr().out):
         calls += 1
-        statuses.append(benchmark_gpu.main([f"-output={tmp_path}", "-opts", "SEED=3"]))
+        statuses.append(benchmark_gpu.main(argv))
         assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
-    assert sorted(ran) == sorted(parts_of()) and ran[:5] == list(parts_of())[:5]
+    assert sorted(ran) == sorted(parts_of(*argv)) and ran[:5] == list(parts_of())[:5]
+    assert {"timm", "jpeg_whole", "stream", "stream_compiled"} <= {*ran}
     assert statuses == [1, *[0] * (calls - 1)]
     assert "| O1 | failed: why | 1 |" in (tmp_path / "figures.md").read_text()
 
@@ -186,7 +190,7 @@ def test_each_training_part_of_one_gpu_has_the_floor_of_its_own_work():
     owners = {name: WORKS[work_of(one)] for name, one in TRAINING.items() if one.kind != "ranks"}
     shared = {name: owner for name, owner in owners.items() if name != owner}
     assert shared == {
-        **dict.fromkeys(("compiled", "flash", "jpeg", "timm", "deterministic"), "O1"),
+        **dict.fromkeys(("compiled", "flash", "jpeg", "timm", "jpeg_whole", "deterministic"), "O1"),
         **{f"{name}_compiled": name for name in ("O2", "stream", "dropout")}, "tiny_max": "tiny",
     }  # fmt: skip
 

@@ -134,7 +134,8 @@ BEFORE_TESTS = {
 }
 AFTER_TESTS = {
     "jpeg": Setting(O1, "compiled", programs=("jpeg",)),
-    "timm": Setting(O1, "whole", programs=("timm", "jpeg"), options=("TRAIN.COMPILE=model",)),
+    "timm": Setting(O1, "whole", programs=("timm",), options=("TRAIN.COMPILE=model",)),
+    "jpeg_whole": Setting(O1, "whole", programs=("jpeg",), options=("TRAIN.COMPILE=model",)),
     "tiny": TINY,
     "tiny_max": TINY._replace(kind="whole", options=("TRAIN.COMPILE=max",), variables=NO_GEMM_TUNING),
     "stream_compiled": Setting(O1, "compiled", options=STREAM),
