@@ -7,6 +7,7 @@ import shlex
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,8 @@ class ParquetTable(Table):
         self.root = folder
         self.group_ends, self.group_bytes, self._schemas = dict[str, np.ndarray](), 0, []
         for file in files:
-            parquet = _open(file)
+            with _named_errors(file):
+                parquet = _open(file)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
             self.group_ends[str(file.relative_to(folder))] = np.cumsum([group.num_rows for group in groups])
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
@@ -119,9 +121,13 @@ class ParquetTable(Table):
         schema = self._schemas[0]
         if different := [file for file, one in zip(files, self._schemas, strict=True) if one.names != schema.names]:
             raise UserError(f"{different[0]}: has other columns than {files[0]}; download both again")
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-        kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
-        self._classes = {name: tuple(features[name]["names"]) for name, kind in kinds.items() if kind == "ClassLabel"}
+        with _named_errors(files[0]):
+            features = (
+                json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+            )
+            kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
+            named = [name for name, kind in kinds.items() if kind == "ClassLabel" and name in schema.names]
+            self._classes = {name: tuple(map(to_nfc, features[name]["names"])) for name in named}
         self.class_column = next(iter(self._classes)) if len(self._classes) == 1 else ""
         images = [one.name for one in schema if kinds.get(one.name) == "Image" or _has_bytes(one.type)]
         given = (data.columns or {}).get("path")
@@ -142,17 +148,18 @@ class ParquetTable(Table):
         return True
 
     def classes_of(self, column: str) -> tuple[str, ...]:
-        return tuple(map(to_nfc, self._classes.get(column, ())))
+        return self._classes.get(column, ())
 
     def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
         number, names = 0, list(self.group_ends)
         for name, file in zip(names, self._files, strict=True):
             row = 0
-            for batch in _open(file).iter_batches(columns=self._flat):
-                columns = [self._texts(column, batch[column].to_pylist()) for column in self._flat]
-                for texts in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
-                    yield number + 1, [*texts, f"{name}:{row}"]
-                    number, row = number + 1, row + 1
+            with _named_errors(file):
+                for batch in _open(file).iter_batches(columns=self._flat):
+                    columns = [self._texts(column, batch[column].to_pylist()) for column in self._flat]
+                    for texts in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
+                        yield number + 1, [*texts, f"{name}:{row}"]
+                        number, row = number + 1, row + 1
 
     def _texts(self, column: str, values: list[Any]) -> list[str]:
         names = self._classes.get(column)
@@ -164,15 +171,23 @@ class ParquetTable(Table):
 def _open(file: Path) -> Any:
     import pyarrow.parquet
 
+    return pyarrow.parquet.ParquetFile(file)
+
+
+@contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
+    """Raises UserError about the file in place of pyarrow's errors, which are of many types."""
     try:
-        with open_regular_file(file) as stream:
-            head = stream.read(7)
-        return pyarrow.parquet.ParquetFile(file)
-    except (OSError, pyarrow.ArrowException) as error:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
         if isinstance(error, OSError) and error.errno:
             raise error_from(error, f"{file}: cannot be read ({error.strerror}); check -data_path") from error
-        problem = "is a pointer of Git LFS, not the data; run git lfs pull" if head == b"version" else None
-        raise UserError(f"{file}: {problem or f'is not a complete parquet file; {_FIX}'}") from error
+        with open_regular_file(file) as stream:
+            is_pointer = stream.read(7) == b"version"
+        fix = "is a pointer of Git LFS; run git lfs pull" if is_pointer else f"is no whole parquet file; {_FIX}"
+        raise UserError(f"{file}: {fix}") from error
 
 
 def _has_bytes(kind: Any) -> bool:
@@ -229,13 +244,11 @@ class ParquetImages(ImageFiles):
         return (images[index] for index in indices)
 
     def read_bytes(self, index: int) -> bytes:
-        import pyarrow
-
         name, group, row = self._place(index)
         file, image = str(self.listing.root / name), self.name(index)
         try:
             value = self._rows(file, group)[row].as_py()
-        except (OSError, IndexError, pyarrow.ArrowException) as error:
+        except Exception as error:  # pyarrow raises many types on damaged files
             if isinstance(error, OSError) and error.errno:
                 raise read_error(error, file, image, _FIX) from error
             raise BadImage(image, f"its row group is damaged ({' '.join(str(error).split())[:80]})", _FIX) from error
@@ -248,13 +261,9 @@ class ParquetImages(ImageFiles):
 
     def _rows(self, file: str, group: int) -> Any:
         """The images of a row group: an Arrow array."""
-        import pyarrow.parquet
-
         with self._lock:
             if (key := (file, group)) not in self._cache:
-                rows = pyarrow.parquet.ParquetFile(file).read_row_group(
-                    group, columns=[self._column], use_threads=False
-                )
+                rows = _open(Path(file)).read_row_group(group, columns=[self._column], use_threads=False)
                 self._cache[key] = rows.column(self._column)
                 while len(self._cache) > 1 and sum(one.nbytes for one in self._cache.values()) > _CACHE_BYTES:
                     self._cache.popitem(last=False)

@@ -36,6 +36,7 @@ from results import Result, check_names, measure, parser, report, show_progress
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import derive_seed
+from utils.system import is_installed
 
 SLOW_SECONDS = 1.0  # CPU time, so that other processes do not matter
 HANG_SECONDS = 60.0
@@ -70,6 +71,7 @@ KINDS = {
     "images": Kind(data_kinds.image_examples, data_kinds.read_image, data_kinds.repair_png),
     "lists": Kind(data_kinds.list_examples, data_kinds.read_list_file, is_text=True),
     "class-lists": Kind(data_kinds.class_list_examples, data_kinds.read_class_names, is_text=True),
+    **({"parquet": Kind(data_kinds.parquet_examples, data_kinds.read_parquet)} if is_installed("pyarrow") else {}),
     "cifar": Kind(data_kinds.cifar_examples, data_kinds.read_cifar),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
     "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),

@@ -27,6 +27,7 @@ from datasets.sources.class_order import BYTES, NATURAL, find_ambiguity, read_cl
 from datasets.sources.files.lists import read_list, read_table
 from datasets.sources.files.tables import Table
 from datasets.sources.in_memory import read_batch
+from datasets.sources.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
 from datasets.transforms.host import eval_crop
 from datasets.transforms.policies import TimmPolicy
@@ -84,22 +85,51 @@ def repair_png(data: bytes) -> bytes:
 def list_examples() -> list[bytes]:
     lines = "".join(f"a.png {label}\nb c.png\t{label}\n" for label in range(5))
     rows = "image_path,target\na.png,0\n" + "".join(f'"b,{label}.png",{label}\n' for label in range(5))
-    return [lines.encode(), rows.encode(), rows.replace(",0", ",cat").replace(",1", ",dog").encode()]
+    named = rows.replace(",0", ",cat").replace(",1", ",dog")
+    one_hot = "image_path,cat,dog,split\n" + "".join(f"a{n}.png,{n % 2},{1 - n % 2},{'tv'[n % 2]}\n" for n in range(6))
+    objects = "".join(json.dumps({"file_name": f"{n}.png", "label": n % 2, "text": None}) + "\n" for n in range(5))
+    return [lines.encode(), rows.encode(), named.encode(), one_hot.encode(), objects.encode()]
 
 
 def read_list_file(data: bytes, folder: Path) -> None:
     (folder / "a.png").touch()
-    (folder / "list").write_bytes(data)
-    unlabelled_file = folder / ("list.csv" if data.startswith(b"image") else "list.txt")
-    unlabelled_file.write_bytes(data)
+    file = folder / ("list.csv" if data.startswith(b"image") else "list.jsonl" if data.startswith(b"{") else "list.txt")
+    file.write_bytes(data)
     with contextlib.suppress(UserError):
-        images = unlabelled(str(unlabelled_file), Data())
+        images = unlabelled(str(file), Data())
         images.open(len(images) - 1, 3)
-    if data.startswith(b"image"):
-        whole = Table(folder / "list"), None
-        read_table(whole, whole, Data())
+    if file.suffix == ".txt":
+        read_list(file)
     else:
-        read_list(folder / "list")
+        whole = Table(file), None
+        read_table(whole, whole, Data())
+
+
+def parquet_examples() -> list[bytes]:
+    """Files of the hub and of pandas, in several row groups and compressions."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    image = image_examples()[5]
+    features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    hub = {"image": [{"bytes": image, "path": "a.png"}] * 6, "label": [0, 1] * 3}
+    plain = {"image": [image] * 6, "label": ["cat", "dog"] * 3, "split": ["train", "test"] * 3}
+    tables = [pa.table(hub).replace_schema_metadata(metadata), pa.table(plain)]
+    files = []
+    for table in tables:
+        for compression in ("snappy", "none", "zstd"):
+            pq.write_table(table, buffer := io.BytesIO(), row_group_size=2, compression=compression)
+            files.append(buffer.getvalue())
+    return files
+
+
+def read_parquet(data: bytes, folder: Path) -> None:
+    file = folder / "0.parquet"
+    file.write_bytes(data)
+    samples = Parquet(Data.model_validate({"DATA_PATH": str(file), "DATASET": "parquet"})).read("train")
+    for index in range(len(samples)):
+        samples.open(index, 3)
 
 
 def class_list_examples() -> list[bytes]:

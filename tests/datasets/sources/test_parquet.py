@@ -132,7 +132,7 @@ def test_unreadable_rows(tmp_path, cpu):
     ("name", "content", "problem"),
     [
         ("0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "run git lfs pull"),
-        ("0.parquet", b"PAR1 cut off", "is not a complete parquet file"),
+        ("0.parquet", b"PAR1 cut off", "is no whole parquet file"),
         ("train-00000-of-00003.parquet", None, "1 of its 3 files are here"),
         ("a/train-00000-of-00001.parquet", None, r"give one: -data_path=\S+/a or -data_path=\S+/b"),
     ],
