@@ -79,7 +79,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
     samples, names_note = _read(options, record, split, prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
-    config = resolve(options, facts)
+    config = resolve(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context)
@@ -93,7 +93,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         notes.append(
             f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked"
         )
-    if split == "all" and not prediction and source_class(config.data.dataset).has_splits(config.data):
+    if split == "all" and not prediction and source_class(config.data.dataset).has_splits(options.data):
         split = "val"
     return EvaluationPlan(
         config=config,

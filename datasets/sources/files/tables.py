@@ -235,10 +235,12 @@ def find_layout(
     if not split and "split" not in given:
         split_of = _splits_of(_PATH_FOLDER, values[_PATH_FOLDER])
     split_of = split_of if len(set(split_of.values())) > 1 else {}
-    classes = [name for name in others if name != split]
+    rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     is_one_hot = not isinstance(given.get("label") or "", str)
-    if not labels and len(classes) > 1 and all(values[name] and _are(values[name], _BINARY) for name in classes):
-        labels, is_one_hot = classes, True
+    if not labels and len(rest) > 1 and all(_are(values[name], _BINARY) for name in rest):
+        labels, is_one_hot = rest, True
+    elif not labels and len(rest) == 1 and len(values[rest[0]]) <= _MAX_DISTINCT:
+        labels = rest
     for key, names in (("path", paths), ("label", labels)):
         if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
             problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'}"

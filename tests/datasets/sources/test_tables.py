@@ -58,6 +58,7 @@ def labels_of(samples):
         ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None),
         ({"ImageId": range(30), "species": LABELS}, None),
         ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None),
+        ({"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS}, None),
         ({"x": FILES, "y": LABELS}, {"path": "x", "label": "y"}),
     ],
 )
