@@ -42,7 +42,7 @@ class Weights:
     swapped: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
     """Tensors of an entry whose names begin with `prefix`, with the names of the model."""
 

