@@ -163,8 +163,10 @@ def _resize_positions(
             continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
             if name == "pos_embed":
-                old = old_grid if is_known else None  # None: a square
+                old = old_grid if is_known else [math.isqrt(source.shape[1] - prefix_tokens)] * 2
                 found = resample_abs_pos_embed(source, grid, old, num_prefix_tokens=prefix_tokens)
+                if grid[0] != grid[1] or old[0] != old[1]:
+                    notes = [f"positions: {' x '.join(map(str, old))} tokens become {' x '.join(map(str, grid))}"]
             else:
                 found = resize_table({name: source}, model)[name]
             if found.shape == target.shape:
