@@ -140,6 +140,12 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         trained, samples = open_trained(command, context)
     if flags.no_paths:
         trained = replace(trained, split=None, names_data_path=False)
+    data = trained.config.data
+    if data.resize != "crop" and data.crop_pct != 1:
+        raise UserError(
+            f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}, and "
+            "an export shows whole images; set DATA.CROP_PCT=1"
+        )
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, **UNTUNED)
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))

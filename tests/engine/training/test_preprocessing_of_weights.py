@@ -237,6 +237,19 @@ def hf_folder(tmp_path) -> Path:
     return tmp_path / "hf"
 
 
+def test_an_export_shows_whole_images_or_a_crop(tmp_path, photos, cpu):
+    model, squashed = timm.create_model("test_vit", img_size=48, num_classes=2), PUBLISHED | {"crop_mode": "squash"}
+    save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["a", "b"]}, data_config=squashed)
+    source = [str(tmp_path / "hf" / "pytorch_model.bin"), "-no_check", "-format"]
+    with pytest.raises(UserError, match=r"RESIZE squash with CROP_PCT 0.8.*; set DATA.CROP_PCT=1$"):
+        export.main([*source, "safetensors", f"-output={tmp_path / 'a.safetensors'}"])
+    export.main([*source, "safetensors", f"-output={tmp_path / 'a.safetensors'}", "-opts", "DATA.CROP_PCT=1"])
+    for weights, crop_pct in (("a.safetensors", 1), ("hf", 0.8)):
+        argv = ["-eval", "-dataset=folder", f"-data_path={photos}", f"-pretrained={tmp_path / weights}"]
+        data = plan_evaluation(parse_command_line(argv), cpu, RunLogger(None, cpu)).config.data
+        assert (data.resize, data.crop_pct, data.image_size) == ("squash", crop_pct, 48)
+
+
 @pytest.mark.parametrize("kwargs", [{"dynamic_img_size": False}, {}])
 def test_a_model_of_tall_images_is_timms(kwargs, tmp_path, photos, cpu):
     """Its grid of 4 x 2 tokens is resized, also to 8 of 2 x 4. timm evaluates one of any size at 160 x 160 pixels."""
