@@ -165,14 +165,13 @@ def open_image(
         return plain
     if not data:
         raise BadImage(name(), "is empty (0 bytes)", _FIX)
-    with errors_as_bad_image(name):
+    with errors_as_bad_image(name), captured_stderr() as messages:
         image = open_with_pillow(data, name)
         _check_cost(image, data, name, decoding.max_pixels)
         if image.format in ("JPEG", "MPO") and image.mode in ("L", MODES[channels]) and not _has_exif_rotation(image):
             return PlainJpeg(data, channels, (image.height, image.width), start, name)
-        with captured_stderr() as messages:
-            pixels = _decode_with_pillow(data, image, MODES[channels], decoding.grey_range)
-        return LazyImage(pixels, "; ".join(messages))
+        pixels = _decode_with_pillow(data, image, MODES[channels], decoding.grey_range)
+    return LazyImage(pixels, "; ".join(messages))
 
 
 def is_affordable(height: int, width: int, max_pixels: int) -> bool:

@@ -20,7 +20,7 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.sources.shared_arrays import PackedStrings, share_arrays
 from utils.errors import Finding, Unavailable, UserError
 
-MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color
+MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
 _MAX_NAMES = 20  # in an error message
 # The machine or a network disk fails temporarily; the image is not the cause.
 _SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
@@ -136,6 +136,10 @@ class EncodedImages(Samples):
     """Images that are stored encoded, such as JPEG files."""
 
     decoding = Decoding()
+
+    @property
+    def max_file_bytes(self) -> int:
+        return max(MAX_FILE_BYTES, 8 * self.decoding.max_pixels)
 
     def read_bytes(self, index: int) -> bytes:
         """The encoded image; raises BadImage if it cannot be read."""

@@ -37,10 +37,11 @@ _Metrics = Mapping[str, float | None]  # by name; missing ones are unknown
 
 @dataclass(frozen=True)
 class TestResult:
-    """The entry `test` of a result. error: the reason why no image was evaluated."""
+    """The entry `test` of a result. unreadable: images. error: the reason why no image was evaluated."""
 
     metrics: _Metrics = field(default_factory=dict)
     samples: int | None = None
+    unreadable: int | None = None
     error: str | None = None
 
 

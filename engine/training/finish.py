@@ -110,7 +110,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
         metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
         record.logger.warn(f"Warning: test images: {error}")
-        return TestResult(error=str(error))
+        return TestResult(unreadable=len(test), error=str(error))
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {saved_path(record.folder / BEST).name}, "
     log_validation(record.logger, title, metrics, config.model.num_logits, len(test), seconds, split="Test")
@@ -120,7 +120,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
             record.logger.warn(f"Warning: {error.filename or files.folder} cannot be written: {error.strerror}")
-    return TestResult(metrics.values, metrics.samples)
+    return TestResult(metrics.values, metrics.samples, len(test) - metrics.samples)
 
 
 def _conclude(command: Command, trainer: Trainer, result: Result) -> int:

@@ -1,11 +1,11 @@
 """Finds unusable images before the first step, by the first and last bytes of each file; and equal files.
 
-Files with unexpected bytes are decoded: the check refuses only images that the run would refuse.
+Files with unexpected bytes, and all files of a small data set, are decoded: the check refuses only images that the run
+would refuse.
 """
 
 import hashlib
 import os
-import struct
 import threading
 import time
 import zlib
@@ -17,9 +17,11 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.decoding.images import HEAD_BYTES, HOW_TO_SKIP, BadImage, MissingImage, kind_of, missing_decoder
+from datasets.decoding.decode import is_affordable
+from datasets.decoding.headers import HEAD_BYTES, TAIL_BYTES, size_if_whole
+from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage
 from datasets.sources.files.image_files import ImageFiles, group_missing
-from datasets.sources.samples import MAX_FILE_BYTES, Samples
+from datasets.sources.samples import Samples
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import combine_findings
 from utils.files import open_regular_file
@@ -29,8 +31,7 @@ _NUM_THREADS = 16  # they wait for the disk
 _MAX_COMPARED, _MAX_COMPARE_SECONDS = 10_000, 10.0  # equal files: that are read as a whole
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
-_TAIL_BYTES = 1024  # cameras and editors append bytes after the end of the image
-_END_MARKERS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+_FEW, _DECODING_SHARE = 5_000, 1 / 15  # so many images are all decoded, for this share of the time
 
 
 def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
@@ -81,12 +82,24 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
     The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
     run.
     """
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
+    deadline = start + seconds
+    decode_until = start + seconds * _DECODING_SHARE if len(samples) <= _FEW else None
 
     def check(indices: np.ndarray) -> dict[int, BadImage | None]:
         if time.monotonic() > deadline:
             return {}
-        return {index: _find_problem(samples, index, channels, fingerprints) for index in indices.tolist()}
+        return {index: find_problem(index) for index in indices.tolist()}
+
+    def find_problem(index: int) -> BadImage | None:
+        try:
+            is_intact = _looks_intact(samples, index, fingerprints)
+            if not is_intact or (decode_until and time.monotonic() < decode_until):
+                with _decoding:
+                    samples.open(index, channels).pixels  # noqa: B018  # decodes
+        except BadImage as problem:
+            return samples.missing_image(index) if samples.is_missing(index) else problem
+        return None
 
     windows = samples.windows
     order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))
@@ -104,42 +117,19 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
     return [found[index] for index in sorted(found)], num_checked, fingerprints
 
 
-def _find_problem(samples: ImageFiles, index: int, channels: int, fingerprints: np.ndarray) -> BadImage | None:
+def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
+    """Tells whether the file begins and ends as a common image that is not too large; False if it cannot be read."""
     try:
-        if not _looks_intact(samples.name(index), index, fingerprints):
-            with _decoding:
-                samples.open(index, channels).pixels  # noqa: B018  # decodes
-    except BadImage as problem:
-        return samples.missing_image(index) if samples.is_missing(index) else problem
-    return None
-
-
-def _looks_intact(path: str, index: int, fingerprints: np.ndarray) -> bool:
-    """Tells whether the file begins and ends as an image of a known format; False if it cannot be opened."""
-    try:
-        with open_regular_file(path) as file:
+        with open_regular_file(samples.name(index)) as file:
             descriptor = file.fileno()
             size = os.fstat(descriptor).st_size
-            if size > MAX_FILE_BYTES:
-                return False
             head = os.pread(descriptor, HEAD_BYTES, 0)
-            tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            tail = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
             fingerprints[index] = size << 32 | zlib.crc32(tail)
-            kind = kind_of(head)
-            if marker := _END_MARKERS.get(kind or ""):
-                return marker in tail
-            return kind is not None and missing_decoder(kind) is None and _has_complete_header(kind, head, size)
-    except OSError:
+            sides = size_if_whole(file, head, tail, size)
+    except Exception:  # Pillow raises many types on damaged files
         return False
-
-
-def _has_complete_header(kind: str, head: bytes, size: int) -> bool:
-    """Formats without an end marker; some state the size of the file."""
-    if kind == "WEBP":
-        return struct.unpack_from("<I", head, 4)[0] + 8 <= size
-    if kind == "BMP":
-        return struct.unpack_from("<I", head, 2)[0] <= size
-    return size > HEAD_BYTES
+    return sides is not None and size <= samples.max_file_bytes and is_affordable(*sides, samples.decoding.max_pixels)
 
 
 _PROBLEMS = (

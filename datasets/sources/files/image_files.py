@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.reading.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
-from datasets.sources.samples import MAX_FILE_BYTES, EncodedImages, read_error
+from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
 from utils.errors import Finding, did_you_mean
 from utils.files import read_regular_file
@@ -105,10 +105,10 @@ class ImageFiles(EncodedImages):
     def read_bytes(self, index: int) -> bytes:
         path = self.name(index)
         try:
-            data, size = read_regular_file(path, MAX_FILE_BYTES)
+            data, size = read_regular_file(path, self.max_file_bytes)
         except OSError as error:
             raise read_error(error, path, path, _FIX) from error
-        if size > MAX_FILE_BYTES:
+        if size > self.max_file_bytes:
             raise BadImage(path, f"cannot be read ({size / 1e6:.0f} MB is too large for an image)", _FIX)
         return data
 

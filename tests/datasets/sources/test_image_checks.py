@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 from source_helpers import options, write_classes
 
+from datasets.decoding.decode import Decoding
 from datasets.sources.files import image_checks
 from datasets.sources.files.image_checks import check_images, find_bad_images
 from datasets.sources.files.split_folders import ClassFolders
@@ -60,8 +61,65 @@ def test_unusual_but_usable_images_are_not_refused(samples_of):
     assert reasons(samples_of(**usable)) == {}
 
 
+def boxed(data):
+    """An AVIF with a size of 10000 x 10000 pixels in its boxes."""
+    place = data.index(b"ispe") + 8
+    return data[:place] + (10_000).to_bytes(4, "big") * 2 + data[place + 8 :]
+
+
+FLOATS = Image.fromarray(np.linspace(0, 1, 1200, dtype=np.float32).reshape(30, 40))
+SIGNED = Image.fromarray(np.full((30, 40), -5, np.int32))
+REFUSED = {
+    "float.tif": lambda: encode("TIFF", FLOATS),
+    "signed.tif": lambda: encode("TIFF", SIGNED),
+    "cut.tif": lambda: encode("TIFF")[:3000],
+    "cut_lzw.tif": lambda: encode("TIFF", compression="tiff_lzw")[:3000],
+    "cut.gif": lambda: encode("GIF")[:900],
+    "cut.ppm": lambda: encode("PPM")[:3000],
+    "cut.bmp": lambda: encode("BMP")[:3000],
+    "cut.pgm": lambda: encode("PPM", NOISE.convert("L"))[:900],
+    "cut.webp": lambda: encode("WEBP")[:300],
+    "size.bmp": lambda: b"BM" + bytes(4) + encode("BMP")[6:3000],  # without the size of the file
+    "large.png": lambda: encode("PNG", Image.new("1", (9500, 9500))),
+    "thin.png": lambda: encode("PNG", Image.new("L", (3100, 30))),
+    "thin.jpg": lambda: encode("JPEG", Image.new("L", (30, 3100))),
+    "thin.gif": lambda: encode("GIF", Image.new("L", (3100, 30))),
+    "thin.webp": lambda: encode("WEBP", Image.new("RGB", (3100, 30))),
+    "thin.bmp": lambda: encode("BMP", Image.new("L", (30, 3100))),
+    "depth.png": lambda: encode("PNG")[:24] + b"\x07" + encode("PNG")[25:],
+    "text.ppm": lambda: b"P3 9 9 255 " + b"1 " * 99,
+    "no_pixels.jpg": lambda: encode("JPEG")[:300] + b"\xff\xd9",
+    "tables.jpg": lambda: b"\xff\xd8" + bytes(99) + b"\xff\xd9",
+}
+if features.check("avif"):
+    REFUSED |= {"cut.avif": lambda: encode("AVIF")[:-500], "large.avif": lambda: boxed(encode("AVIF"))}
+
+
+def test_headers_show_all_that_decoding_refuses_but_damaged_pixels(samples_of, monkeypatch):
+    monkeypatch.setattr(image_checks, "_FEW", 0)
+    found = reasons(samples_of(**{name: content() for name, content in REFUSED.items()}, whole=encode("TIFF")))
+    assert found.keys() == {f"{name}.jpg" for name in REFUSED}
+    assert "9500 x 9500 pixels, more than DATA.MAX_PIXELS 64000000" in found["large.png.jpg"]
+
+
+def test_all_files_of_a_small_data_set_are_decoded(samples_of, monkeypatch):
+    jpeg, png = encode("JPEG"), encode("PNG")
+    damaged = {"twice": jpeg[: len(jpeg) // 2] + jpeg, "png": png[:2000] + bytes(400) + png[2400:]}
+    assert len(reasons(samples_of(**damaged, whole=jpeg))) == 2
+    monkeypatch.setattr(image_checks, "_FEW", 3)
+    assert reasons(samples_of(**damaged, whole=jpeg)) == {}
+
+
+def test_max_pixels_admits_a_larger_image(tmp_path, samples_of, cpu):
+    samples = samples_of(large=encode("PNG", Image.new("L", (300, 200))))
+    for limit, count in ((59_999, 1), (60_000, 0)):
+        samples.decoding = Decoding(max_pixels=limit)
+        assert len(reasons(samples)) == count
+
+
 def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(image_checks, "_CHUNK", 10)
+    monkeypatch.setattr(image_checks, "_FEW", 0)  # the clock is read once per chunk
     write_classes(tmp_path, a=60, b=60)
     samples = ClassFolders(options(tmp_path, val_fraction=0.01)).read("train")
     remaining = iter([0, *[0] * 5])  # then the time is over
