@@ -21,10 +21,11 @@ from datasets.sources.split import split_listing
 from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import UserError, did_you_mean
 
-# In the names of folders: seg_train, trainset, imgTrain, val2017; not contest. 'none': images without labels.
+# In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
 _WORD = re.compile(
     r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
-    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?",
+    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
+    r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
     re.IGNORECASE,
 )
 _KINDS = {"train": "training", "val": "validation", "test": "test", "none": "unlabelled"}
@@ -343,18 +344,18 @@ def _find_wrong_level(
         if len(equal := several[one] & several[other]) > 1:
             alike = sorted(name for name in several if len(several[name] & equal) > 1)
             problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}, as variants or splits do"
-            above = (
-                f"move them above the classes, as {sorted(equal)[0]}/{alike[0]}" if all(map(_word_in, equal)) else ""
-            )
-            found = usable(*alike)
-            return _WrongLevelError(problem, found, "" if found else above, "they are the classes")
+            found, fix = usable(*alike), ""
+            if not found and all(map(_word_in, equal)):
+                fix = f"move them above the classes, as {sorted(equal)[0]}/{alike[0]}"
+            return _WrongLevelError(problem, found, fix, "they are the classes")
+    classes, total = set(names), sum(sizes.values())
     for name in sorted(paths):
-        if repeated := (inside[name] | set(tops[name].split("/"))) & (set(names) - {to_nfc(name)}):
+        if repeated := ((inside[name] | set(tops[name].split("/"))) & classes) - {to_nfc(name)}:
             problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does, and may be a copy or a split"
             return _WrongLevelError(problem, usable(name), f"move it out of {root}", "it is a class")
     nested = [name for name in several if "" not in paths[name]]
     for name in nested:
-        count, total = sum(sizes[os.path.join(name, path)] for path in paths[name]), sum(sizes.values())
+        count = sum(sizes[os.path.join(name, path)] for path in paths[name])
         if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(_word_in, several[name])}:
             problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}"
             return _WrongLevelError(problem, usable(name), is_class=f"{name} is a class" * (len(paths) == len(names)))

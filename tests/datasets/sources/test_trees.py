@@ -71,6 +71,7 @@ READ = {
     "varieties": (["rose/{red,white}", "tulip/{red,yellow}", "daisy"], (17, 3), ""),
     "patients": (["well/{p1,p2}", "ill/{p3,p4}"], (14, 2), ""),
     "vehicles": (["bus", "car", "train"], (9, 3), "train is read as a class"),
+    "words that begin so": (["{predator,prey,valley,trains,devices,TESTAMENT}"], (18, 6), ""),
     "crash tests": (["{crash_test,no_crash}"], (6, 2), ""),
     "lists of PaddleClas": (["{a,b}", "{train,val}.txt!"], (6, 2), "val.txt: not read, the folders decide"),
     "lists of Food-101": (["R/{a,b}", "meta/train.txt!"], (6, 2), "meta/train.txt: not read"),
