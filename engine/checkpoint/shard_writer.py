@@ -78,19 +78,15 @@ class ShardWriter(BackgroundWriter):
         text, tensors = encode_content(content)
         local = {name: _to_savable(tensor) for name, tensor in tensors.items()}
         if tensor_bytes([*map(local_tensor, local.values())]) > available_bytes() / 2 / self.context.local_world_size:
-            self._write(content, text, local, is_best, periodic, is_later)
+            self._write(content, text, local, (is_best, periodic, is_later))
         else:
-            self.submit(self._write, content, text, copy_to_host(local), is_best, periodic, is_later)
+            self.submit(self._write, content, text, copy_to_host(local), (is_best, periodic, is_later))
 
     def _write(
-        self,
-        content: dict[str, Any],
-        text: str,
-        tensors: dict[str, torch.Tensor],
-        is_best: bool,
-        periodic: str | None,
-        is_later: bool,
+        self, content: dict[str, Any], text: str, tensors: dict[str, torch.Tensor], due: tuple[bool, str | None, bool]
     ) -> None:
+        """due: `is_best`, `periodic` and `is_later` of `save`."""
+        is_best, periodic, is_later = due
         last, files, problem, temporary = folder_path(self.folder / LAST), {}, None, self._temporary
         try:
             files = self._write_part(temporary, tensors)

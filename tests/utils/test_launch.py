@@ -5,10 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, digits_flags
+from rank_pool import environment
 
 from main_multi_gpu import _prepare, check_num_processes
 from utils.errors import Unavailable, UserError
@@ -235,6 +237,28 @@ def test_a_process_that_the_system_refuses_is_named_and_the_others_end(monkeypat
     with pytest.raises(Unavailable, match=r"^-ngpus: rank 1 cannot start \(Resource .*\); raise ulimit -u "):
         launch.launch_processes(str(tmp_path / "rank.py"), [], num_processes=2)
     assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_during_the_start_leaves_one_line_at_most(tmp_path):
+    """The ranks lose the store of the launcher, of which torch would print C++ stacks."""
+    command = [
+        sys.executable,
+        "main_multi_gpu.py",
+        "-ngpus=2",
+        *digits_flags(tmp_path / "out"),
+        "TRAIN.NUM_EPOCHS=9999",
+    ]
+    with open(tmp_path / "printed", "w+") as printed:
+        launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=printed, stderr=printed)
+        while "Options that differ" not in (text := (tmp_path / "printed").read_text()):
+            assert launcher.poll() is None, text
+            time.sleep(0.01)
+        launcher.kill()
+        launcher.wait()
+        time.sleep(5)
+    text = (tmp_path / "printed").read_text()
+    assert "frame #" not in text and "Exception raised" not in text and text.count("error: ") <= 1
 
 
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):

@@ -77,10 +77,12 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
         for rank in map(str, range(num_processes)):
             command = [sys.executable, "-u", script, *argv]
             try:
-                with _pipe_with(key) as pipe:
-                    of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, KEY_PIPE: str(pipe)}
-                    started = subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe])
-                    processes.append(started)
+                pipe, end = os.pipe()  # an environment stays in /proc, and child processes inherit it
+                os.write(end, key)
+                os.close(end)
+                of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, KEY_PIPE: str(pipe)}
+                processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe]))
+                os.close(pipe)
             except OSError as error:
                 problem = f"-ngpus: rank {rank} cannot start ({error.strerror})"
                 raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
@@ -88,18 +90,6 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     finally:
         stop_processes(processes, signal.SIGKILL, _TERMINATION_SECONDS)
         folder.cleanup()
-
-
-@contextmanager
-def _pipe_with(key: bytes) -> Iterator[int]:
-    """A pipe from which `receive_key` reads: environments stay in /proc, and child processes inherit them."""
-    pipe, end = os.pipe()
-    os.write(end, key)
-    os.close(end)
-    try:
-        yield pipe
-    finally:
-        os.close(pipe)
 
 
 def receive_key() -> bytes:

@@ -1,5 +1,6 @@
 """Faults in checkpoints, files and folders of parts, and in resuming; ranks of a sharded run that die."""
 
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -29,6 +30,15 @@ def resume_faults() -> list[Fault]:
         damaged(scene)
         return scene.digits(LONGER, flags=("-resume=auto",))
 
+    def linked(name: str) -> Provoke:
+        def provoke(scene: Scene) -> list[str]:
+            file = scene.run_copy() / name
+            file.unlink(missing_ok=True)
+            file.symlink_to(scene.write("elsewhere", "kept"))
+            return scene.digits(LONGER, flags=(f"-resume={file.parent}",))
+
+        return provoke
+
     def on_full_disk(scene: Scene) -> list[str]:
         require_mounts()
         saved = scene.run_copy()
@@ -41,6 +51,16 @@ def resume_faults() -> list[Fault]:
         Fault("resume: a full disk", on_full_disk, r"output/\S+: No space left", shell=in_namespace(full)),
         finished("resume: a folder, the last is damaged", in_folder, prints="Resume: skipped"),
         finished("resume: auto, the last is damaged", found),
+        *(
+            Fault(
+                f"resume: {name} is a link",
+                linked(name),
+                rf"{re.escape(name)}: is a link to \S+elsewhere; .*delete",
+                (2,),
+            )
+            for name in (".lock", "log.txt", "facts.jsonl")
+        ),
+        finished("resume: metrics.csv is a link", linked("metrics.csv")),
     ]
 
 
