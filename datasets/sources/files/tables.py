@@ -239,8 +239,8 @@ def find_layout(
     is_one_hot = not isinstance(given.get("label") or "", str)
     if not labels and len(rest) > 1 and all(_are(values[name], _BINARY) for name in rest):
         labels, is_one_hot = rest, True
-    elif not labels and len(rest) == 1 and len(values[rest[0]]) <= _MAX_DISTINCT:
-        labels = rest
+    elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
+        labels = rest  # its values recur
     for key, names in (("path", paths), ("label", labels)):
         if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
             problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'}"
