@@ -53,7 +53,7 @@ def find_weights(path: str) -> Path:
         best = Path(path, "best.pth")
         others = (one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}")))
         file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *others)), None)
-        fix = f"give a file in it, such as {file}" if file else "it has no weights; give a file"
+        fix = f"give a file in it, such as {file}" if file else "name the file of weights"
         fix += f", or -resume={shlex.quote(path)}" if file and file.stem == best.stem else ""
         raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")

@@ -106,13 +106,11 @@ def choose(
             "give weights of this model"
         )
     best = [one for one in found if one.score == max(one.score for one in found)]
-    averages = [one for one in best if _is_average(one, weights)]
-    raws = [one for one in best if one not in averages]
+    raws = [one for one in best if _is_raw(one, weights.swapped)]
+    averages = [one for one in best if one not in raws]
     if wanted in (None, "raw", "average"):
         is_average = not evaluates or weights.is_own or bool(weights.swapped)
-        if wanted:
-            is_average = wanted == "average"
-        chosen = averages if is_average else raws
+        chosen = averages if (wanted == "average" if wanted else is_average) else raws
         chosen = chosen or ([] if wanted else best)
     else:
         named = [one for one in found if one.is_named(wanted)]
@@ -137,10 +135,8 @@ def choose(
     return one, (f" ({summarize_names([about])})" if about else "") + f", {len(one.state)} tensors{beside}"
 
 
-def _is_average(one: Candidate, weights: Weights) -> bool:
-    if weights.swapped:
-        return one.entry != weights.swapped
-    return _AVERAGE_NAME.search(one.path) is not None
+def _is_raw(one: Candidate, swapped: str) -> bool:
+    return one.entry == swapped if swapped else not _AVERAGE_NAME.search(one.path)
 
 
 def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> Iterable[Candidate]:

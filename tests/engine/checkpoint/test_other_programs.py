@@ -65,7 +65,7 @@ def test_a_file_of_another_program_is_no_checkpoint_to_resume(tmp_path):
 
 
 def test_folders_without_the_files_of_timm(tmp_path):
-    with pytest.raises(UserError, match=r"is a folder; it has no weights"):
+    with pytest.raises(UserError, match=r"is a folder; name the file of weights"):
         find_weights(str(tmp_path))
     safetensors.torch.save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"give a file in it, such as .*/model\.safetensors$"):
