@@ -67,7 +67,7 @@ def check_options(values: dict[str, Any], layers: OptionLayers) -> Config:
 
 
 def decode_quoted(layers: OptionLayers) -> list[str]:
-    """Decodes texts where the key has another type, as PaddleViT's yacs does: '1e-3', 'False', '(4, 4)'.
+    """Decodes texts where the key has another type, as PaddleViT's yacs does: '1e-3', 'False', (0.9, 0.999).
 
     Returns a line for the log.
     """
@@ -81,7 +81,7 @@ def decode_quoted(layers: OptionLayers) -> list[str]:
         if (value := _decoded(given[path])) != given[path]:
             merge(layers.values, expand_switches(nest({".".join(path): value})))
             decoded.append(f"{'.'.join(path)} {shorten(given[path])} -> {format_value(value)}")
-    return [f"Quoted values, decoded: {', '.join(decoded)}"] if decoded else []
+    return [f"Texts read as values: {', '.join(decoded)}"] if decoded else []
 
 
 def _decoded(value: Any) -> Any:

@@ -59,7 +59,7 @@ class Data(Section):
         "that fits into the memory, found before the run; a resumed run keeps it",
     )
     memory_gb: float | None = option(
-        None, "BATCH_SIZE auto: limit of a process's peak memory, GB; null: the memory of the GPU", gt=0
+        None, "BATCH_SIZE auto: limit of a process's peak memory, GB; null: the free memory of the GPU", gt=0
     )
     global_batch_size: int | None = option(
         None,

@@ -10,12 +10,7 @@ MAX_NAME_CHARS = 100
 
 
 def as_tuple(value: Any) -> Any:
-    """A YAML list, or PaddleViT's string '(0.9, 0.999)', as a tuple; YAML has no tuples."""
-    if isinstance(value, str) and value.startswith("(") and value.endswith(")"):
-        try:
-            return tuple(float(part) for part in value[1:-1].split(",") if part.strip())
-        except ValueError:
-            return value
+    """A YAML list as a tuple; YAML has no tuples."""
     return tuple(map(as_tuple, value)) if isinstance(value, list) else value
 
 

@@ -233,7 +233,7 @@ def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
         parse_command_line(["-output=~nobody-x/out"])
 
 
-def test_quoted_values_are_decoded_with_a_note():
+def test_quoted_values_are_read_with_a_note():
     options = {
         "TRAIN.BASE_LR": ("1e-3", 1e-3), "SAVE_FREQ": ("4", 4), "AMP": ("False", False), "EVAL": ("False", False),
         "TRAIN.OPTIMIZER.BETAS": ("(0.9, 0.95)", (0.9, 0.95)), "DATA.NUM_WORKERS": ("None", None),
@@ -251,6 +251,6 @@ def test_quoted_values_are_decoded_with_a_note():
     )
     assert quoted.config == plain.config and quoted.config.model.name == "4" and quoted.config.train.base_lr == 1e-3
     (note,) = set(quoted.notes) - set(plain.notes)
-    assert note.startswith("Quoted values, decoded: AMP 'False' -> false") and "MODEL.NAME" not in note
+    assert note.startswith("Texts read as values: AMP 'False' -> false") and "MODEL.NAME" not in note
     with pytest.raises(UserError, match=r"TRAIN.BASE_LR is 'abc': input should be a valid number"):
         parse_command_line(["-opts", "TRAIN.BASE_LR='abc'"])
