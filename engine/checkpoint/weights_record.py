@@ -30,10 +30,12 @@ from models.weights.read import has_backing_storage
 from models.weights.shards import read_content, read_stored
 from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
+from utils.file_formats.inert_pickle import read_torch_file
 from utils.file_formats.torch_file import checked_archive_bytes
 from utils.files import atomic_write
 
 ENTRY = "split"
+_NAME_ENTRIES = ("class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label")
 HELD_OUT_FILE = "held_out.json"
 
 
@@ -156,16 +158,33 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
 def weights_record(model: Model) -> WeightsRecord | None:
     """The record of the weights MODEL.PRETRAINED: as `read_record`, else timm's `pretrained_cfg` of MODEL.NAME.
 
-    None without weights, and for weights that state nothing.
+    With the class names that other programs write beside the weights. None without weights, and for weights that state
+    nothing.
     """
     is_published = model.type == "timm" and model.pretrained == "timm"
     if not model.pretrained:
         return None
-    if (record := None if is_published else read_record(model.pretrained)) or model.type != "timm":
+    if record := None if is_published else read_record(model.pretrained):
         return record
+    names = None if is_published else _names_beside_weights(model.pretrained)
+    if model.type != "timm":
+        return WeightsRecord("the file", {}, {}, names) if names else None
     data, evaluation, source = published_preprocessing(model.name)
     source += "" if is_published else ", since the file names none" if source else ""
-    return WeightsRecord(source, {}, data, evaluation=evaluation)
+    return WeightsRecord(source, {}, data, names, evaluation=evaluation)
+
+
+def _names_beside_weights(weights: str) -> list[str] | None:
+    """The class names in a file of `torch.save`, such as `class_to_idx`, or in its `hyper_parameters` (Lightning)."""
+    try:
+        content = read_torch_file(file) if format_of(file := find_weights(weights)) == TORCH else {}
+        entries = {**content.get("hyper_parameters", {}), **content}
+    except Exception:  # a damaged file has any content: reading its tensors reports it
+        return None
+    for names in (names_by_number(entries[key]) or {} for key in _NAME_ENTRIES if key in entries):
+        if names and sorted(names) == list(range(len(names))):
+            return [to_nfc(names[output]) for output in range(len(names))]
+    return None
 
 
 def read_record(weights: str) -> WeightsRecord | None:

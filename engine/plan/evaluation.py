@@ -135,6 +135,8 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     options = followed.options
     if options.model.num_classes is None and options.model.pretrained and not embeds:
         options = options.with_model(num_classes=outputs_of_weights(options.model, options.data))
+    if record and "DATASET" not in record.data and len(record.class_names or ()) != options.model.num_classes:
+        record = replace(record, class_names=None)  # a list of other classes beside the weights
     notes += [*followed.notes, describe_preprocessing(followed), *followed.differing.values()]
     return options, record, notes
 

@@ -19,7 +19,7 @@ from configs.rules import complete
 from configs.schema import Config, Data, Distillation, Model
 from configs.weights import NORMALIZATION, WeightsRecord
 from datasets.sources.samples import map_labels
-from engine.checkpoint.weights_record import read_record
+from engine.checkpoint.weights_record import read_record, weights_record
 from engine.plan.outputs import match_outputs
 from engine.precision.policy import Precision
 from models.build import build_model
@@ -111,7 +111,7 @@ def build_teacher(
     changes = {"attention": student.attention, "pretrained": weights, "weights_entry": student.weights_entry}
     options_of_teacher = config.with_model(num_classes=student.num_logits, **changes).model
     try:
-        outputs = _outputs_of(class_names, options_of_teacher, checkpoint, data.classes)
+        outputs = _outputs_of(class_names, options_of_teacher, weights_record(options_of_teacher), data.classes)
         size = checkpoint.image_size if checkpoint else None
         model, notes = build_model(options_of_teacher, own, precision.device, needs_head=True, weights_size=size)
     except UserError as error:

@@ -290,3 +290,18 @@ def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, folder, tmp_
     with pytest.raises(UserError, match=f"DATA.CLASSES: {tmp_path / 'list'}: ") as error:
         evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={tmp_path / 'list'}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["class_to_idx", "idx_to_class", "classes"])
+def test_names_beside_the_weights(key, folder, tmp_path, cpu):
+    """They decide also where all programs sort the folders equally; a list of other length does not count."""
+    names = ["dog", "cat", "bee"]
+    model, pixels = write_weights(folder, 3), write_images(tmp_path, sorted(names))
+    values = {"class_to_idx": {name: label for label, name in enumerate(names)}, "idx_to_class": dict(enumerate(names))}
+    torch.save({"state_dict": model.state_dict(), key: values.get(key, names)}, folder / "named.pth")
+    expected = figures(model, pixels, [names.index(name) for name in sorted(names)])
+    assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
+    if key == "classes":
+        torch.save({"state_dict": model.state_dict(), key: ["a", "b"]}, folder / "named.pth")
+        expected = figures(model, pixels, [0, 1, 2])
+        assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
