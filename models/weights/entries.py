@@ -125,14 +125,18 @@ def choose(
         raise UserError(
             f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}; change the key or remove it"
         )
-    if len(chosen) > 1:
+    if len(chosen) > 1 and not all(_are_equal(one.state, chosen[0].state) for one in chosen):
         raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
-    (one,) = chosen
+    one = chosen[0]
     about = ", ".join(filter(None, (one.entry, one.prefix and f"prefix {one.prefix}")))
     others = [summarize_names([other.path or "the file itself"]) for other in best if other is not one]
     key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
     beside = f"; also there: {', '.join(others)} (MODEL.WEIGHTS_ENTRY={key})" if others else ""
     return one, (f" ({summarize_names([about])})" if about else "") + f", {len(one.state)} tensors{beside}"
+
+
+def _are_equal(state: State, other: State) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
 def _is_raw(one: Candidate, swapped: str) -> bool:

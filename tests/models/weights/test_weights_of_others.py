@@ -264,6 +264,8 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
 def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
     torch.save({"last": states(), "best": states(far=True)}, tmp_path / "x.pth")
     message = refusal(tmp_path / "x.pth")
+    torch.save({"last": states(), "copy": {name: one.clone() for name, one in states().items()}}, tmp_path / "same.pth")
+    assert "(last)" in load_pretrained(small_vit(), str(tmp_path / "same.pth"))[0]
     assert "the entries last, best fit equally well" in message and "MODEL.WEIGHTS_ENTRY=" in message
     for name, source in (("last", RAW), ("best", FAR)):
         model = small_vit()
