@@ -108,6 +108,7 @@ def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path, cpu):
         "a.txt": "\n".join(listed), "a.json": json.dumps(listed), "a": json.dumps(dict(enumerate(listed))),
         "b.json": json.dumps({name: listed.index(name) for name in sorted(listed)}),
     }  # fmt: skip
+    files = files if names is NUMBERS else {}
     for file, text in files.items():
         (folder / file).write_text(text)
     cases = [(value, orders[program]) for value, program in fixes] + [(str(folder / file), listed) for file in files]
