@@ -111,7 +111,7 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
     target = next(path for number in numbers if not os.path.lexists(path := folder / f"{name}{number}"))
     target.mkdir()
     for record in (RUN_OPTIONS, RESULT, *RECORDS):
-        if (folder / record).is_file():
+        if (folder / record).is_file() and not (folder / record).is_symlink():
             shutil.copyfile(folder / record, target / record)
     later = {int(number): file for file in folder.glob("config-step-*.yaml") if (number := file.stem[12:]).isdecimal()}
     for step in sorted((step for step in later if step > here.step), reverse=True):

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch.distributed as dist
 from endurance import resume
+from endurance.sequences import sequences
 from endurance.soak import soak
 from fault_bench import train_once
 from faults.checkpoints import FSDP
@@ -37,8 +38,8 @@ from engine.checkpoint.shard_writer import ShardWriter
 from utils.distributed import single_process
 from utils.processes.entry import run_and_report_errors
 
-_CASES = {"saves": 100, "damage": 500, "soak": 15, "sharded soak": 5}
-_NAMES = ("saves", "damage", "resume", "soak")
+_CASES = {"saves": 100, "damage": 500, "sequences": 50, "soak": 15, "sharded soak": 5}
+_NAMES = ("saves", "damage", "resume", "sequences", "soak")
 
 
 def main(argv: list[str]) -> int:
@@ -72,6 +73,11 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
         "resume": {
             "stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix"),
             "sharded runs, resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
+        },
+        "sequences": {
+            "sequences of kills, deletions and resumes": lambda: sequences(
+                root / "sequences", cases["sequences"], seed
+            ),
         },
         "soak": {
             "soak": lambda: soak(root / "soak", cases["soak"], seed, "SAVE_FREQ_STEPS=7"),

@@ -28,6 +28,7 @@ _MAY_PASS = (
     "output: a file", "output: no folder for files", "output: read-only", "output: a full disk",
     "output: a disk that fills up while saving", "output: a limit on the file size", "output: the folder is moved",
     "the folder of the shell is deleted", "worker killed", "worker stopped",
+    "evaluation worker killed", "evaluation worker stopped",
 )  # fmt: skip
 
 

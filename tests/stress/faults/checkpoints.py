@@ -1,5 +1,6 @@
 """Faults in checkpoints, files and folders of parts, and in resuming; ranks of a sharded run that die."""
 
+import hashlib
 import re
 import shutil
 import signal
@@ -39,6 +40,26 @@ def resume_faults() -> list[Fault]:
 
         return provoke
 
+    def without_texts(scene: Scene) -> list[str]:
+        for file in scene.run_copy().iterdir():
+            if file.suffix in (".txt", ".csv", ".yaml", ".json", ".jsonl"):
+                file.unlink()
+        return scene.digits(LONGER, flags=("-resume=auto",))
+
+    def from_behind(scene: Scene) -> list[str]:
+        return scene.digits(LONGER, flags=(f"-resume={scene.run_copy() / 'epoch-001.pth'}",))
+
+    def lost(scene: Scene) -> list[str]:
+        """The checkpoints of the finished run that are ahead of the resumed one must be somewhere in the folder."""
+        (folder,) = scene.output.iterdir()
+        kept = {hashlib.sha256(file.read_bytes()).digest() for file in folder.rglob("*.pth")}
+        names = ("last.pth", "best.pth", "epoch-002.pth")
+        return [
+            f"{name} is lost"
+            for name in names
+            if hashlib.sha256((scene.trained / name).read_bytes()).digest() not in kept
+        ]
+
     def on_full_disk(scene: Scene) -> list[str]:
         require_mounts()
         saved = scene.run_copy()
@@ -61,6 +82,8 @@ def resume_faults() -> list[Fault]:
             for name in (".lock", "log.txt", "facts.jsonl")
         ),
         finished("resume: metrics.csv is a link", linked("metrics.csv")),
+        finished("resume: auto, no text files", without_texts, prints="Resume: missing in"),
+        finished("resume: from behind", from_behind, prints=r"epoch 2, step 44.*moved to \S+step-000044", check=lost),
     ]
 
 

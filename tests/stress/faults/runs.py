@@ -169,10 +169,12 @@ def worker_faults() -> list[Fault]:
     def loading(scene: Scene) -> list[str]:
         return scene.images(*ENDLESS, "DATA.NUM_WORKERS=2", SHORT_TIMEOUT)
 
-    def to_worker(number: int) -> Callable[[Running], None]:
+    def to_worker(number: int, place: int = 0) -> Callable[[Running], None]:
+        """place: of the workers in the order of their start; those of the evaluation are the last ones."""
+
         def act(running: Running) -> None:
             running.wait_for("Epoch[003")
-            running.send(number, running.workers()[0])
+            running.send(number, running.workers()[place])
 
         return act
 
@@ -181,6 +183,8 @@ def worker_faults() -> list[Fault]:
     return [
         Fault("worker killed", loading, killed, act=to_worker(signal.SIGKILL)),
         Fault("worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP)),
+        Fault("evaluation worker killed", loading, killed, act=to_worker(signal.SIGKILL, -1)),
+        Fault("evaluation worker stopped", loading, unanswered, act=to_worker(signal.SIGSTOP, -1)),
         Fault("ranks: few open files", two, r"ulimit -n is 40", (1,), MULTI, shell="ulimit -n 40; {}"),
         Fault("little memory for torch", loading, r"ulimit -v is 500000", (1,), shell="ulimit -v 500000; {}"),
     ]
