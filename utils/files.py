@@ -87,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def open_regular_file(path: Path | str) -> io.BufferedReader:
     """Opens a file for reading bytes. Raises OSError for a folder, a pipe, which would block, and a device."""
-    return os.fdopen(_open_regular(path)[0], "rb")
+    return os.fdopen(open_descriptor(path)[0], "rb")
 
 
 def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
@@ -95,7 +95,7 @@ def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
 
     In a third of the time of a file object. Raises OSError as `open_regular_file`.
     """
-    descriptor, size = _open_regular(path)
+    descriptor, size = open_descriptor(path)
     try:
         data = os.read(descriptor, size) if size <= max_bytes else b""
         while len(data) < size <= max_bytes and (more := os.read(descriptor, size - len(data))):
@@ -105,8 +105,8 @@ def read_regular_file(path: str, max_bytes: int) -> tuple[bytes, int]:
         os.close(descriptor)
 
 
-def _open_regular(path: Path | str) -> tuple[int, int]:
-    """The descriptor and the size of a file."""
+def open_descriptor(path: Path | str) -> tuple[int, int]:
+    """The descriptor and the size of a file. Raises as `open_regular_file`, which takes twice as long."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):

@@ -3,7 +3,7 @@
 import os
 import re
 import struct
-from typing import Any, BinaryIO
+from typing import Any
 
 from PIL import Image
 
@@ -18,10 +18,10 @@ _COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packb
 _BYTES_PER_PIXEL = {"L": 1, "RGB": 3, "I": 2}  # PPM
 
 
-def size_if_whole(file: BinaryIO, head: bytes, tail: bytes, num_bytes: int) -> tuple[int, int] | None:
+def size_if_whole(file: int, head: bytes, tail: bytes, num_bytes: int) -> tuple[int, int] | None:
     """Height and width in pixels of an image with common pixels whose last part is there; None: a decoder must decide.
 
-    Raises any exception for a damaged file. head, tail: the first HEAD_BYTES and the last TAIL_BYTES.
+    Raises any exception for a damaged file. file: its descriptor. head, tail: its first HEAD_BYTES and last TAIL_BYTES.
     """
     kind = kind_of(head)
     if kind is None or missing_decoder(kind):
@@ -29,7 +29,7 @@ def size_if_whole(file: BinaryIO, head: bytes, tail: bytes, num_bytes: int) -> t
     if kind == "JPEG":
         if b"\xff\xd9" not in tail:
             return None
-        header = read_header(head) or read_header(os.pread(file.fileno(), _MANY_BYTES, 0))
+        header = read_header(head) or read_header(os.pread(file, _MANY_BYTES, 0))
         return header and (header.height, header.width)
     if kind == "PNG":
         width, height, depth, color, *methods, interlace = struct.unpack_from(">IIBBBBB", head, 16)
@@ -54,21 +54,21 @@ def _webp_size(head: bytes) -> tuple[int, int] | None:
     return height, width
 
 
-def _boxes_size(file: BinaryIO, num_bytes: int) -> tuple[int, int] | None:
+def _boxes_size(file: int, num_bytes: int) -> tuple[int, int] | None:
     """Of AVIF and HEIC: boxes, each with its length; of the sizes of the image, its tiles and previews the largest."""
     position = 0
     while position < num_bytes:
-        length, _, long = struct.unpack(">I4sQ", os.pread(file.fileno(), 16, position).ljust(16, b"\0"))
+        length, _, long = struct.unpack(">I4sQ", os.pread(file, 16, position).ljust(16, b"\0"))
         position += (long if length == 1 else length) or num_bytes
-    head = os.pread(file.fileno(), 1 << 16, 0)
+    head = os.pread(file, 1 << 16, 0)
     sizes = [struct.unpack_from(">II", head, box.end() + 4) for box in re.finditer(b"ispe", head)]
     width, height = max(sizes, key=lambda size: size[0] * size[1])
     return (height, width) if position == num_bytes else None
 
 
-def _stored_size(file: BinaryIO, num_bytes: int) -> tuple[int, int] | None:
+def _stored_size(file: int, num_bytes: int) -> tuple[int, int] | None:
     """Of TIFF, BMP and PPM."""
-    with captured_stderr(), Image.open(file, formats=FORMATS) as image:
+    with captured_stderr(), open(file, "rb", closefd=False) as stream, Image.open(stream, formats=FORMATS) as image:
         last: Any = image.tile[-1]
         codec, _, end, options = last
         width, height = image.size

@@ -49,6 +49,7 @@ def image_examples() -> list[bytes]:
     images = [
         (colour, "JPEG", {}), (grey, "JPEG", {}), (colour.convert("CMYK"), "JPEG", {}),
         (colour, "JPEG", {"progressive": True}), (colour, "JPEG", {"exif": exif}),
+        (colour, "JPEG", {"restart_marker_blocks": 1}),
         (colour, "PNG", {}), (grey, "PNG", {}), (colour.convert("P"), "PNG", {"transparency": 3}),
         (colour.convert("RGBA"), "PNG", {}), (deep, "PNG", {}),
         (colour, "WEBP", {}), (colour, "WEBP", {"lossless": True}), (colour, "BMP", {}), (grey, "BMP", {}),

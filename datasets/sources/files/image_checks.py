@@ -24,7 +24,7 @@ from datasets.sources.files.image_files import ImageFiles, group_missing
 from datasets.sources.samples import Samples
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import combine_findings
-from utils.files import open_regular_file
+from utils.files import open_descriptor, open_regular_file
 
 _MAX_SECONDS = 30.0
 _NUM_THREADS = 16  # they wait for the disk
@@ -120,13 +120,14 @@ def find_bad_images(samples: ImageFiles, channels: int, seconds: float) -> tuple
 def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
     """Tells whether the file begins and ends as a common image that is not too large; False if it cannot be read."""
     try:
-        with open_regular_file(samples.name(index)) as file:
-            descriptor = file.fileno()
-            size = os.fstat(descriptor).st_size
+        descriptor, size = open_descriptor(samples.name(index))
+        try:
             head = os.pread(descriptor, HEAD_BYTES, 0)
-            tail = os.pread(descriptor, TAIL_BYTES, max(0, size - TAIL_BYTES))
+            tail = os.pread(descriptor, TAIL_BYTES, size - TAIL_BYTES) if size > HEAD_BYTES else head[-TAIL_BYTES:]
             fingerprints[index] = size << 32 | zlib.crc32(tail)
-            sides = size_if_whole(file, head, tail, size)
+            sides = size_if_whole(descriptor, head, tail, size)
+        finally:
+            os.close(descriptor)
     except Exception:  # Pillow raises many types on damaged files
         return False
     return sides is not None and size <= samples.max_file_bytes and is_affordable(*sides, samples.decoding.max_pixels)

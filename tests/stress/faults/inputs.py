@@ -61,6 +61,7 @@ def _data_faults() -> list[Fault]:
 
     image = "train/cat/3.jpg"
     cut_short = with_file(image, jpeg(0)[:400], "DATA.NUM_WORKERS=1")
+    restarted = with_file(image, jpeg(0)[:400] + jpeg(0))
     skipping = with_file(image, b"hello", "DATA.ON_BAD_IMAGE=skip")
     skipped = "1 of 24 training images could not be read and were skipped"
     return [
@@ -68,6 +69,7 @@ def _data_faults() -> list[Fault]:
         Fault("data: variants of the class folders", variants, r"same folders, cat, dog, .* -data_path=.*/color or"),
         Fault("data: a pipe as list", pipe_as_list, r"train_list.txt"),
         Fault("image: cut short, read by a worker", cut_short, r"3\.jpg: cannot be decoded"),
+        Fault("image: a download that began again", restarted, r"3\.jpg: cannot be decoded"),
         Fault("image: without read permission", unreadable, r"3\.jpg: cannot be read \(Permission denied"),
         finished("image: text, with ON_BAD_IMAGE=skip", skipping, prints=skipped),
     ]
