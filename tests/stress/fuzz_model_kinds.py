@@ -20,6 +20,7 @@ import torch
 from faults.processes import ROOT, SINGLE, finish
 from faults.scene import Scene
 from shard_files import checkpoint_state, seal, small_model, write_shards
+from timm.models import VisionTransformer
 
 from configs.reading.command_line import parse_command_line, to_yaml
 from engine.checkpoint.reader import load_checkpoint
@@ -86,8 +87,9 @@ def repair_checkpoint(data: bytes) -> bytes:
 
 
 def pdparams_examples() -> list[bytes]:
+    """A state of PaddleClas, with timm's names and PaddlePaddle's layout, and PaddleViT's files."""
     folder = ROOT / "tests" / "fixtures" / "paddlevit_small"
-    state = {f"encoder.layers.0.mlp.fc{i}.weight": np.ones((4, 4), "f4") for i in (1, 2)}
+    state = {name: (one.t() if one.ndim == 2 else one).numpy() for name, one in _paddle_model().state_dict().items()}
     plain = [pickle.dumps(state, protocol=protocol) for protocol in (0, 2, 4)]
     return [*plain, *(path.read_bytes() for path in sorted(folder.glob("*.pdparams")))]
 
@@ -122,7 +124,12 @@ def _bytes_written_by(write: Callable[[Path], None]) -> bytes:
 
 def read_pdparams(data: bytes, folder: Path) -> None:
     (folder / "vit.pdparams").write_bytes(data)
-    load_pretrained(small_model(depth=2), str(folder / "vit.pdparams"))
+    load_pretrained(_paddle_model(), str(folder / "vit.pdparams"))
+
+
+def _paddle_model() -> VisionTransformer:
+    """The model of tests/fixtures/paddlevit_small/vit.yaml."""
+    return VisionTransformer(img_size=32, patch_size=8, num_classes=10, embed_dim=48, depth=2, num_heads=3)
 
 
 def read_weights_file(data: bytes, folder: Path) -> None:
