@@ -254,3 +254,5 @@ def test_quoted_values_are_read_with_a_note():
     assert note.startswith("Texts read as values: AMP 'False' -> false") and "MODEL.NAME" not in note
     with pytest.raises(UserError, match=r"TRAIN.BASE_LR is 'abc': input should be a valid number"):
         parse_command_line(["-opts", "TRAIN.BASE_LR='abc'"])
+    with pytest.raises(UserError, match=r"NAME is '': must be a printable name"):
+        parse_command_line(["-opts", "NAME=''"])
