@@ -77,6 +77,10 @@ _MANY = 64  # zero bytes, at the end of a file
 
 def has_one_scan(data: bytes, start: int) -> bool:
     """Tells whether the first marker among the compressed pixels is the end of the image."""
+    if data.endswith(_END):  # in half the time of the expression
+        pixels = np.frombuffer(data, np.uint8, offset=start)
+        after = pixels[np.flatnonzero(pixels[:-2] == 0xFF) + 1]
+        return bool(((after == 0) | (after & 0xF8 == 0xD0)).all())  # zero or a restart marker
     return (marker := _MARKER.search(data, start)) is not None and marker[0] == _END
 
 
