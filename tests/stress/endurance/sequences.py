@@ -48,7 +48,7 @@ def _one(scene: Scene, rng: random.Random, expected: dict, result: Result) -> fl
         if scene.output.is_dir() and any(scene.output.glob("*/last.pth")):
             folder = _folder(scene)
             _delete(folder, rng)
-            earlier = sorted(folder.glob("epoch-*.pth"))
+            earlier = sorted(folder.glob("epoch-*.pth"))[:-1]
             if earlier and rng.random() < 0.3:
                 resume = str(rng.choice(earlier))
                 result.figures["from behind"] += 1
@@ -60,7 +60,9 @@ def _one(scene: Scene, rng: random.Random, expected: dict, result: Result) -> fl
     state = load_checkpoint(_folder(scene) / "last.pth")
     if state["epoch"] != expected["epoch"]:
         raise RuntimeError(f"ends in epoch {state['epoch']}")
-    pairs = [(state[key][name], tensor) for key in ("model", "ema") for name, tensor in expected[key].items()]
+    pairs = [
+        (state[key][name], tensor) for key in ("model", "state_dict_ema") for name, tensor in expected[key].items()
+    ]
     return max((one - other).abs().max().item() for one, other in pairs)
 
 
@@ -86,7 +88,7 @@ def _run(scene: Scene, ranks: int, resume: str, rng: random.Random | None = None
     number = rng.choice((signal.SIGKILL, signal.SIGTERM)) if rng else 0
     try:
         if rng:
-            running.wait_for("Resume: " if resume != "auto" else "Model: ")
+            running.wait_for("moved to" if resume != "auto" else "Model: ")
             running.process.wait(rng.uniform(0, 4))
     except (subprocess.TimeoutExpired, TimeoutError):
         running.send_to_all(number)
