@@ -2,10 +2,7 @@
 
 import json
 import os
-import shlex
-import zipfile
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,11 +47,9 @@ def find_weights(path: str) -> Path:
         if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
             return Path(candidate)
     if os.path.isdir(path):
-        best = Path(path, "best.pth")
-        others = (one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}")))
-        file = next(filter(os.path.exists, (best.with_suffix(SHARDS), best, *others)), None)
+        files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
+        file = min(files, key=lambda one: one.stem != "best", default=None)
         fix = f"give a file in it, such as {file}" if file else "name the file of weights"
-        fix += f", or -resume={shlex.quote(path)}" if file and file.stem == best.stem else ""
         raise UserError(f"{path}: is a folder; {fix}")
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 
@@ -74,19 +69,14 @@ def format_of(file: Path) -> str:
         return PADDLE
     try:
         with open_regular_file(file) as stream:
-            head = stream.read(40)
-            if head.startswith(b"PK"):
-                stream.seek(0)
-                with (
-                    suppress(Exception),
-                    zipfile.ZipFile(stream) as archive,
-                ):  # a damaged archive raises almost any type
-                    return NPZ if any(name.endswith(".npy") for name in archive.namelist()) else TORCH
-                return TORCH
+            head = stream.read(300)
     except OSError as error:
         raise error_from(error, f"{file}: cannot be read: {error.strerror}") from None
     if head.startswith(b"version https://git-lfs"):
         raise UserError(f"{file}: is a pointer of Git LFS, not the weights; get them with: git lfs pull")
+    if head.startswith(b"PK"):
+        first = head[30 : 30 + int.from_bytes(head[26:28], "little")]  # the name of the first file in the archive
+        return NPZ if first.endswith(b".npy") else TORCH
     if head.startswith(_OLD_TORCH):
         return TORCH
     return SAFETENSORS if head[8:9] == b"{" else ""  # after the size of the header, 8 bytes

@@ -16,30 +16,26 @@ from utils.file_formats.checkpoint_folder import StoredTensor
 from utils.file_formats.inert_pickle import Inert
 
 _MAX_DEPTH, _MAX_PREFIX = 3, 8  # of entries in entries; parts of a prefix
-_AVERAGE_NAME = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
-# An entry of programs whose `state_dict` is the average, which they evaluate -> their raw weights: mmengine, Lightning
-_SWAPPED = {"message_hub": "ema_state_dict", "current_model_state": "current_model_state"}
-# Two networks of one training, the one that its program uses first: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
-_PAIRS = (
-    ("teacher", "student"),
-    ("encoder_q", "encoder_k"),
-    ("base_encoder", "momentum_encoder"),
-    ("online_encoder", "target_encoder"),
-)
+_AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
+# Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
+_SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
+# Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
+_PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
+_PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
 
 
 @dataclass(frozen=True)
 class Weights:
     """The dicts of tensors in a file, by the dotted path of their entries; '' is the file itself.
 
-    is_own: of a checkpoint of this program or of PaddleViT's, of which the average is the result. is_paddle: in
-    PaddlePaddle's layout. swapped: the entry with the raw weights if `state_dict` is the average.
+    average: of the paths of averages. is_result: the program of the file evaluates the average. is_paddle: in
+    PaddlePaddle's layout.
     """
 
     states: dict[str, dict[str, Any]]
-    is_own: bool = False
+    average: re.Pattern[str] = _AVERAGE
+    is_result: bool = False
     is_paddle: bool = False
-    swapped: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +50,7 @@ class Candidate:
 
     @property
     def path(self) -> str:
-        return ".".join(filter(None, (self.entry, self.prefix.rstrip("."))))
+        return ".".join(filter(None, (self.entry, self.prefix.rstrip(".")))) or "the file itself"
 
     def is_named(self, name: str) -> bool:
         return f".{name}." in f".{self.path}."
@@ -76,8 +72,9 @@ def find_states(content: Any) -> Weights:
             inner = [(name, one) for name, one in entries.items() if isinstance(name, str)]
             found += [(f"{path}.{name}" if path else name, one, depth + 1) for name, one in inner]
     top = content if isinstance(content, dict) else {}
-    swapped = next((raw for key, raw in _SWAPPED.items() if key in top), "")
-    return Weights(states, is_own=isinstance(top.get("format"), int), swapped=swapped if swapped in top else "")
+    if any(names <= top.keys() for names in _SWAPPED):
+        return Weights(states, re.compile(r"^state_dict\b"), is_result=True)
+    return Weights(states, is_result=isinstance(top.get("format"), int))
 
 
 def choose(
@@ -98,49 +95,45 @@ def choose(
             found.append(_candidate(entry, "", state, own, body, convert))
         else:
             found += _candidates(entry, state, own, body, convert)
-    found = [one for one in found if one.score > (0, 0)]
+    found = [one for one in found if any(one.score)]
     if not found:
         largest = max(weights.states.values(), key=len, default={})
         raise UserError(
             f"{file}: contains {summarize_names(largest)}, but none of this model's tensors ({summarize_names(own)}); "
             "give weights of this model"
         )
-    best = [one for one in found if one.score == max(one.score for one in found)]
-    raws = [one for one in best if _is_raw(one, weights.swapped)]
-    averages = [one for one in best if one not in raws]
+    best = _best(found)
+    averages = [one for one in best if weights.average.search(one.path)]
+    raws = [one for one in best if one not in averages]
     if wanted in (None, "raw", "average"):
-        is_average = not evaluates or weights.is_own or bool(weights.swapped)
-        chosen = averages if (wanted == "average" if wanted else is_average) else raws
-        chosen = chosen or ([] if wanted else best)
+        takes_average = wanted == "average" if wanted else weights.is_result or not evaluates
+        chosen = (averages if takes_average else raws) or ([] if wanted else best)
     else:
         named = [one for one in found if one.is_named(wanted)]
-        chosen = [one for one in named if one.path == wanted] or named
-        chosen = [one for one in chosen if one.score == max(one.score for one in chosen)]
-    for first, second in _PAIRS:
-        names = [next((name for name in (first, second) if one.is_named(name)), "") for one in chosen]
-        if {*names} == {first, second}:
-            chosen = [one for one, name in zip(chosen, names, strict=True) if name == first]
-    paths = summarize_names([one.path or "the file itself" for one in chosen or found], limit=6)
+        chosen = _best([one for one in named if one.path == wanted] or named)
+    second = [name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)]
+    chosen = [one for one in chosen if not any(map(one.is_named, second))]
+    paths = summarize_names([one.path for one in chosen or found], limit=6)
     if not chosen:
         raise UserError(
             f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}; change the key or remove it"
         )
-    if len(chosen) > 1 and not all(_are_equal(one.state, chosen[0].state) for one in chosen):
-        raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
     one = chosen[0]
+    if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
+        raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
     about = ", ".join(filter(None, (one.entry, one.prefix and f"prefix {one.prefix}")))
-    others = [summarize_names([other.path or "the file itself"]) for other in best if other is not one]
+    others = [summarize_names([other.path]) for other in best if other is not one]
     key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
     beside = f"; also there: {', '.join(others)} (MODEL.WEIGHTS_ENTRY={key})" if others else ""
     return one, (f" ({summarize_names([about])})" if about else "") + f", {len(one.state)} tensors{beside}"
 
 
+def _best(candidates: list[Candidate]) -> list[Candidate]:
+    return [one for one in candidates if one.score == max(other.score for other in candidates)]
+
+
 def _are_equal(state: State, other: State) -> bool:
     return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
-
-
-def _is_raw(one: Candidate, swapped: str) -> bool:
-    return one.entry == swapped if swapped else not _AVERAGE_NAME.search(one.path)
 
 
 def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> Iterable[Candidate]:
@@ -159,8 +152,7 @@ def _candidates(entry: str, state: State, own: State, body: set[str], convert: C
     if all(one.score[1] < len(body) for one in found):
         large = [prefix for prefix, count in folders.items() if 4 * count >= len(state)]
         found += [_candidate(entry, prefix, state, own, body, convert) for prefix in large]
-    best = [one for one in found if one.score == max(one.score for one in found)]
-    by_prefix = {one.prefix: one for one in reversed(best)}  # the first one: without a conversion
+    by_prefix = {one.prefix: one for one in reversed(_best(found))}  # the first one: without a conversion
     return [
         one
         for prefix, one in by_prefix.items()

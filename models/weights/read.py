@@ -134,7 +134,9 @@ def _read_pdparams(file: Path) -> Weights:
     if not isinstance(content, dict):
         raise UserError(f"{file}: contains no dict of weights; give the .pdparams of a model")
     entries = {name: content[name] for name in _PADDLE_ENTRIES if isinstance(content.get(name), dict)} or {"": content}
-    return Weights({entry: _to_tensors(file, state) for entry, state in entries.items()}, is_own=True, is_paddle=True)
+    return Weights(
+        {entry: _to_tensors(file, state) for entry, state in entries.items()}, is_result=True, is_paddle=True
+    )
 
 
 def _to_tensors(file: Path, state: dict[Any, Any]) -> State:

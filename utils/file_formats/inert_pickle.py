@@ -10,16 +10,11 @@ import torch
 from utils.errors import UserError
 
 _MAX_NAMES = 256  # of classes and functions in one file; each costs time for every object
-# Modules and functions that start programs, import code or reach files: data has none, a malicious file may.
-_MODULES = (
-    "os|posix|nt|sys|subprocess|commands|cPickle|pty|socket|shutil|importlib|imp|runpy|ctypes|marshal|pickle|_pickle|dill"
-    "|cloudpickle|multiprocessing|asyncio|webbrowser|timeit|pdb|bdb|pip"
+# Nothing of a file runs; one that names what starts programs or imports code is malicious. commands: of Python 2.
+_HOSTILE = re.compile(
+    r"(?:os|posix|nt|sys|subprocess|commands|pty|socket|shutil|importlib|runpy|ctypes|_?pickle|pip)\..*"
+    r"|torch\.(?:hub|load)\b.*|builtins\.(?:eval|exec|compile|open|setattr|__import__)"
 )
-_BUILTINS = "eval|exec|compile|open|input|breakpoint|globals|locals|setattr|delattr|__import__"
-_OTHERS = (
-    r"types\.(FunctionType|CodeType)|urllib\.request|http\.client|logging\.config|torch\.(hub|load|jit)|numpy\.load"
-)
-_HOSTILE = re.compile(rf"(?:{_MODULES})\..*|builtins\.(?:{_BUILTINS})|(?:{_OTHERS})\b.*")
 
 
 class _InertType(type):
@@ -41,9 +36,7 @@ class Inert(list[Any], metaclass=_InertType):
     entries: dict[Any, Any]
 
     def __new__(cls, *_: Any, **__: Any) -> "Inert":
-        inert = super().__new__(
-            cls if isinstance(cls, type) else Inert
-        )  # an object in the place of a class: a nested class
+        inert = super().__new__(cls if isinstance(cls, type) else Inert)  # of a nested class, `cls` is an object
         inert.entries = {}
         return inert
 
