@@ -15,6 +15,7 @@ _MANY_BYTES = 1 << 18  # a JPEG with a preview in its EXIF data
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the type of color
 _STRIPS, _TILES = (273, 279), (324, 325)  # TIFF: tags of offsets and lengths
 _COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "tiff_deflate", "packbits", "jpeg", "group3", "group4")
+_RARE_MODES = ("F", "I", "LAB")  # TIFF: not each of them has gray values
 _BYTES_PER_PIXEL = {"L": 1, "RGB": 3, "I": 2}  # PPM
 
 
@@ -76,7 +77,11 @@ def _stored_size(file: int, num_bytes: int) -> tuple[int, int] | None:
             tags = image.tag_v2  # type: ignore[attr-defined]
             offsets, lengths = (tags[tag] for tag in (_STRIPS if _STRIPS[0] in tags else _TILES))
             end = max(map(sum, zip(offsets, lengths, strict=True)))
-            is_common = image.mode not in ("F", "I") and image.info["compression"] in _COMPRESSIONS
+            order = ">" if os.pread(file, 2, 0) == b"MM" else "<"
+            (start,) = struct.unpack(f"{order}I", os.pread(file, 4, 4))
+            (num_tags,) = struct.unpack(f"{order}H", os.pread(file, 2, start))
+            is_whole = len(tags) == num_tags  # Pillow leaves out the tags that are missing at the end of the file
+            is_common = is_whole and image.mode not in _RARE_MODES and image.info["compression"] in _COMPRESSIONS
         elif image.format == "BMP":
             is_common, end = codec == "raw", end + options[1] * height
         else:

@@ -74,6 +74,8 @@ REFUSED = {
     "signed.tif": lambda: encode("TIFF", SIGNED),
     "cut.tif": lambda: encode("TIFF")[:3000],
     "cut_lzw.tif": lambda: encode("TIFF", compression="tiff_lzw")[:3000],
+    "cut_tables.tif": lambda: encode("TIFF", compression="jpeg")[:-2],  # behind the last strip
+    "cut_tags.tif": lambda: encode("TIFF", NOISE.convert("1"), compression="group4")[:-20],
     "cut.gif": lambda: encode("GIF")[:900],
     "cut.ppm": lambda: encode("PPM")[:3000],
     "cut.bmp": lambda: encode("BMP")[:3000],
@@ -97,9 +99,14 @@ if features.check("avif"):
 
 def test_headers_show_all_that_decoding_refuses_but_damaged_pixels(samples_of, monkeypatch):
     monkeypatch.setattr(image_checks, "_FEW", 0)
-    found = reasons(samples_of(**{name: content() for name, content in REFUSED.items()}, whole=encode("TIFF")))
+    whole = {kind: encode("TIFF", compression=kind) for kind in ("tiff_lzw", "jpeg")}
+    lab = encode("TIFF", NOISE.convert("RGB").convert("LAB"))
+    samples = samples_of(**{name: content() for name, content in REFUSED.items()}, **whole, lab=lab)
+    found = reasons(samples)
     assert found.keys() == {f"{name}.jpg" for name in REFUSED}
     assert "9500 x 9500 pixels, more than DATA.MAX_PIXELS 64000000" in found["large.png.jpg"]
+    of_gray = [image.path for image in find_bad_images(samples, 1, 60)[0]]
+    assert len(of_gray) == len(REFUSED) + 1 and any(path.endswith("lab.jpg") for path in of_gray)
 
 
 def test_all_files_of_a_small_data_set_are_decoded(samples_of, monkeypatch):
