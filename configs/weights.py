@@ -118,11 +118,6 @@ class WeightsRecord:
         except ValidationError:
             return None
 
-    @property
-    def is_own(self) -> bool:
-        """Returns whether a run of this program wrote the weights."""
-        return "DATASET" in self.data
-
     def is_of(self, data: Data) -> bool:
         """Returns whether these data were the training data: only images that were held out may count then."""
         return self.data.get("DATASET") == data.dataset and _resolved(self.data.get("DATA_PATH")) == _resolved(
@@ -239,15 +234,14 @@ def preprocessing_follows_weights(
         problem = "".join(f"{key}: " for key in first["loc"][:1]) + first["msg"].removeprefix("Value error, ")
         fix = f"with {source}'s values of the other keys; write all of them, or take weights of this data"
         raise UserError(f"DATA.{problem}, {fix}") from None
-    has_crop = as_published and not (record and record.is_own)
+    has_crop = as_published and not (record and "DATASET" in record.data)  # which runs of this program have
     if data.resize != "crop" and not (has_crop and ("CROP_PCT" in given or test.get("RESIZE") == data.resize)):
         data = data.model_copy(update={"crop_pct": 1.0})
     logged = _LOGGED if data.resize == "crop" else ("RESIZE", *_LOGGED)
     family = FAMILIES[options.model.type].defaults["DATA"] if options.model.type in FAMILIES else {}
     of_family = {key for key, value in family.items() if now.get(key) == value}
-    tested = taken.keys() & test.keys()
     places = {
-        f"{source}, published for tests": tested,
+        f"{source}, published for tests": taken.keys() & test.keys(),
         source: taken,
         f"MODEL.TYPE {options.model.type}": of_family,
         "options": given,

@@ -20,7 +20,7 @@ from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm
 from models.tuning import tune
 from models.vit import build_vit
-from models.weights.fit import KEPT_BY_NUMBER, count_outputs, load_pretrained
+from models.weights.fit import count_outputs, load_pretrained
 from utils.errors import UserError
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
@@ -50,9 +50,7 @@ def build_model(
     if needs_head and outputs != options.num_logits:
         fix = "remove MODEL.NUM_CLASSES" if outputs else "train with these weights first"
         raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
-    if downloaded and head_rows == [] and outputs == options.num_logits:
-        notes = [KEPT_BY_NUMBER]
-    elif options.pretrained and not downloaded:
+    if options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size)
     if not needs_head:
         tune(model, options)

@@ -170,7 +170,7 @@ def weights_record(model: Model) -> WeightsRecord | None:
     if model.type != "timm":
         return WeightsRecord("the file", {}, {}, names) if names else None
     data, evaluation, source = published_preprocessing(model.name)
-    source += "" if is_published else ", since the file names none" if source else ""
+    source += " (the file names none)" if source and not is_published else ""
     return WeightsRecord(source, {}, data, names, evaluation=evaluation)
 
 

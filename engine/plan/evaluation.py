@@ -28,7 +28,6 @@ from engine.plan.training import describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
 from models.build import outputs_of_weights
-from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -128,8 +127,6 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]
-    elif options.model.pretrained not in (None, "timm") and not (command.recipe or given.get("DATA")):
-        read_weights(options.model.pretrained)  # a damaged file is the error, not the default data
     embeds = command.prediction is not None and command.prediction.embeds
     followed = follow(options, given, record, evaluates=True, embeds=embeds)
     options = followed.options

@@ -186,7 +186,7 @@ def _match_classes(options: Model, plan: Plan | None) -> tuple[list[int] | None,
     if not record or not record.class_names:
         ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
         if ambiguity is None:
-            return [], []
+            return None, []
         return [-1] * options.num_logits, [f"{_UNCLEAR}: {ambiguity}"]
     rows: list[int] = map_labels(class_names, record.class_names).tolist()
     known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]

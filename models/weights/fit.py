@@ -25,7 +25,6 @@ from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_KNOWN_CLASS = "none of the classes in the file"
-KEPT_BY_NUMBER = "the weights have no class names: the rows of the head keep their numbers"
 _POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 
@@ -49,7 +48,7 @@ def load_pretrained(
     default ViT. Returns log lines.
 
     head_rows: for each output of a head, its row in the head of the file, or -1 for a new class; without any known
-    class the heads are new. Empty or None: heads of equal shape are kept; if empty, the data has class names.
+    class the heads are new. None: heads of equal shape are kept.
     evaluates: see `choose`.
     image_size: height and width of the images of the weights; None if they do not state it: position embeddings of
     another number of tokens are then of a square.
@@ -62,7 +61,7 @@ def load_pretrained(
     chosen, about = _choose_state(file, model, options, evaluates)
     state, own = read_stored(dict(chosen.state)), model.state_dict()
     notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
-    notes += _fit_channels(model, state, own)
+    notes += _fit_channels(state, own)
     notes += _keep_fixed(model, state, own)
     notes += _resize_positions(model, state, own, image_size)
     new_heads = _fit_pooling(state, own)
@@ -72,9 +71,8 @@ def load_pretrained(
         if len([note for note in new_heads if "not in the file" in note]) >= len(_head_names(model)):
             fix = "train with these weights first, or give weights with a head"
         raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
-    notes += new_heads or ([KEPT_BY_NUMBER] if head_rows == [] else [])
-    unused = [name for name in state if name not in own]
-    if unused:
+    notes += new_heads
+    if unused := [name for name in state if name not in own]:
         notes.append(f"not used: {summarize_names(unused, limit=8)}")
     model.load_state_dict(_check_tensors(file, state, own, _head_names(model)), strict=True)
     return notes
@@ -96,19 +94,14 @@ def _choose_state(file: Path, model: nn.Module, options: Model, evaluates: bool)
     return choose(file, weights, model, convert, options.weights_entry, evaluates)
 
 
-def _fit_channels(model: nn.Module, state: State, own: State) -> list[str]:
+def _fit_channels(state: State, own: State) -> list[str]:
     """Adapts the first convolutions from RGB to gray and from gray to RGB, by the sum of the channels, as timm does."""
-    first = (getattr(model, "default_cfg", None) or {}).get("first_conv") or next(
-        (name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), ()
-    )
     notes = []
-    for name in (f"{layer}.weight" for layer in ([first] if isinstance(first, str) else first)):
-        source, target = state.get(name), own.get(name)
-        if source is None or target is None or {source.ndim, target.ndim} != {4}:
-            continue
-        channels = source.shape[1], target.shape[1]
-        if channels[0] != channels[1] and (channels[1] == 1 or channels == (1, 3)):
-            state[name] = adapt_input_conv(1, source) if channels[1] == 1 else source.repeat(1, 3, 1, 1) / 3
+    for name, target in own.items():
+        source = state.get(name, target)
+        channels = (*source.shape[1:2], *target.shape[1:2])
+        if source.ndim == target.ndim == 4 and channels in ((3, 1), (1, 3)):
+            state[name] = adapt_input_conv(1, source) if channels == (3, 1) else source.repeat(1, 3, 1, 1) / 3
             notes.append(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
     return notes
 

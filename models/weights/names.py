@@ -155,8 +155,9 @@ def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
             rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
             result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
         if unknown or not result:
-            rows_first = {_renamed(name, _STATISTICS): _rows_first(name, tensor) for name, tensor in state.items()}
-            others, note = to_model_names(model, rows_first)
+            plain = {_renamed(name, _STATISTICS): one for name, one in state.items()}
+            matrices = {name: one.t() for name, one in plain.items() if one.ndim == 2 and name.endswith(".weight")}
+            others, note = to_model_names(model, plain | matrices)
             if body_names(model) <= computed.keys() | others.keys():
                 return computed | others, note
             raise UserError(
@@ -175,11 +176,6 @@ def _renamed(name: str, renames: Iterable[Rename]) -> str:
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _rows_first(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A linear weight (in, out) as (out, in)."""
-    return tensor.t() if tensor.ndim == 2 and name.endswith(".weight") else tensor
 
 
 def _parts(name: str, family: Family) -> list[str]:

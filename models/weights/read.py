@@ -4,6 +4,7 @@ format, the ending only .pdparams.
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,19 +89,10 @@ def _read_torch(file: Path) -> Weights:
         raise UserError(f"{file}: {name} is larger than its data in the file; give another file")
     if not states:
         objects = [content, *content.values()] if isinstance(content, dict) else [content]
-        for one in objects:
-            if isinstance(one, Inert):
-                raise UserError(f"{file}: {pickled_model(type(one).__name__)}")
+        if inert := [type(one).__name__ for one in objects if isinstance(one, Inert)]:
+            raise UserError(f"{file}: {pickled_model(inert[0])}")
         raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
     return replace(weights, states=states)
-
-
-def _read_safetensors(file: Path) -> Weights:
-    return Weights({"": load_file(file, device="cpu")})
-
-
-def _read_shards(folder: Path) -> Weights:
-    return find_states(open_shards(folder))
 
 
 def _merged(state: State, content: dict[str, Any]) -> State:
@@ -162,10 +154,10 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Path], Weights]] = {
     PADDLE: _read_pdparams,
-    SAFETENSORS: _read_safetensors,
+    SAFETENSORS: lambda file: Weights({"": load_file(file, device="cpu")}),
     TORCH: _read_torch,
     NPZ: _read_npz,
-    SHARDS: _read_shards,
+    SHARDS: lambda folder: find_states(open_shards(folder)),
 }
