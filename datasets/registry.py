@@ -18,7 +18,7 @@ from datasets.sources.files.rows import read_unlabelled_list
 from datasets.sources.files.split_folders import has_class_folders
 from datasets.sources.files.tables import PARQUET, TABLE_SUFFIXES
 from datasets.sources.groups import check_groups, with_groups
-from datasets.sources.parquet import Parquet, has_parquet_files
+from datasets.sources.parquet import Parquet, parquet_files
 from datasets.sources.samples import EncodedImages, Samples, check_names, number_by, number_of_classes
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
@@ -130,7 +130,7 @@ def _recognize_table(data: Data) -> str | None:
     tables = [root / name for name in METADATA] + [table_file(root, split) for split in ("train", "val")]
     if any(table.name in METADATA and table.is_file() for table in tables):
         kind = "csv"
-    elif has_parquet_files(root):
+    elif parquet_files(root):
         kind = "parquet"
     else:
         return None

@@ -133,10 +133,8 @@ class ImageFiles(EncodedImages):
         missing = [index for index in self._few if not os.path.isfile(self.name(index))]
         if not missing or len(missing) < len(self._few):
             return []
-        near = NearFiles(self.listing.root)
-        error, fixes = self.missing_image(missing[0]), [near.fix(self.listing.paths[index]) for index in missing]
-        fix = fixes[0] if len(set(fixes)) == 1 else next(filter(None, fixes), "")
-        error.fix = fix or near.fix_folder([self.listing.paths[index] for index in missing]) or error.fix
+        error, path, near = self.missing_image(missing[0]), self.listing.paths[missing[0]], NearFiles(self.listing.root)
+        error.fix = near.fix(path) or near.fix_folder(path) or error.fix
         return [error]
 
     def is_missing(self, index: int) -> bool:
@@ -158,7 +156,7 @@ class ImageFiles(EncodedImages):
             if is_broken_link(self.name(index)):
                 error.kind = "link"
             elif fix := near.fix(self.listing.paths[index]):
-                error.kind, error.fix = fix.rpartition(": ")[0], fix
+                error.kind, error.fix = "near", fix
             elif index == min(missing):
                 error.fix += did_you_mean(name, near.names(folder).values())
 
@@ -186,28 +184,15 @@ class NearFiles:
             *folders, name = parts[start:]
             known = self.names(os.path.join(self._root, *folders))
             if found := next((known[form] for form in _forms(name) if form in known), None):
-                removed = path[: len("/".join(parts[:start])) + 1] if start else ""
-                changes = [f"remove {removed!r}"] if removed else []
-                changes += ["write / in place of \\"] if "\\" in path[len(removed) :] else []
-                changes += [_change_of_name(name, found)] if name != found else []
-                return f"{', '.join(changes)}: {shorten('/'.join((*folders, found)))} is there"
+                return f"write the names of the files, as in {shorten('/'.join((*folders, found)))}"
         return ""
 
-    def fix_folder(self, paths: Sequence[str]) -> str:
-        """How to read the paths if the files are in a folder below; '' if they are not."""
-        found = list[Path]()
-        for path in paths:
-            name = glob.escape(path)
-            patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
-            found += islice((one for pattern in patterns for one in Path(self._root).glob(pattern)), 1)
-        roots = {
-            str(file)[: str(file).rindex(path)] for file, path in zip(found, paths, strict=False) if path in str(file)
-        }
-        if len(found) == len(paths) and len(roots) == 1:
-            option = f"DATA.IMAGE_ROOT={roots.pop().rstrip('/')}"
-            return f"set -opts {shlex.quote(option)}"
-        is_there = f"{shorten(str(found[0].relative_to(self._root)))} is there: " if found else ""
-        return f"{is_there}write paths with folder and ending" if found else ""
+    def fix_folder(self, path: str) -> str:
+        """How to read paths such as `path`, if such a file is in a folder below; '' if there is none."""
+        name, root = glob.escape(path), Path(self._root)
+        patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
+        found = next((file for pattern in patterns for file in root.glob(pattern)), None)
+        return f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={found.parents[path.count(os.sep)]}')}" if found else ""
 
 
 def _forms(name: str) -> tuple[str, ...]:
@@ -215,13 +200,6 @@ def _forms(name: str) -> tuple[str, ...]:
     stem, ending = os.path.splitext(name.casefold())
     stem = stem if ending in _ENDINGS else stem + ending
     return name, name.casefold(), f"{stem}.", f"{stem.lstrip('0')}."
-
-
-def _change_of_name(name: str, found: str) -> str:
-    if name.casefold() == found.casefold():
-        return "write the names in the case of the files"
-    stem, _ = os.path.splitext(found)
-    return "write the endings of the files" if name.casefold().startswith(stem.casefold()) else "write the zeros of ids"
 
 
 def group_missing(problems: Sequence[BadImage]) -> list[BadImage]:

@@ -4,7 +4,7 @@ Legend: N images, C classes.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.sources.files.class_folders import other_form
-from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.files.image_files import ImageFiles, Listing, NearFiles, listing_arrays
 from datasets.sources.files.rows import LABEL_DIGITS, Rows, table_layout, table_rows
 from datasets.sources.files.split_folders import has_class_folders
 from datasets.sources.files.tables import ONE_HOT, Table, read_lines
@@ -64,20 +64,20 @@ class Tables(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        tables = self.find(self.data)
-        if split == "all" and ("all" not in tables or table_layout(tables["all"], self.data).splits):
-            split = "val"
-        part, train, val = (self._part(tables, self.data, one) for one in (split, "train", "val"))
-        if train and not val and split != "test":
+        parts = self.parts(self.data)
+        split = "val" if split == "all" and self.has_splits(self.data) else split
+        train = parts.get("train")
+        if train and split != "test" and "val" not in parts:
             listing = read_table(train, train, self.data, self.numbers)
             if len(listing.paths):
                 listing = split_listing(listing, split, self.splitter)
-            return self.images(listing, tables)
-        if not part:
+        elif split in parts:
+            listing = read_table(parts[split], train or parts[split], self.data, self.numbers)
+        else:
             raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
-        return self.images(read_table(part, train or part, self.data, self.numbers), tables)
+        return self.images(listing, [table for table, _ in parts.values()])
 
-    def images(self, listing: Listing, tables: Mapping[str, Table]) -> ImageFiles:
+    def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:
         """The images of a listing, from these tables."""
         return ImageFiles(listing)
 
@@ -95,16 +95,15 @@ class Tables(Source):
         return {split: Table(file, data.encoding) for split, file in found.items()}
 
     @classmethod
-    def _part(cls, tables: Mapping[str, Table], data: Data, split: str) -> Part | None:
-        """The table with a split, and the split of the rows to read; None if there is none."""
+    def parts(cls, data: Data) -> dict[str, Part]:
+        """The table of each split, and the split of its rows to read; 'train' is one table without splits."""
+        tables = cls.find(data)
         whole = tables.get("all") or (None if "val" in tables else tables.get("train"))
-        splits = table_layout(whole, data).splits if whole else set()
-        if whole and (split in splits or (split in ("train", "all") and not splits)):
-            return whole, split if splits else None
-        if (table := tables.get(split)) and table is not whole:
-            layout = table_layout(table, data)
-            return table, split if layout.split and split in layout.splits else None
-        return None
+        if not whole:
+            return {split: (table, None) for split, table in tables.items()}
+        splits = table_layout(whole, data).splits
+        of_whole: dict[str, Part] = {split: (whole, split) for split in splits} or {"train": (whole, None)}
+        return {split: (table, None) for split, table in tables.items() if table is not whole} | of_whole
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
@@ -113,12 +112,11 @@ class Tables(Source):
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        path = cls.test_path(data)
+        path, problem = cls.test_path(data), "no row of the split test has a label"
         if not path.exists():
             return False, None
-        problem = "no row of the split test has a label"
         try:
-            part = cls._part(cls.find(data), data, "test")
+            part = cls.parts(data).get("test")
             if part and any(table_rows(part[0], data, part[1]).target_ids):
                 return True, None
         except UserError:  # an unreadable table is reported when it is read
@@ -128,7 +126,7 @@ class Tables(Source):
     @classmethod
     def test_path(cls, data: Data) -> Path:
         with suppress(UserError):  # of the training table, or of one without labels
-            if part := cls._part(cls.find(data), data, "test"):
+            if part := cls.parts(data).get("test"):
                 return part[0].file
         return table_file(Path(data.data_path), "test")
 
@@ -243,6 +241,11 @@ def _to_listing(
         names_of: the labels in each target, in the order of `rows.target_ids`.
         known: the labels in `train_rows`. If the first one is a number, or there is none, all labels are numbers.
     """
+    if rows.outside:  # often of another machine
+        (line, path), others = rows.outside[0], len(rows.outside) - 1
+        problem = f"path {shorten(path)} is not inside {rows.root}{f', nor {others} others' if others else ''}"
+        fix = NearFiles(rows.root).fix(path) or "write paths relative to it, or set DATA.IMAGE_ROOT"
+        rows.add_finding(line, f"{problem}; {fix}")
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
     used = {name for names in names_of.values() for name in names}.union(known)

@@ -9,8 +9,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Hashable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Hashable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.files.image_files import Listing, NearFiles, listing_arrays
+from datasets.sources.files.image_files import Listing, listing_arrays
 from datasets.sources.files.tables import (
     ONE_HOT,
     Layout,
@@ -52,7 +51,7 @@ class Rows:
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
         self.notes: list[str] = []
-        self._outside: list[tuple[int, str]] = []
+        self.outside: list[tuple[int, str]] = []  # lines with a path that leads out of the folder
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
     def add(self, line: int, path: str, target: str = "") -> None:
@@ -63,7 +62,7 @@ class Rows:
             absolute = os.path.abspath(os.path.join(self.root, path))
             roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
             if not absolute.startswith(tuple(roots)):
-                self._add_outside(line, path)
+                self.outside.append((line, path))
                 return
             path = os.path.relpath(absolute, self.root)
         elif not self._anywhere and ("./" in path or "//" in path):
@@ -71,18 +70,6 @@ class Rows:
         self.paths.add(self._with_ending(line, path))
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
-
-    def _add_outside(self, line: int, path: str) -> None:
-        """Adds one finding about all paths that lead out of the folder, which are often of another machine."""
-        self._outside.append((line, path))
-        first, example = self._outside[0]
-        if len(self._outside) == 1:
-            fix = NearFiles(self.root).fix(example) or "write a path relative to it, or set DATA.IMAGE_ROOT"
-            self._outside_fix, self._outside_place = fix, len(self.findings)
-            self.findings.append("")
-        more = f", and {len(self._outside) - 1} others are not" if len(self._outside) > 1 else ""
-        problem = f"path {shorten(example)} is not inside {self.root}{more}; {self._outside_fix}"
-        self.findings[self._outside_place] = f"{self.file}:{first}: {problem}"
 
     def _with_ending(self, line: int, path: str) -> str:
         """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
@@ -114,16 +101,16 @@ def _image_endings(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+_layouts: dict[Hashable, Layout] = {}  # each split of a table needs it
+
+
 def table_layout(table: Table, data: Data) -> Layout:
     """The meaning of the columns by DATA.COLUMNS, their names and their values; raises UserError if it is not clear."""
     given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {}), "group": data.groups}
-    return _cached_layout(table, table.version, json.dumps(given))
-
-
-@lru_cache(maxsize=8)  # each split of a table needs it
-def _cached_layout(table: Table, version: Hashable, given: str) -> Layout:
-    records = (record for _, record in table if not isinstance(record, str))
-    return find_layout(f"{table.file}:1", table.header, records, json.loads(given), table.image_column)
+    if (key := (table.version, json.dumps(given))) not in _layouts:
+        records = (record for _, record in table if not isinstance(record, str))
+        _layouts[key] = find_layout(f"{table.file}:1", table.header, records, given, table.image_column)
+    return _layouts[key]
 
 
 def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
@@ -141,8 +128,6 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
     if layout.is_one_hot:
         rows.notes.append(f"{file}: the classes are the columns {shorten(list(layout.labels))}, each of 0 and 1")
-    if not table.has_default_dialect:
-        rows.notes.append(f"{file}: {table.dialect}")
     path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
     split_place = table.header.index(layout.split) if layout.split else path_place
     for line, record in table:
@@ -172,21 +157,20 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     """
     table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
     column = find_path_column(f"{file}:1", table.header, data.columns or {}) if table else "path"
-    notes = [f"{file}: {table.dialect}"] if table and not table.has_default_dialect else []
+    notes = table.notes if table else []
     given = data.image_root if data.image_root != trained_root else None
     folders = [given] if given else [str(file.parent), str(file.parent / file.stem), trained_root or str(file.parent)]
-    folder = next(
-        (one for one in folders if _has_images(one, file, islice(_entries(file, table, column), _FIRST))), None
-    )
-    if folder not in (None, folders[0]):
-        notes.append(f"{file}: the images are in {folder}")
-    rows, listed = Rows(file, folder or folders[0], anywhere=True), StringPacker()
-    for line, text, problem in _entries(file, table, column):
-        if problem:
-            rows.add_finding(line, problem)
-        else:
-            rows.add(line, text)
-            listed.add(text)
+    for folder in [*folders, folders[0]]:
+        rows, listed = Rows(file, folder, anywhere=True), StringPacker()
+        for line, text, problem in _entries(file, table, column):
+            if problem:
+                rows.add_finding(line, problem)
+            else:
+                rows.add(line, text)
+                listed.add(text)
+        if any(map(os.path.isfile, (os.path.join(folder, path) for path in islice(rows.paths.strings(), _FIRST)))):
+            notes += [f"{file}: the images are in {folder}"] * (folder != folders[0])
+            break
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):
@@ -208,11 +192,3 @@ def _entries(file: Path, table: Table | None, column: str) -> Iterator[tuple[int
             yield line, "", record
         else:
             yield line, record[place], "" if record[place] else f"{column} is empty; fill it in or remove the line"
-
-
-def _has_images(folder: str, file: Path, entries: Iterable[tuple[int, str, str]]) -> bool:
-    rows = Rows(file, folder, anywhere=True)
-    for line, text, problem in entries:
-        if not problem:
-            rows.add(line, text)
-    return any(os.path.isfile(os.path.join(folder, path)) for path in rows.paths.strings())

@@ -25,9 +25,6 @@ ONE_HOT = "\x1f"  # between the names of the columns with a 1
 _CHUNK = 1 << 20
 _PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
-_DEFAULT_DIALECT = "separator ',', encoding utf-8"
-_ENCODINGS = ("utf-16-le", "utf-16-be", "gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp1252")
-_MAX_LINES, _SHOWN_CHARS = 10_000, 24  # of a table that show its encoding
 _MAX_DISTINCT = 30  # values of a column that are compared
 # Names of columns, in lower case without signs; those of the second kind count if there is none of the first.
 _PATHS = (
@@ -67,90 +64,65 @@ def _open_text(file: Path, encoding: str, errors: str) -> Iterator[io.TextIOWrap
         ) from error
 
 
-def _find_encoding(file: Path, otherwise: str | None) -> str:
-    """UTF-8 or, by its byte order mark, UTF-16; else `otherwise`. Every file is text in some encoding of one byte.
+def _find_encoding(file: Path, given: str | None) -> str:
+    """UTF-8 or, by its byte order mark, UTF-16; else `given`. Every file is text in some encoding of one byte.
 
     Raises:
-        UserError: another encoding; shows how some encodings read a line.
+        UserError: another encoding.
     """
-    for encoding in ("utf-8-sig", "utf-16", *([otherwise] if otherwise else [])):
-        if _is_text(file, encoding):
-            return encoding
-    if otherwise:
-        raise UserError(f"{file}: is not text in UTF-8 or {otherwise}; set its encoding with DATA.ENCODING")
-    shown = []
-    for encoding in filter(lambda one: _is_text(file, one), _ENCODINGS):
-        header, *lines = islice(read_lines(file, encoding), _MAX_LINES)
-        line = next((line for line in (header, *lines) if not line.isascii()), "").strip()
-        if any(mark in header for mark in _SEPARATORS) or not encoding.startswith("utf-16"):
-            start = next((place for place, character in enumerate(line) if not character.isascii()), 0)
-            shown.append(f"{encoding} reads {line[max(0, start - 10) :][:_SHOWN_CHARS]!r}")
-    fix = f"set the right one: -opts DATA.ENCODING=NAME ({', '.join(shown)})" if shown else "save it in UTF-8"
-    raise UserError(f"{file}: is not text in UTF-8; {fix}")
-
-
-def _is_text(file: Path, encoding: str) -> bool:
-    with contextlib.suppress(UnicodeError), _open_text(file, encoding, "strict") as text:
-        while chunk := text.read(_CHUNK):
-            if "\0" in chunk:
-                return False
-        return True
-    return False
+    for encoding in ("utf-8-sig", "utf-16", *([given] if given else [])):
+        with contextlib.suppress(UnicodeError), _open_text(file, encoding, "strict") as text:
+            if all("\0" not in chunk for chunk in iter(lambda: text.read(_CHUNK), "")):
+                return encoding
+    others = f" or {given}" if given else ""
+    raise UserError(
+        f"{file}: is not text in UTF-8{others}; name its encoding: -opts DATA.ENCODING=NAME, such as cp1252 or gb18030"
+    )
 
 
 class Table:
-    """A table in a file: its columns, and `dialect`, a description of separator and encoding.
+    """A table in a file: its columns. Iteration yields the number of a line, and the text in each column, or what is
+    wrong with the line.
 
-    otherwise: the encoding of a file that is not in UTF-8. Iteration yields the number of a line, and the text in each
-    column, or what is wrong with the line.
+    encoding: of a file that is not in UTF-8. notes: lines for the log.
     """
 
     root: Path | None = None  # of the paths, if it is not the folder of the table
     image_column = ""  # of images in the table itself
     class_column = ""  # of labels, if the table says so
 
-    def __init__(self, file: Path, otherwise: str | None = None) -> None:
-        self.file, self.dialect, self.notes = file, "JSON lines", list[str]()
-        if file.suffix.lower() == JSON_LINES:
-            records = (record for _, record in self._objects() if isinstance(record, dict))
-            self.header = list(dict.fromkeys(chain.from_iterable(records)))
+    def __init__(self, file: Path, encoding: str | None = None) -> None:
+        self.file, self.files, self.notes = file, [file], list[str]()
+        self._encoding, self._start, self.header = _find_encoding(file, encoding), 0, list[str]()
+        self._is_json = file.suffix.lower() == JSON_LINES
+        if self._is_json:
+            self.header = list(dict.fromkeys(chain.from_iterable(record or () for _, record in self._objects())))
             return
-        self._encoding = _find_encoding(file, otherwise)
-        first = next(read_lines(file, self._encoding), "")
-        marked = re.fullmatch(r"\"?sep=(.)\"?\s*", first)  # a line for Excel, before the header
-        self._start = 1 if marked else 0
-        header = next(islice(read_lines(file, self._encoding), self._start, None), "")
-        self._separator = marked[1] if marked else max(_SEPARATORS, key=header.count)
-        self.dialect = f"separator {self._separator!r}, encoding {self._encoding.removesuffix('-sig')}"
+        first, second = [*islice(read_lines(file, self._encoding), 2), "", ""][:2]
+        if marked := re.fullmatch(r"\"?sep=(.)\"?\s*", first):  # a line for Excel, before the header
+            self._start, first = 1, second
+        self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
+        name = self._encoding.removesuffix("-sig")
+        if (self._separator, name) != (",", "utf-8"):
+            self.notes.append(f"{file}: separator {self._separator!r}, encoding {name}")
         with contextlib.suppress(csv.Error, StopIteration):
             self.header = [name.strip() for name in next(self._reader())]
-            return
-        self.header = []
 
     @property
     def version(self) -> Hashable:
         """Differs if the content differs."""
-        return self.file, os.stat(self.file).st_mtime_ns, os.stat(self.file).st_size, self.dialect
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and self.version == other.version
-
-    def __hash__(self) -> int:
-        return hash(self.version)
+        stats = [(file, os.stat(file)) for file in self.files]
+        return (*self.header, *self.notes, *((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
 
     def classes_of(self, column: str) -> tuple[str, ...]:
         """The names of all classes, if the table has them beside its rows."""
         return ()
 
-    @property
-    def has_default_dialect(self) -> bool:
-        return self.dialect in (_DEFAULT_DIALECT, "JSON lines")
-
     def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
-        if self.dialect == "JSON lines":
+        if self._is_json:
             for line, record in self._objects():
-                is_record = isinstance(record, dict)
-                yield line, [_to_text(record.get(name)) for name in self.header] if is_record else record
+                problem = "is not a JSON object; write one for each image in a line"
+                yield line, problem if record is None else [_to_text(record.get(name)) for name in self.header]
             return
         reader, width = self._reader(), len(self.header)
         try:
@@ -168,19 +140,17 @@ class Table:
         lines = islice(read_lines(self.file, self._encoding), self._start, None)
         return csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
 
-    def _objects(self) -> Iterator[tuple[int, Any]]:
-        for number, line in enumerate(read_lines(self.file), 1):
+    def _objects(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        for number, line in enumerate(read_lines(self.file, self._encoding), 1):
             if line.strip():
-                try:
+                record = None
+                with contextlib.suppress(ValueError, RecursionError):
                     record = json.loads(line)
-                except (ValueError, RecursionError):
-                    record = None
-                is_record = isinstance(record, dict)
-                yield number, record if is_record else "is not a JSON object; write one for each image in a line"
+                yield number, record if isinstance(record, dict) else None
 
 
 def _to_text(value: Any) -> str:
-    return "" if value is None else value.strip() if isinstance(value, str) else str(value)
+    return "" if value is None else str(value).strip()
 
 
 def first_folder(path: str) -> str:
@@ -230,9 +200,9 @@ def find_layout(
     split = given["split"] if "split" in given else _find_split(place, others, values, given)
     split_of = _splits_of(split, values.get(split, ())) if split else {}
     if split and not split_of:
-        known = "write train, val or test in it, or give a column is_valid of 0 and 1"
-        raise UserError(f"{place}: column {shorten(split)} (DATA.COLUMNS) has {_shown(values.get(split, ()))}; {known}")
-    if not split and "split" not in given:
+        fix = "write train, val or test in it, or give a column is_valid of 0 and 1"
+        raise UserError(f"{place}: column {shorten(split)} (DATA.COLUMNS) is not of splits; {fix}")
+    if "split" not in given and not split:
         split_of = _splits_of(_PATH_FOLDER, values[_PATH_FOLDER])
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
@@ -243,9 +213,8 @@ def find_layout(
         labels = rest  # its values recur
     for key, names in (("path", paths), ("label", labels)):
         if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
-            problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'}"
-            fix = _advice(header, values, paths, labels, given)
-            raise UserError(f"{place}: {problem} in the columns {shorten(list(header))}; {fix}")
+            option = _option(given, path=[*paths, "NAME"][0], label=[*labels, "NAME"][0])
+            raise _unclear(place, key, names, header, option)
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
 
 
@@ -259,8 +228,21 @@ def find_path_column(place: str, header: Sequence[str], given: Mapping[Any, Any]
     names = named if len(header) > 1 else header
     if len(names) == 1 and header.count(names[0]) == 1:
         return names[0]
-    fix = _advice(header, {}, names, [], given)
-    raise UserError(f"{place}: 'path' is {' or '.join(map(shorten, names)) or 'not clear'} in {shorten(header)}; {fix}")
+    raise _unclear(place, "path", names, header, _option(given, path=[*names, "NAME"][0]))
+
+
+def _unclear(place: str, key: str, names: Sequence[str], header: Sequence[str], option: str) -> UserError:
+    fix = f"name the columns, such as {option}"
+    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+        fix = "write the names of the columns into the first line"
+    problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(list(header))}"
+    return UserError(f"{place}: {problem}; {fix}")
+
+
+def _option(given: Mapping[Any, Any], **changes: str | None) -> str:
+    """DATA.COLUMNS with changes, as the shell reads it."""
+    columns = {key: name for key, name in given.items() if key != "group" and name} | changes
+    return f"-opts {shlex.quote(f'DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}')}"
 
 
 def _names(header: Sequence[str], given: Any, known: Sequence[re.Pattern[str]]) -> list[str]:
@@ -293,68 +275,30 @@ def _are(values: Collection[str], known: Collection[str]) -> bool:
     return bool(values) and all(value.lower() in known for value in values)
 
 
-def _advice(
-    header: Sequence[str],
-    values: Mapping[str, Collection[str]],
-    paths: Sequence[str],
-    labels: Sequence[str],
-    given: Mapping[Any, Any],
-) -> str:
-    """How to name the columns: that of paths has names of images, that of labels has few values."""
-    if image := next((name for name in header if name.lower().endswith(IMAGE_EXTENSIONS)), None):
-        return f"{shorten(image)} is an image: write the names of the columns into the first line"
-    number = {name: len(values.get(name, ())) for name in header}
-    images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values.get(name, ()))]
-    path = next(iter([name for name in paths if name in images] or images or paths or header), "NAME")
-    rest = [name for name in header if name != path]
-    label = min(rest, key=lambda name: (name not in labels, number[name] < 2, number[name]), default="NAME")
-    binary = [name for name in rest if _are(values.get(name, ()), _BINARY)]
-    one_hot = not labels and len(binary) > 1
-    return f"name them, such as {_option(given, path=path, label=binary if one_hot else label)}"
-
-
-def _option(given: Mapping[Any, Any], **changes: str | Sequence[str] | None) -> str:
-    """DATA.COLUMNS with changes, as the shell reads it."""
-    columns = {key: {**given, **changes}.get(key) for key in ("path", "label", "split")}
-    unchanged = {key for key, name in columns.items() if name is None and key not in changes}
-    texts = [f"{key}: {json.dumps(name, ensure_ascii=False)}" for key, name in columns.items() if key not in unchanged]
-    text = re.sub(r'"([^\W\d][\w -]*)"', r"\1", ", ".join(texts))
-    return f"-opts {shlex.quote(f'DATA.COLUMNS={{{text}}}')}"
-
-
 def _find_split(
     place: str, others: Sequence[str], values: Mapping[str, Collection[str]], given: Mapping[Any, Any]
 ) -> str | None:
     """The column of splits among the `others`; one whose values name a single split is none.
 
     Raises:
-        UserError: a column may be one, by its name or its values.
+        UserError: several columns may be one, or one whose values are not understood, by its name.
     """
-    found, unclear = list[str](), list[str]()
+    usable, unclear = list[str](), list[str]()
     for name in others:
         plain, split_of = _plain(name), _splits_of(name, values[name])
-        is_flag, has_words = plain in _SPLIT_FLAGS, any(text.lower() in _SPLIT_WORDS for text in values[name])
-        if split_of:
-            several = len(set(split_of.values())) > 1
-            found += [name] * (several and (is_flag or plain in _SPLITS | _MAYBE_SPLITS))
-            unclear += [name] * (several and name not in found)
-        elif ((is_flag or plain in _SPLITS) and len(values[name]) > 1) or (plain in _MAYBE_SPLITS and has_words):
-            unclear.append(name)
-    if len(found) == 1 and not unclear:
-        return found[0]
-    if not found and not unclear:
-        return None
-    names = [*found, *unclear]
-    usable = [name for name in names if _splits_of(name, values[name])]
-    use = f"use it with {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
+        if len(set(split_of.values())) > 1:
+            usable.append(name)
+        elif not split_of and len(values[name]) > 1 and plain in _SPLITS | _SPLIT_FLAGS.keys() | _MAYBE_SPLITS:
+            is_named = plain not in _MAYBE_SPLITS or any(text.lower() in _SPLIT_WORDS for text in values[name])
+            unclear += [name] * is_named
+    if len(usable) < 2 and not unclear:
+        return next(iter(usable), None)
+    names, values_of = [*usable, *unclear], values[(unclear or usable)[0]]
+    use = f"name it: {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
     raise UserError(
-        f"{place}: is {' or '.join(map(shorten, names))} the column of splits, with {_shown(values[names[0]])}? Then "
+        f"{place}: is {' or '.join(map(shorten, names))} the column of splits, with {shorten(sorted(values_of))}? Then "
         f"{use}; {_option(given, split=None)} trains on all rows"
     )
-
-
-def _shown(values: Collection[str]) -> str:
-    return ", ".join(shorten(value) for value in sorted(values)[:4]) or "no values"
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:

@@ -223,7 +223,8 @@ def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu):
     (tmp_path / "train.csv").write_text(f"image_path,target\n{rows}")
     with pytest.raises(UserError, match=r"-dataset=csv -data_path=\S+$"):
         read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
-    with pytest.raises(UserError, match=r"^\S+train.csv:\d+: .* set -opts DATA.IMAGE_ROOT=\S+/train$") as error:
+    with pytest.raises(UserError, match=r"^\S+train.csv:\d+: .* set -opts DATA.IMAGE_ROOT=\S+/train$"):
         read_samples(options(tmp_path, dataset="csv", batch_size=8), None, cpu, "train", "val")
-    root = str(error.value).rpartition("=")[2]
-    read_samples(options(tmp_path, dataset="csv", batch_size=8, image_root=root), None, cpu, "train", "val")
+    read_samples(
+        options(tmp_path, dataset="csv", batch_size=8, image_root=str(tmp_path / "train")), None, cpu, "train", "val"
+    )

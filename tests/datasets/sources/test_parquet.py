@@ -106,7 +106,7 @@ def test_images_to_predict(hub):
     samples = unlabelled(str(file), Data())
     assert [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(3)] == [36, 37, 38]
     assert samples.listed_name(2) == f"{file}:2"
-    with pytest.raises(UserError, match="has the splits test, train, val; give a file, such as -predict"):
+    with pytest.raises(UserError, match="has several splits; give a file, such as -predict"):
         unlabelled(str(hub), Data())
 
 
@@ -131,7 +131,7 @@ def test_unreadable_rows(tmp_path, cpu):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "run git lfs pull"),
+        ("0.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "download it again"),
         ("0.parquet", b"PAR1 cut off", "is no whole parquet file"),
         ("train-00000-of-00003.parquet", None, "1 of its 3 files are here"),
         ("a/train-00000-of-00001.parquet", None, r"give one: -data_path=\S+/a or -data_path=\S+/b"),
@@ -152,6 +152,6 @@ def test_large_row_groups_are_shuffled_one_by_one(tmp_path, monkeypatch, cpu):
     write(tmp_path / "0.parquet", range(30))
     monkeypatch.setattr("datasets.sources.parquet._CACHE_BYTES", 10)
     train, _ = read(tmp_path, cpu)
-    assert train.windows.size == 1 and "row groups of up to" in " ".join(train.notes)
+    assert train.windows.size == 1
     assert [int(image.pixels[0, 0, 0]) for image in train.open_all([20, 0, 9], 1)] and len(train._cache) == 1
     assert np.array_equal(np.sort(train.windows.order(1, 0)), np.arange(len(train)))

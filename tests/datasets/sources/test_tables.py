@@ -73,7 +73,6 @@ def test_columns_are_found_by_their_names(table, columns, given, cpu):
         ({"filename": FILES, "label": LABELS, "class": range(30)}, "'label' is 'label' or 'class'"),
         ({"a b": range(30), "c": FILES, "d": LABELS}, "'path' is not clear"),
         ({"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)}, "'label' is not clear"),
-        ({"file": FILES, "label": LABELS, "zzz": SPLITS}, "is 'zzz' the column of splits"),
         ({"file": FILES, "label": LABELS, "split": SPLITS, "set": SPLITS}, "is 'split' or 'set' the column of splits"),
         ({"file": FILES, "label": LABELS, "partition": [0, 1, 2] * 10}, "is 'partition' the column of splits"),
         ({"file": FILES, "label": LABELS, "phase": [*SPLITS[:-1], "extra"]}, "is 'phase' the column of splits"),
@@ -85,7 +84,9 @@ def test_the_advice_about_unclear_columns_works(table, columns, problem, cpu):
         read(file, cpu)
     message = str(error.value)
     assert "\n" not in message and len(message) < 400
-    for advice in re.findall(r"-opts ('DATA.COLUMNS=[^']*')", message):
+    for advice in set(re.findall(r"-opts ('DATA.COLUMNS=[^']*')", message)):
+        if "NAME" in advice:
+            continue
         data = parse_command_line([f"-data_path={file}", "-opts", *shlex.split(advice)]).config.data
         assert read(file, cpu, columns=data.columns)[0].class_names == ["cat", "dog"]
 
@@ -98,7 +99,8 @@ def test_the_advice_about_unclear_columns_works(table, columns, problem, cpu):
         ({"usage": ["Training" if name == "train" else "testing" for name in SPLITS]}, None, [16, 2, 12]),
         ({"is_valid": [name == "val" for name in SPLITS]}, None, [24, 6]),
         ({"is_train": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
-        ({"zzz": SPLITS}, {"split": "zzz"}, [18, 6, 6]),
+        ({"zzz": SPLITS}, None, [18, 6, 6]),
+        ({"zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
         ({"split": SPLITS}, {"split": None}, [26, 4]),
         ({"split": ["train"] * 30}, None, [26, 4]),
         ({"fold": [0, 1, 2] * 10}, None, [26, 4]),
@@ -120,7 +122,7 @@ def test_the_folders_of_the_paths_are_splits(table, cpu):
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
     file = table(files=FILES, file=FILES, label=["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
-    with pytest.raises(UserError, match=r"not text in UTF-8.*DATA.ENCODING=NAME .*cp1252 reads '0.png,Gräser"):
+    with pytest.raises(UserError, match=r"not text in UTF-8.*DATA.ENCODING=NAME"):
         read(file, cpu)
     assert read(file, cpu, encoding="cp1252")[0].class_names == ["Gräser", "dog"]
     assert list(map(len, read(file, cpu, is_new=False))) == [18, 6, 6]
@@ -130,14 +132,14 @@ def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "name", "given"),
-    [("gbk", "gb18030", "gbk"), ("utf-16-le", "utf-16-le", "utf-16-le")],
+    "encoding",
+    ["gbk", "utf-16-le"],
 )
-def test_the_encoding_is_never_guessed(table, encoding, name, given, cpu):
+def test_the_encoding_is_never_guessed(table, encoding, cpu):
     file = table(files=FILES, file=FILES, label=["猫", "狗"] * 15, encoding=encoding)
-    with pytest.raises(UserError, match=f"{name} reads '0.png,猫'"):
+    with pytest.raises(UserError, match="name its encoding"):
         read(file, cpu)
-    assert read(file, cpu, encoding=given)[0].class_names == sorted(["狗", "猫"])
+    assert read(file, cpu, encoding=encoding)[0].class_names == sorted(["狗", "猫"])
 
 
 def test_columns_of_zeros_and_ones(table, tmp_path, cpu):
@@ -170,11 +172,7 @@ def test_numbers_with_gaps_are_names(table, values, names, labels, cpu):
     assert train.has_class_names == (names is not None) and (names is None or train.class_names == names)
     assert train.targets.tolist() == [labels[int(name.removesuffix(".png")) % 3] for name in names_of(train)]
     if names:  # with a checkpoint that has these names
-        again, _ = (
-            read(file, cpu, class_names=[*names[:2], "7", names[2]], is_new=False)
-            if False
-            else read(file, cpu, class_names=names, is_new=False)
-        )
+        again, _ = read(file, cpu, class_names=names, is_new=False)
         assert (again.class_names, again.targets.tolist()) == (names, train.targets.tolist())
     if names and min(values) >= 0:  # labels of a run without names, or of a model
         for given in ({"is_new": False}, {"num_classes": 40001}):
@@ -218,23 +216,29 @@ def test_tables_beside_the_images_of_splits(tmp_path, table, kind, cpu):
 
 
 @pytest.mark.parametrize(
-    ("listed", "files", "fix"),
+    ("listed", "files"),
     [
-        ("x\\{}.png", "x/{}.png", "write / in place of"),
-        ("x{}.png", "X{}.PNG", "write the names in the case of the files"),
-        ("{}.jpg", "{}.png", "write the endings of the files"),
-        ("1{}", "001{}.png", "write the zeros of ids"),
-        ("/home/me/data/x/{}.png", "x/{}.png", "remove '/home/me/data/'"),
-        ("C:\\data\\x\\{}.png", "x/{}.png", "remove 'C:\\\\data\\\\', write / in place of"),
-        ("{}.png", "a b/{}.png", "set -opts 'DATA.IMAGE_ROOT="),
+        ("x\\{}.png", "x/{}.png"),
+        ("x{}.png", "X{}.PNG"),
+        ("{}.jpg", "{}.png"),
+        ("1{}", "001{}.png"),
+        ("/home/me/data/x/{}.png", "x/{}.png"),
+        ("C:\\data\\x\\{}.png", "x/{}.png"),
+        ("{}", "a b/{}.png"),
+        ("{}.png", "a b/{}.png"),
     ],
 )
-def test_near_paths_are_one_line(table, listed, files, fix, cpu):
+def test_near_paths_are_one_line(table, tmp_path, listed, files, cpu):
     paths = [listed.format(number) for number in range(30)]
     file = table(files=[files.format(number) for number in range(30)], file=paths, label=LABELS)
     with pytest.raises(UserError) as error:
         read(file, cpu, checked=True)
-    assert fix in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)
+    if files.startswith("a b"):
+        assert f"set -opts 'DATA.IMAGE_ROOT={tmp_path}/a b'" in str(error.value)
+    else:
+        near = {repr(files.format(number)) for number in range(30)}
+        assert str(error.value).rpartition(" ")[2] in near or str(error.value).rpartition("as ")[2] in near
 
 
 def test_a_few_near_paths_are_counted_by_kind(table, cpu):
@@ -242,9 +246,8 @@ def test_a_few_near_paths_are_counted_by_kind(table, cpu):
     with pytest.raises(UserError) as error:
         read(table(files=present, file=FILES, label=LABELS), cpu, checked=True)
     headline, *lines = str(error.value).split("\n  ")
-    assert headline.startswith("6 images cannot be read") and len(lines) == 3
-    kinds = ("case of the files: '24.PNG'", "zeros of ids: '026.png'", "and 2 others; restore")
-    assert all(any(kind in line for line in lines) for kind in kinds), lines
+    assert headline.startswith("6 images cannot be read") and len(lines) == 2
+    assert "and 2 others; write the names" in lines[0] and "and 2 others; restore" in lines[1]
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.tsv", "DATA.CSV"])
