@@ -232,10 +232,10 @@ def names_of_labels(samples: Samples, num_classes: int) -> list[str]:
     return [*named[:num_classes], *map(str, range(len(named), num_classes))]
 
 
-def list_names(names: Sequence[str]) -> str:
-    """'cat', 'dog' and at most 18 others, and the number of the remaining ones."""
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(shorten(name) for name in names[:_MAX_NAMES]) + more
+def list_names(names: Sequence[str], most: int = _MAX_NAMES) -> str:
+    """'cat', 'dog' and others, at most `most`, and the number of the remaining ones."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shorten(name) for name in names[:most]) + more
 
 
 def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:

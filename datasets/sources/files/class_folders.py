@@ -34,15 +34,10 @@ _SYSTEM_FOLDERS = re.compile(
     r"@(eadir|tmp|sharebin|syno\w+|recycle|recently-snapshot|transcode|__thumb)",
     re.IGNORECASE,
 )
-# Files with images, or with labels of images, that are not read: docs/data.md has the forms that are.
+# Files with images, or with labels of images, that are not read.
 _OTHER_FORMS = (
-    (
-        ".npz .npy .h5 .hdf5 .mat .pkl .tfrecord .lmdb .arrow",
-        "images in arrays; save each as a file in its class folder",
-    ),
-    (".zip .tgz .gz .rar .7z", "an archive; unpack it"),
-    (".json .jsonl .xml", "labels; export class folders (FiftyOne: ImageClassificationDirectoryTree), or a table"),
-    ("_annotations.txt", "labels; move the images into class folders, or write a table"),
+    *(".npz", ".npy", ".h5", ".hdf5", ".mat", ".pkl", ".tfrecord", ".lmdb", ".arrow", ".zip", ".tgz", ".gz", ".rar"),
+    *(".7z", ".json", ".jsonl", ".xml", "_annotations.txt"),
 )
 _LABEL_IN_NAME = re.compile(r"([A-Za-z]+)[._-]\d+\.\w+")  # cat.0.jpg
 _MAX_ENDINGS = 8  # in a note
@@ -67,19 +62,13 @@ def find_folder(root: Path, name: str) -> Path:
     return root / name if (root / name).is_dir() else root
 
 
-def read_class_folders(
-    root: Path,
-    excluded: Collection[str] = (),
-    known: Collection[str] | None = None,
-    sizes: Counter[str] | None = None,
-) -> Listing:
+def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collection[str] | None = None) -> Listing:
     """Lists the images of each folder in `root`, at any depth; the sorted names of the folders (NFC) are the classes.
 
     Hidden folders and folders of operating systems are ignored. A link to a folder is followed once per class, and
     never to a parent folder.
 
-    known: the classes of the training images; a class without images is then only noted. sizes: receives the number of
-    images in each folder, by its path relative to `root`.
+    known: the classes of the training images; a class without images is then only noted.
 
     Findings: a folder that cannot be listed or contains no images.
 
@@ -111,10 +100,8 @@ def read_class_folders(
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
     elif missing:
         notes.append(f"Warning: {root}: has no image of {list_names(sorted(missing))}, unlike the training images")
-    if sizes is not None:
-        sizes.update(found.sizes)
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
-    return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes())
+    return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 
 
 def read_images(root: Path) -> Listing:
@@ -153,13 +140,13 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     files = sorted(_list(root)[1] if files is None else files)
     if any(name.endswith(".tar") for name in files):
         return "it contains tar shards: use -dataset=tar"
-    if folder := next((folder for folder in (root, root.parent) if (folder / "train.csv").is_file()), None):
-        return f"to read {folder / 'train.csv'}: -dataset=csv -data_path={shlex.quote(str(folder))}"
-    if table := next((root / name for name in files if name.lower().endswith(".csv")), None):
-        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(table))}"
-    for endings, form in _OTHER_FORMS:
-        if name := next((name for name in files if name.lower().endswith(tuple(endings.split()))), None):
-            return f"{shorten(name)} is not read: it contains {form}"
+    tables = [folder / "train.csv" for folder in (root, root.parent)]
+    tables += [root / name for name in files if name.lower().endswith(".csv")]
+    if table := next(filter(Path.is_file, tables), None):
+        path = table.parent if table.name == "train.csv" else table
+        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}"
+    if name := next((name for name in files if name.lower().endswith(_OTHER_FORMS)), None):
+        return f"{shorten(name)} is not read: save or unpack it as a folder of images per class, or as a table"
     labels = {match[1] for name in files if (match := _LABEL_IN_NAME.fullmatch(name))}
     if 1 < len(labels) < len(files):
         example = shorten(next(name for name in files if _LABEL_IN_NAME.fullmatch(name)))
@@ -197,7 +184,7 @@ class FoundFiles:
 
     def select_images(self, folder: str | Path, names: list[str]) -> list[str]:
         """The names of the images among the files of a folder. Only files with unknown endings are opened."""
-        images = [name for name in names if name.lower().endswith(IMAGE_EXTENSIONS) and not _is_hidden(name)]
+        images = [name for name in names if name.lower().endswith(IMAGE_EXTENSIONS) and name[0] != "."]
         if len(images) < len(names):
             known = set(images)
             images += [name for name in names if name not in known and self._is_image(folder, name)]
@@ -205,8 +192,8 @@ class FoundFiles:
 
     def _is_image(self, folder: str | Path, name: str) -> bool:
         """Tells whether a file without the ending of an image is one, and counts it."""
-        ending, is_opened = os.path.splitext(name)[1].lower(), not _is_hidden(name)
-        is_opened &= not name.lower().endswith(_OTHER_EXTENSIONS)
+        is_hidden, ending = name.startswith("."), os.path.splitext(name)[1].lower()
+        is_opened = not is_hidden and not name.lower().endswith(_OTHER_EXTENSIONS)
         kind = kind_of_file(os.path.join(folder, name)) if is_opened else None
         if is_opened and kind is None and is_broken_link(path := os.path.join(folder, name)):
             self.broken.append(path)
@@ -215,9 +202,11 @@ class FoundFiles:
             self.undecodable[kind] += 1
             return self.keep_undecodable
         if kind is None and not (is_opened and ending in PHOTO_EXTENSIONS):
-            self.others[f"hidden {ending}" if _is_hidden(name) and ending else ending or _without_ending(name)] += 1
+            self.others[
+                f"hidden {ending}" if is_hidden and ending else name if is_hidden else ending or "without ending"
+            ] += 1
             return False
-        self.recognized[ending or _without_ending(name)] += kind is not None
+        self.recognized[ending or "without ending"] += kind is not None
         return True  # a damaged photo is an image, too: an error reports it
 
     def select_folders(self, names: list[str]) -> list[str]:
@@ -252,17 +241,9 @@ class FoundFiles:
         return notes
 
 
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
-
-
 def _is_ignored(folder: str) -> bool:
     """Tells whether a folder of this name is hidden, or of an operating system or a storage device."""
-    return _is_hidden(folder) or _SYSTEM_FOLDERS.fullmatch(folder) is not None
-
-
-def _without_ending(name: str) -> str:
-    return name if _is_hidden(name) else "without ending"
+    return folder.startswith(".") or _SYSTEM_FOLDERS.fullmatch(folder) is not None
 
 
 def _images_in(folder: Path, found: FoundFiles, visited: set[Path]) -> list[str]:
@@ -308,8 +289,7 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
 def _cannot_list(error: OSError) -> UserError:
     path = Path(error.filename)
     if path.is_file():
-        is_table = path.suffix.lower() == ".csv"
-        fix = "for a table: -dataset=csv" if is_table else other_form(path.parent, [path.name]) or "give a folder"
+        fix = other_form(path.parent, [path.name]) or "give a folder"
     elif is_broken_link(path):
         return error_from(error, f"{path}: is a broken link (to {os.readlink(path)}); restore its target")
     elif path.exists():

@@ -35,7 +35,8 @@ class Listing:
     the texts that name them in a list, in `column`, are the packed strings `listed`.
 
     `findings` are messages about errors, `notes` are for the log: one line of text each. `has_class_names` is
-    False if the names are only the labels.
+    False if the names are only the labels. `sizes`: the number of images in each folder, by its path relative to
+    `root`, of class folders.
     """
 
     root: Path
@@ -46,6 +47,7 @@ class Listing:
     notes: list[str] = field(default_factory=list)
     has_class_names: bool = True
     column: str = "path"
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def paths(self) -> PackedStrings:
@@ -85,7 +87,7 @@ class ImageFiles(EncodedImages):
 
     def __init__(self, listing: Listing) -> None:
         super().__init__(listing.class_names)
-        self.listing = replace(listing, arrays=share_arrays(listing.arrays))
+        self.listing = replace(listing, arrays=share_arrays(listing.arrays), sizes={})
         self._labels = self.listing.arrays
         self.findings, self.notes = listing.findings, listing.notes
         self.has_class_names, self.column = listing.has_class_names, listing.column

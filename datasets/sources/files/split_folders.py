@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, product
@@ -28,10 +28,14 @@ _WORD = re.compile(
     r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
     re.IGNORECASE,
 )
-_KINDS = {"train": "training", "val": "validation", "test": "test", "none": "unlabelled"}
 _SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
-_LISTS = [f"{name}{end}" for name, end in product((*SPLIT_NAMES, "train_test_split"), ("_list.txt", ".txt", ".csv"))]
+_LISTS = [  # of PaddleClas and Food-101
+    f"{folder}{name}{end}"
+    for folder, name, end in product(
+        ("", "../", "../meta/"), (*SPLIT_NAMES, "train_test_split"), ("_list.txt", ".txt", ".csv")
+    )
+]
 _ALL_CLASSES = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_TRIED = 10  # folders in which images are looked for
 _MAX_SHOWN = 3  # folders and names in an error
@@ -53,11 +57,8 @@ class SplitFolders:
     findings: list[str]
     notes: list[str]
 
-    def read(self, split: str, sizes: Counter[str] | None = None) -> Listing:
-        """The images of a split with the labels of the training. A class that the training lacks is an error.
-
-        sizes: receives the number of images in each folder, by its path relative to the listing's root.
-        """
+    def read(self, split: str) -> Listing:
+        """The images of a split with the labels of the training. A class that the training lacks is an error."""
         if split not in self.folders:
             names = list_names([folder.name for folder in self.folders.values()])
             raise UserError(f"{self.root}: has no folder {split} beside {names}; add it, or choose another split")
@@ -65,7 +66,7 @@ class SplitFolders:
         known = None
         if train and folder != train:
             known = set(map(to_nfc, class_folders_in(train, self.excluded if train == self.root else ())))
-        listing = read_class_folders(folder, self.excluded if folder == self.root else (), known, sizes)
+        listing = read_class_folders(folder, self.excluded if folder == self.root else (), known)
         if known is not None:
             present = set(map(to_nfc, class_folders_in(folder)))
             if not present & known:
@@ -89,12 +90,12 @@ class ClassFolders(Source):
     """
 
     def read(self, split: str) -> ImageFiles:
-        found, sizes = self._found, Counter[str]()
+        found = self._found
         if split == "all" and ("val" in found.folders or found.folders["train"] != found.root):
             split = "val"
         is_part = split != "test" and "val" not in found.folders
-        listing = found.read("train" if is_part else split, sizes)
-        self._read[listing.root] = sizes, listing.class_names
+        listing = found.read("train" if is_part else split)
+        self._read[listing.root] = listing
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
     @cached_property
@@ -102,8 +103,7 @@ class ClassFolders(Source):
         return find_split_folders(self.root, self.data.class_folders)
 
     @cached_property
-    def _read(self) -> dict[Path, tuple[Counter[str], list[str]]]:
-        """Of the splits that were read: the number of images in each folder, and the classes."""
+    def _read(self) -> dict[Path, Listing]:
         return {}
 
     def check_classes(self) -> None:
@@ -112,9 +112,9 @@ class ClassFolders(Source):
         if broken := next(filter(is_broken_link, links), None):
             fix = "restore the folder, or remove the link"
             raise UserError(f"{broken}: is a broken link, to {os.readlink(broken)}; {fix}")
-        for folder, (sizes, names) in self._read.items():
-            if wrong := _find_wrong_level(folder, sizes, names, self.data.class_folders):
-                raise wrong
+        for listing in self._read.values():
+            if wrong := _find_wrong_level(listing, self.data.class_folders):
+                raise UserError(wrong[0])
 
     @classmethod
     def confirm_classes(cls, data: Data, class_names: Collection[str]) -> Data:
@@ -174,7 +174,9 @@ def find_split_folders(root: Path, all_classes: bool = False) -> SplitFolders:
         unlabelled = next((name for name in unread if name in tree.unlabelled), None)
         hint = f"; -predict {quote(str(root / unlabelled))} labels images" if unlabelled else ""
         notes.append(f"{root}: not read: {list_names(unread)}{hint}")
-    notes += _notes_on_lists(root)
+    if lists := [str(path) for path in (root / name for name in _LISTS) if path.is_file()]:
+        use = "to use them: -dataset=csv for tables, -dataset=imagenet2012 for train_list.txt and val_list.txt"
+        notes.append(f"Warning: {', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}")
     is_class = all_classes and folders["train"] == root
     test = folders.get("test") or (root / named["test"] if "test" in named and not is_class else None)
     return SplitFolders(root, folders, {*chosen.values(), *unread}, test, findings, notes)
@@ -236,17 +238,16 @@ class _Tree:
 
     def questions(self, known: Collection[str]) -> list[str]:
         """Errors about folders beside class folders that may be classes or other images, except `known`."""
-        fix = f"ove the folders of all classes to {self.root / 'train'}; if it is a class: {_ALL_CLASSES}"
         if self.all_classes:
             return []
-        if len(self.word_of) == len(self.names) and len(set(self.word_of.values())) > 1:
-            return [f"{self.root}: are {list_names(self.names)} splits? Rename them train, val and test, or m{fix}"]
         plain = {name for name in self.word_of if not _NEUTRAL.sub("", _WORD.sub("", name))}
         plain |= {*self.named.values(), *(name for name, word in self.word_of.items() if word == "none")}
-        return [
-            f"{self.root / name}: is it a class, or are these {_KINDS[self.word_of[name]]} images? M{fix}"
-            for name in sorted(plain - {self.named.get("train", ""), *known})
-        ]
+        if len(self.word_of) == len(self.names) and len(set(self.word_of.values())) > 1:
+            plain = set(self.names)
+        names = sorted(plain - {self.named.get("train", ""), *known})
+        problem = f"{self.root}: is {list_names(names, _MAX_SHOWN)} a class, or are these other images or a split"
+        fix = f"move the folders of all classes to {self.root / 'train'}; if it is a class: {_ALL_CLASSES}"
+        return [f"{problem}? Then {fix}"] if names else []
 
     def _choose(self, split: str, names: list[str]) -> dict[str, str]:
         """{split: name}: the usual name, else the only one of `names` for this split; empty without one."""
@@ -285,40 +286,16 @@ def _folders_in(folder: Path) -> set[str]:
         return set()
 
 
-def _notes_on_lists(root: Path) -> list[str]:
-    """A warning about lists and tables of the splits beside class folders, as PaddleClas and Food-101 have them."""
-    folders = (root, root.parent, root.parent / "meta")
-    found = [str(folder / name) for folder in folders for name in _LISTS if (folder / name).is_file()]
-    if not found:
-        return []
-    lists = "lists of a path and a label number per line: name them train_list.txt and val_list.txt, and give "
-    lists += "-dataset=imagenet2012 -opts MODEL.NUM_CLASSES=N"
-    fix = "tables: -dataset=csv" if found[0].endswith(".csv") else lists
-    return [f"Warning: {_few(found)}: not read, the folders decide the splits and labels; to use {fix}"]
-
-
-class _WrongLevelError(UserError):
-    """Folders that are read as classes are perhaps none. paths: folders whose folders can be read as classes."""
-
-    def __init__(self, problem: str, paths: list[Path], fix: str = "", is_class: str = "") -> None:
-        self.paths = paths
-        fixes = [f"give -data_path={quote(str(path))}" for path in paths[:_MAX_SHOWN]] + [fix] * bool(fix)
-        confirmed = f"; if {is_class}: {_ALL_CLASSES}" if is_class else ""
-        super().__init__(f"{problem}: {' or '.join(fixes) or 'give the folder of the classes'}{confirmed}")
-
-
-def _find_wrong_level(
-    root: Path, sizes: Mapping[str, int], names: Collection[str], all_classes: bool
-) -> _WrongLevelError | None:
+def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Path]] | None:
     """Finds folders that are read as classes, but may be splits, variants, copies or the folder of all classes.
 
     These are: one folder alone; folders with two or more equal folders in them; a folder that contains a folder with
     the name of another class; a folder with two or more folders and no image of its own that contains nine tenths of
     all images, or folders of splits only.
 
-    sizes: the number of images in each folder, by its path relative to `root`. names: the classes. all_classes:
-    DATA.CLASS_FOLDERS, which confirms them.
+    all_classes: DATA.CLASS_FOLDERS, which confirms them. Returns an error, and the folders of classes to give instead.
     """
+    root, sizes, names = listing.root, listing.sizes, listing.class_names
     paths: defaultdict[str, list[str]] = defaultdict(list)  # of the folders with images, relative to each class folder
     for folder in sizes:
         name, _, path = folder.partition("/")
@@ -330,35 +307,38 @@ def _find_wrong_level(
     }
     several = {name: folders for name, folders in inside.items() if len(folders) > 1}
 
-    def usable(*folders: str) -> list[Path]:
-        return _usable(root / name / tops[name] for name in folders if name in several)
+    def refuse(problem: str, folders: Iterable[str], fix: str, is_class: str = "") -> tuple[str, list[Path]]:
+        found = _usable(root / name / tops[name] for name in folders if name in several)
+        fixes = [f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN]] or [fix]
+        return f"{problem}: {' or '.join(fixes)}{f'; if {is_class}: {_ALL_CLASSES}' if is_class else ''}", found
 
     if len(names) == 1 and paths:
-        found = usable(*paths)
-        fix = "" if found else other_form(root) or "give the folder that contains all classes"
-        return _WrongLevelError(f"{root}: contains only one folder, {next(iter(paths))}", found, fix)
+        fix = other_form(root) or "give the folder that contains all classes"
+        return refuse(f"{root}: contains only one folder, {next(iter(paths))}", paths, fix)
     if all_classes:
         return None
     is_shared = {name for name, count in Counter(chain.from_iterable(several.values())).items() if count > 1}
     for one, other in combinations((name for name in several if len(several[name] & is_shared) > 1), 2):
         if len(equal := several[one] & several[other]) > 1:
-            alike = sorted(name for name in several if len(several[name] & equal) > 1)
-            problem = f"{root}: {_few(alike)} contain the same folders, {_few(sorted(equal))}, as variants or splits do"
-            found, fix = usable(*alike), ""
-            if not found and all(map(_word_in, equal)):
-                fix = f"move them above the classes, as {sorted(equal)[0]}/{alike[0]}"
-            return _WrongLevelError(problem, found, fix, "they are the classes")
+            same = sorted(name for name in several if len(several[name] & equal) > 1)
+            shown = f"{list_names(same, _MAX_SHOWN)} contain the same folders, {list_names(sorted(equal), _MAX_SHOWN)}"
+            fix = "give the folder of the classes"
+            if all(map(_word_in, equal)):
+                fix = f"move them above the classes, as {sorted(equal)[0]}/{same[0]}"
+            return refuse(f"{root}: {shown}, as variants or splits do", same, fix, "they are the classes")
     classes, total = set(names), sum(sizes.values())
     for name in sorted(paths):
         if repeated := ((inside[name] | set(tops[name].split("/"))) & classes) - {to_nfc(name)}:
-            problem = f"{root / name}: contains {_few(sorted(repeated))}, as {root} does, and may be a copy or a split"
-            return _WrongLevelError(problem, usable(name), f"move it out of {root}", "it is a class")
+            shown = list_names(sorted(repeated), _MAX_SHOWN)
+            problem = f"{root / name}: contains {shown}, as {root} does, and may be a copy or a split"
+            return refuse(problem, [name], f"move it out of {root}", "it is a class")
     nested = [name for name in several if "" not in paths[name]]
     for name in nested:
         count = sum(sizes[os.path.join(name, path)] for path in paths[name])
         if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(_word_in, several[name])}:
             problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}"
-            return _WrongLevelError(problem, usable(name), is_class=f"{name} is a class" * (len(paths) == len(names)))
+            is_class = f"{name} is a class" * (len(paths) == len(names))
+            return refuse(problem, [name], "give the folder of the classes", is_class)
     return None
 
 
@@ -366,30 +346,18 @@ def _usable(folders: Iterable[Path]) -> list[Path]:
     """The first folders, of these or in them, that can be given as DATA_PATH."""
     found = list[Path]()
     for folder in folders:
-        sizes = Counter[str]()
         try:
-            splits = find_split_folders(folder)
-            listing = splits.read("train", sizes)
-            wrong = _find_wrong_level(listing.root, sizes, listing.class_names, all_classes=False)
+            listing = find_split_folders(folder).read("train")
+            wrong = _find_wrong_level(listing, all_classes=False)
         except UserError:
             continue
-        found += wrong.paths if wrong else [] if listing.findings else [folder]
+        found += wrong[1] if wrong else [] if listing.findings else [folder]
         if len(found) >= _MAX_SHOWN:
             break
     return found
 
 
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-    return ", ".join(names[:_MAX_SHOWN]) + more
-
-
-def has_class_folders(root: Path, depth: int = 4) -> bool:
-    """Tells whether `root`, or a folder in it, contains two folders with images, or with images in a folder `X`."""
-    folders = [root / name for name in sorted(_folders_in(root))[:_MAX_TRIED]]
-    kinds = Counter[str]()
-    for folder in folders:
-        inside = _folders_in(folder)
-        places = ["", *inside] if len(inside) == 1 else [""]
-        kinds.update([place for place in places if has_images(folder / place, deep=False)][:1])
-    return any(count > 1 for count in kinds.values()) or any(depth and has_class_folders(f, depth - 1) for f in folders)
+def has_class_folders(root: Path) -> bool:
+    """Tells whether `root`, or the only folder with images in it, contains two folders with images."""
+    found = [root / name for name in sorted(_folders_in(root)) if has_images(root / name, deep=True)]
+    return len(found) > 1 or (len(found) == 1 and has_class_folders(found[0]))

@@ -65,7 +65,7 @@ def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
         (["train: a b", "unsorted"], "is train the training split or a class, beside 'unsorted'"),
         (["car bus", "train: steam electric"], "is train the training split or a class, beside 'bus', 'car'"),
         (["train: a b", "val", "x y"], "is train the training split or a class, beside 'x', 'y'"),
-        (["training_set: a b", "test_set: x y"], "'test_set', 'training_set' splits"),
+        (["training_set: a b", "test_set: x y"], "'test_set', 'training_set' a class"),
         (["train: a b", "valid: a b", "validation: a b"], "'valid' and 'validation': which one is val"),
         (["validation: a b", "test: a b"], "has no folder train beside 'validation'"),
         (["train val"], "train: contains no folders"),
@@ -219,6 +219,4 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
     assert hint in refusal(dataset="folder")
     for split in ("train", "all"):
         given = options(tmp_path, dataset="folder")
-        assert_refused(
-            lambda given=given, split=split: ClassFolders(given).read(split), tmp_path / "test", "is it a class, or"
-        )
+        assert_refused(lambda given=given, split=split: ClassFolders(given).read(split), "'test' a class, or")

@@ -119,7 +119,7 @@ REFUSED = {
     "twice": (["{2020,2021}/{color,gray}/{a,b}"], ["2020/color", "2020/gray", "2021/color"], BOTH),
     "splits in classes": (["{a,b}/{train,test}"], [], "move them above the classes, as test/a; "),
     "flowers": (["{daisy,rose}", "flowers/{daisy,rose}"], ["flowers"], BOTH),
-    "some": (["{daisy,rose}", "new/daisy"], [], "new: contains daisy"),
+    "some": (["{daisy,rose}", "new/daisy"], [], "new: contains 'daisy'"),
     "Caltech": (["101_ObjectCategories/{a,b}"], ["101_ObjectCategories"], "only one folder"),
     "Food-101": (["images/{pie,rice}", "meta/train.txt!"], ["images"], "images are in the folders of images"),
     "CUB-200": (["images/{001.a,002.b}", "attributes/x!", "images.txt!"], ["images"], "images"),
@@ -135,7 +135,7 @@ REFUSED = {
     "dogs vs cats": (["train/{cat,dog}.{0,1,2}.jpg!", "test"], [], "'cat.0.jpg', are not read; move"),
     "MedMNIST": (["bloodmnist.npz!"], [], "'bloodmnist.npz' is not read"),
     "FiftyOne": (["data", "labels.json!"], [], "'labels.json' is not read"),
-    "archive": (["images.zip!"], [], "'images.zip' is not read: it contains an archive; unpack"),
+    "archive": (["images.zip!"], [], "'images.zip' is not read"),
 }  # fmt: skip
 
 
