@@ -128,13 +128,10 @@ def _recognize_table(data: Data) -> str | None:
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
     tables = [root / name for name in METADATA] + [table_file(root, split) for split in ("train", "val")]
+    kind = "parquet" if parquet_files(root) else None
     if any(table.name in METADATA and table.is_file() for table in tables):
         kind = "csv"
-    elif parquet_files(root):
-        kind = "parquet"
-    else:
-        return None
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    folders = [path for path in root.glob("*/") if kind and not path.name.startswith(".")]
     are_splits = all(path.name.lower() in SPLIT_NAMES for path in folders)
     return None if any(map(has_class_folders, folders if are_splits else [root])) else kind
 

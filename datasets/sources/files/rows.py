@@ -9,7 +9,7 @@ import json
 import os
 import re
 from array import array
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from configs.schema import Data
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.files.image_files import Listing, listing_arrays
 from datasets.sources.files.tables import (
+    BINARY,
     ONE_HOT,
     Layout,
     Table,
     find_layout,
     find_path_column,
     first_folder,
-    is_one,
     read_lines,
 )
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
@@ -139,9 +139,8 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
         if split and layout.split_of[of_split.lower()] != split:
             continue
         if layout.is_one_hot:
-            target = ONE_HOT.join(
-                name for name, place in zip(layout.labels, label_places, strict=True) if is_one(record[place])
-            )
+            cells = (record[place].lower() for place in label_places)
+            target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if BINARY.get(cell))
         if path:
             rows.add(line, path, target)
         else:
@@ -157,17 +156,22 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     """
     table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
     column = find_path_column(f"{file}:1", table.header, data.columns or {}) if table else "path"
-    notes = table.notes if table else []
+    place, notes = (table.header.index(column), table.notes) if table else (0, [])
     given = data.image_root if data.image_root != trained_root else None
     folders = [given] if given else [str(file.parent), str(file.parent / file.stem), trained_root or str(file.parent)]
     for folder in [*folders, folders[0]]:
         rows, listed = Rows(file, folder, anywhere=True), StringPacker()
-        for line, text, problem in _entries(file, table, column):
-            if problem:
-                rows.add_finding(line, problem)
-            else:
+        lines = (
+            (number, [_LABEL.sub("", line.strip())]) for number, line in enumerate(read_lines(file), 1) if line.strip()
+        )
+        for line, record in table or lines:
+            if isinstance(record, str):
+                rows.add_finding(line, record)
+            elif text := record[place]:
                 rows.add(line, text)
                 listed.add(text)
+            else:
+                rows.add_finding(line, f"{column} is empty; fill it in or remove the line")
         if any(map(os.path.isfile, (os.path.join(folder, path) for path in islice(rows.paths.strings(), _FIRST)))):
             notes += [f"{file}: the images are in {folder}"] * (folder != folders[0])
             break
@@ -177,18 +181,3 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
         raise UserError(f"{file}: lists no images; write one path per line")
     arrays = listing_arrays(rows.paths) | to_arrays(listed.strings(), "listed")
     return Listing(rows.root, ["0"], arrays, notes=notes, has_class_names=False, column=column)
-
-
-def _entries(file: Path, table: Table | None, column: str) -> Iterator[tuple[int, str, str]]:
-    """The number of each line, the text that names the image, and what is wrong with the line."""
-    if table is None:
-        for number, text in enumerate(read_lines(file), 1):
-            if path := _LABEL.sub("", text.strip()):
-                yield number, path, ""
-        return
-    place = table.header.index(column)
-    for line, record in table:
-        if isinstance(record, str):
-            yield line, "", record
-        else:
-            yield line, record[place], "" if record[place] else f"{column} is empty; fill it in or remove the line"

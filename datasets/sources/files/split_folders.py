@@ -4,7 +4,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, product
 from pathlib import Path
@@ -19,7 +18,7 @@ from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from datasets.sources.split_names import SPLIT_NAMES, find_split_names
-from utils.errors import UserError, did_you_mean
+from utils.errors import Finding, UserError, did_you_mean
 
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
 _WORD = re.compile(
@@ -30,32 +29,73 @@ _WORD = re.compile(
 )
 _SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
-_LISTS = [  # of PaddleClas and Food-101
-    f"{folder}{name}{end}"
-    for folder, name, end in product(
-        ("", "../", "../meta/"), (*SPLIT_NAMES, "train_test_split"), ("_list.txt", ".txt", ".csv")
-    )
-]
+_LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
 _ALL_CLASSES = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_TRIED = 10  # folders in which images are looked for
 _MAX_SHOWN = 3  # folders and names in an error
 
 
-@dataclass(frozen=True)
 class SplitFolders:
-    """The folders of DATA_PATH.
+    """The folders of DATA_PATH: which are splits, and which are classes, by their names and their content.
 
+    A folder whose name contains the word of a split is one if it has a class folder of the training: of a folder train,
+    else of DATA_PATH. Without such a folder, train is the training split if no other folder contains images with
+    labels. A folder that contains only a folder of its own name, as unzip makes it, stands for that folder.
+
+    all_classes: DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes.
     root: DATA_PATH, or a folder of the same name in it. folders: of each split. 'train' is `root` itself if class
     folders are there, without the folders `excluded`. test: the folder of test images, which is in `folders` if it
     contains folders of classes.
+
+    Raises:
+        UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
     """
 
-    root: Path
-    folders: dict[str, Path]
-    excluded: set[str]
-    test: Path | None
-    findings: list[str]
-    notes: list[str]
+    # _named: the folders with the name of a split, see `find_split_names`. _word_of: those with the word of a split, or
+    # 'none', in the name. _folder_of, _within: the folder to read for each of them, and the names of the folders in it
+    # (NFC). _unlabelled: those of them that are for tests or predictions and contain no folder.
+    def __init__(self, given: Path, all_classes: bool = False) -> None:
+        self.findings, self.notes = list[Finding](), list[str]()
+        doubled = given if all_classes else _pass_doubled(given)
+        self.root, self._all_classes = doubled if _folders_in(doubled) else given, all_classes
+        self._names = class_folders_in(self.root)
+        self._named = find_split_names(self._names, self.root)
+        self._word_of = {name: split for split, name in self._named.items()}
+        if not all_classes:
+            self._word_of |= {name: word for name in self._names if (word := _word_in(name))}
+        folders = {name: self.root / name for name in self._word_of}
+        self._folder_of = folders if all_classes else {name: _pass_doubled(one) for name, one in folders.items()}
+        self._within = {name: _folders_in(folder) for name, folder in self._folder_of.items()}
+        bare = [name for name, inside in self._within.items() if not inside and not all_classes]
+        self._unlabelled = [name for name in bare if self._word_of[name] in ("test", "none")]
+        chosen = self._find_splits()
+        self.folders = {split: self._folder_of[name] for split, name in chosen.items()}
+        if chosen:
+            unread = [name for name in self._names if name not in {*chosen.values(), *self._named.values()}]
+        else:
+            chosen = self._splits_with(set(map(to_nfc, self._names)))
+            self.folders = {"train": self.root} | {split: self._folder_of[name] for split, name in chosen.items()}
+            classes = set[str]().union(*(self._within[name] for name in chosen.values()))
+            unread = [name for name in self._unlabelled if chosen and to_nfc(name) not in classes]
+            self.findings += self._questions({*chosen.values(), *unread})
+            if train := self._named.get("train"):
+                beside = list_names([name for name in self._names if name not in {train, *chosen.values()}])
+                note = f"Warning: {self.root / train} is read as a class, beside {beside}"
+                self.notes.append(f"{note}; if it is the training split, give it as -data_path")
+        paths = {split: str(folder.relative_to(self.root)) for split, folder in self.folders.items()}
+        if renamed := [f"{split} is {path!r}" for split, path in paths.items() if path not in (split, ".")]:
+            self.notes.append(f"{self.root}: {', '.join(renamed)}")
+        if unread:
+            unlabelled = next((name for name in unread if name in self._unlabelled), None)
+            hint = f"; -predict {quote(str(self.root / unlabelled))} labels images" if unlabelled else ""
+            self.notes.append(f"{self.root}: not read: {list_names(unread)}{hint}")
+        if lists := [str(path) for path in (self.root / name for name in _LISTS) if path.is_file()]:
+            use = "to use them: -dataset=csv for tables, -dataset=imagenet2012 for train_list.txt and val_list.txt"
+            self.notes.append(f"Warning: {', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}")
+        self.excluded = {*chosen.values(), *unread}
+        is_class = all_classes and self.folders["train"] == self.root
+        named_test = self.root / self._named["test"] if "test" in self._named and not is_class else None
+        self.test = self.folders.get("test") or named_test
 
     def read(self, split: str) -> Listing:
         """The images of a split with the labels of the training. A class that the training lacks is an error."""
@@ -82,9 +122,63 @@ class SplitFolders:
         listing.notes[:0] = self.notes
         return listing
 
+    def _find_splits(self) -> dict[str, str]:
+        """The name of the folder of each split; empty if the class folders are in `root`."""
+        trains = [name for name, word in self._word_of.items() if word == "train"]
+        with_others = [name for name in trains if self._splits_with(self._within[name])]
+        chosen = self._choose("train", with_others) or self._find_lone_training(trains)
+        if train := chosen.get("train"):
+            chosen |= {"val": self._named["val"]} if "val" in self._named else {}  # perhaps without a class of train
+            chosen |= self._splits_with(self._within[train])
+        return chosen
+
+    def _splits_with(self, classes: set[str]) -> dict[str, str]:
+        """The names of the folders of val and test that contain one of the class folders `classes` (NFC)."""
+        found = [name for name, inside in self._within.items() if inside & (classes - {to_nfc(name)})]
+        return self._choose("val", found) | self._choose("test", found)
+
+    def _find_lone_training(self, trains: list[str]) -> dict[str, str]:
+        """As `_find_splits`, if no folder of val or test has a class folder of the training."""
+        train, others = self._named.get("train", ""), set(self._names)
+        candidates = [train] if self._within.get(train) else [name for name in trains if len(self._within[name]) > 1]
+        if not candidates and {"train", "val"}.isdisjoint(self._named):
+            return {}
+        others -= {*candidates, *self._named.values(), *self._unlabelled}
+        beside = [name for name in sorted(others) if has_images(self.root / name, deep=True)]
+        if not beside:
+            return self._choose("train", candidates) or {of: one for of, one in self._named.items() if of != "test"}
+        if train in candidates and not self._all_classes:
+            raise UserError(
+                f"{self.root}: is {train} the training split or a class, beside {list_names(beside)}? Give "
+                f"-data_path={quote(str(self.root / train))} for the split; if it is a class: {_ALL_CLASSES}"
+            )
+        return {}
+
+    def _questions(self, known: Collection[str]) -> list[str]:
+        """Errors about folders beside class folders that may be classes or other images, except `known`."""
+        if self._all_classes:
+            return []
+        plain = {name for name in self._word_of if not _NEUTRAL.sub("", _WORD.sub("", name))}
+        plain |= {*self._named.values(), *(name for name, word in self._word_of.items() if word == "none")}
+        if len(self._word_of) == len(self._names) and len(set(self._word_of.values())) > 1:
+            plain = set(self._names)
+        names = sorted(plain - {self._named.get("train", ""), *known})
+        problem = f"{self.root}: is {list_names(names, _MAX_SHOWN)} a class, or are these other images or a split"
+        fix = f"move the folders of all classes to {self.root / 'train'}; if it is a class: {_ALL_CLASSES}"
+        return [f"{problem}? Then {fix}"] if names else []
+
+    def _choose(self, split: str, names: list[str]) -> dict[str, str]:
+        """{split: name}: the usual name, else the only one of `names` for this split; empty without one."""
+        found = [name for name in names if self._word_of[name] == split]
+        if self._named.get(split) in found:
+            return {split: self._named[split]}
+        if len(found) > 1:
+            raise UserError(f"{self.root}: {list_names(found)}: which one is {split}? Rename it {split}")
+        return {split: found[0]} if found else {}
+
 
 class ClassFolders(Source):
-    """One folder per class in the folder of each split, see `find_split_folders`; without val the images are split.
+    """One folder per class in the folder of each split, see `SplitFolders`; without val the images are split.
 
     The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val, else val.
     """
@@ -100,7 +194,7 @@ class ClassFolders(Source):
 
     @cached_property
     def _found(self) -> SplitFolders:
-        return find_split_folders(self.root, self.data.class_folders)
+        return SplitFolders(self.root, self.data.class_folders)
 
     @cached_property
     def _read(self) -> dict[Path, Listing]:
@@ -124,139 +218,19 @@ class ClassFolders(Source):
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
-        found = find_split_folders(Path(data.data_path), data.class_folders)
+        found = SplitFolders(Path(data.data_path), data.class_folders)
         return found.folders != {"train": found.root}
 
     @classmethod
     def test_path(cls, data: Data) -> Path | None:
         root = Path(data.data_path)
-        found = find_split_folders(root, data.class_folders).test if root.is_dir() else None
+        found = SplitFolders(root, data.class_folders).test if root.is_dir() else None
         return found or (None if (root / "test").exists() else root / "test")  # None: it is a class
 
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        has_labels = "test" in find_split_folders(Path(data.data_path), data.class_folders).folders
+        has_labels = "test" in SplitFolders(Path(data.data_path), data.class_folders).folders
         return None if has_labels else "has no folder with the name of a class"
-
-
-def find_split_folders(root: Path, all_classes: bool = False) -> SplitFolders:
-    """Finds the splits by the names and the content of the folders in `root`.
-
-    A folder whose name contains the word of a split is one if it has a class folder of the training: of a folder train,
-    else of `root`. Without such a folder, train is the training split if no other folder contains images with labels. A
-    folder that contains only a folder of its own name, as unzip makes it, stands for that folder.
-
-    all_classes: DATA.CLASS_FOLDERS: only folders with the names of `SPLIT_NAMES` are splits, all others are classes.
-
-    Raises:
-        UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
-    """
-    tree = _Tree(root, all_classes)
-    root, names, named, findings, notes = tree.root, tree.names, tree.named, list[str](), list[str]()
-    chosen = tree.find_splits()
-    folders = {split: tree.folder_of[name] for split, name in chosen.items()}
-    if chosen:
-        unread = [name for name in names if name not in {*chosen.values(), *named.values()}]
-    else:
-        chosen = tree.splits_with(set(map(to_nfc, names)))
-        folders = {"train": root} | {split: tree.folder_of[name] for split, name in chosen.items()}
-        classes = set[str]().union(*(tree.within[name] for name in chosen.values()))
-        unread = [name for name in tree.unlabelled if chosen and to_nfc(name) not in classes]
-        findings += tree.questions({*chosen.values(), *unread})
-        if train := named.get("train"):
-            beside = list_names([name for name in names if name not in {train, *chosen.values()}])
-            note = f"Warning: {root / train} is read as a class, beside {beside}"
-            notes.append(f"{note}; if it is the training split, give it as -data_path")
-    paths = {split: str(folder.relative_to(root)) for split, folder in folders.items()}
-    if renamed := [f"{split} is {path!r}" for split, path in paths.items() if path not in (split, ".")]:
-        notes.append(f"{root}: {', '.join(renamed)}")
-    if unread:
-        unlabelled = next((name for name in unread if name in tree.unlabelled), None)
-        hint = f"; -predict {quote(str(root / unlabelled))} labels images" if unlabelled else ""
-        notes.append(f"{root}: not read: {list_names(unread)}{hint}")
-    if lists := [str(path) for path in (root / name for name in _LISTS) if path.is_file()]:
-        use = "to use them: -dataset=csv for tables, -dataset=imagenet2012 for train_list.txt and val_list.txt"
-        notes.append(f"Warning: {', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}")
-    is_class = all_classes and folders["train"] == root
-    test = folders.get("test") or (root / named["test"] if "test" in named and not is_class else None)
-    return SplitFolders(root, folders, {*chosen.values(), *unread}, test, findings, notes)
-
-
-class _Tree:
-    """The folders in `root`: DATA_PATH, or a folder of the same name in it.
-
-    named: those with the name of a split, see `find_split_names`. word_of: those with the word of a split, or 'none',
-    in the name. folder_of, within: the folder to read for each of them, and the names of the folders in it (NFC).
-    unlabelled: those of them that are for tests or predictions and contain no folder.
-    """
-
-    def __init__(self, given: Path, all_classes: bool) -> None:
-        doubled = given if all_classes else _pass_doubled(given)
-        self.root, self.all_classes = doubled if _folders_in(doubled) else given, all_classes
-        self.names = class_folders_in(self.root)
-        self.named = find_split_names(self.names, self.root)
-        self.word_of = {name: split for split, name in self.named.items()}
-        if not all_classes:
-            self.word_of |= {name: word for name in self.names if (word := _word_in(name))}
-        folders = {name: self.root / name for name in self.word_of}
-        self.folder_of = folders if all_classes else {name: _pass_doubled(one) for name, one in folders.items()}
-        self.within = {name: _folders_in(folder) for name, folder in self.folder_of.items()}
-        bare = [name for name, inside in self.within.items() if not inside and not all_classes]
-        self.unlabelled = [name for name in bare if self.word_of[name] in ("test", "none")]
-
-    def find_splits(self) -> dict[str, str]:
-        """The name of the folder of each split; empty if the class folders are in `root`."""
-        trains = [name for name, word in self.word_of.items() if word == "train"]
-        with_others = [name for name in trains if self.splits_with(self.within[name])]
-        chosen = self._choose("train", with_others) or self._find_lone_training(trains)
-        if train := chosen.get("train"):
-            chosen |= {"val": self.named["val"]} if "val" in self.named else {}  # perhaps without a class of train
-            chosen |= self.splits_with(self.within[train])
-        return chosen
-
-    def splits_with(self, classes: set[str]) -> dict[str, str]:
-        """The names of the folders of val and test that contain one of the class folders `classes` (NFC)."""
-        found = [name for name, inside in self.within.items() if inside & (classes - {to_nfc(name)})]
-        return self._choose("val", found) | self._choose("test", found)
-
-    def _find_lone_training(self, trains: list[str]) -> dict[str, str]:
-        """As `find_splits`, if no folder of val or test has a class folder of the training."""
-        train, others = self.named.get("train", ""), set(self.names)
-        candidates = [train] if self.within.get(train) else [name for name in trains if len(self.within[name]) > 1]
-        if not candidates and {"train", "val"}.isdisjoint(self.named):
-            return {}
-        others -= {*candidates, *self.named.values(), *self.unlabelled}
-        beside = [name for name in sorted(others) if has_images(self.root / name, deep=True)]
-        if not beside:
-            return self._choose("train", candidates) or {of: one for of, one in self.named.items() if of != "test"}
-        if train in candidates and not self.all_classes:
-            raise UserError(
-                f"{self.root}: is {train} the training split or a class, beside {list_names(beside)}? Give "
-                f"-data_path={quote(str(self.root / train))} for the split; if it is a class: {_ALL_CLASSES}"
-            )
-        return {}
-
-    def questions(self, known: Collection[str]) -> list[str]:
-        """Errors about folders beside class folders that may be classes or other images, except `known`."""
-        if self.all_classes:
-            return []
-        plain = {name for name in self.word_of if not _NEUTRAL.sub("", _WORD.sub("", name))}
-        plain |= {*self.named.values(), *(name for name, word in self.word_of.items() if word == "none")}
-        if len(self.word_of) == len(self.names) and len(set(self.word_of.values())) > 1:
-            plain = set(self.names)
-        names = sorted(plain - {self.named.get("train", ""), *known})
-        problem = f"{self.root}: is {list_names(names, _MAX_SHOWN)} a class, or are these other images or a split"
-        fix = f"move the folders of all classes to {self.root / 'train'}; if it is a class: {_ALL_CLASSES}"
-        return [f"{problem}? Then {fix}"] if names else []
-
-    def _choose(self, split: str, names: list[str]) -> dict[str, str]:
-        """{split: name}: the usual name, else the only one of `names` for this split; empty without one."""
-        found = [name for name in names if self.word_of[name] == split]
-        if self.named.get(split) in found:
-            return {split: self.named[split]}
-        if len(found) > 1:
-            raise UserError(f"{self.root}: {list_names(found)}: which one is {split}? Rename it {split}")
-        return {split: found[0]} if found else {}
 
 
 def _word_in(name: str) -> str | None:
@@ -347,7 +321,7 @@ def _usable(folders: Iterable[Path]) -> list[Path]:
     found = list[Path]()
     for folder in folders:
         try:
-            listing = find_split_folders(folder).read("train")
+            listing = SplitFolders(folder).read("train")
             wrong = _find_wrong_level(listing, all_classes=False)
         except UserError:
             continue

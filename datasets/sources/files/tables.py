@@ -44,7 +44,7 @@ _SPLIT_FLAGS = {
     **dict.fromkeys(("istrain", "istraining"), "train"),
 }
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
-_BINARY = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
+BINARY = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
 
 def read_lines(file: Path, encoding: str = "utf-8-sig") -> Iterator[str]:
@@ -121,8 +121,11 @@ class Table:
     def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
         if self._is_json:
             for line, record in self._objects():
-                problem = "is not a JSON object; write one for each image in a line"
-                yield line, problem if record is None else [_to_text(record.get(name)) for name in self.header]
+                if record is None:
+                    yield line, "is not a JSON object; write one for each image in a line"
+                else:
+                    values = map(record.get, self.header)
+                    yield line, ["" if value is None else str(value).strip() for value in values]
             return
         reader, width = self._reader(), len(self.header)
         try:
@@ -149,18 +152,9 @@ class Table:
                 yield number, record if isinstance(record, dict) else None
 
 
-def _to_text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
-
-
 def first_folder(path: str) -> str:
     """The first folder of a path, '' without one: 'train' of 'train/a/1.jpg'."""
     return path.removeprefix("./").partition("/")[0] if "/" in path else ""
-
-
-def is_one(text: str) -> bool:
-    """Tells whether a cell of a column of 0 and 1 is 1."""
-    return _BINARY.get(text.lower(), False)
 
 
 @dataclass(frozen=True)
@@ -207,7 +201,7 @@ def find_layout(
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     is_one_hot = not isinstance(given.get("label") or "", str)
-    if not labels and len(rest) > 1 and all(_are(values[name], _BINARY) for name in rest):
+    if not labels and len(rest) > 1 and all(_are(values[name], BINARY) for name in rest):
         labels, is_one_hot = rest, True
     elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
         labels = rest  # its values recur
@@ -305,7 +299,7 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not splits."""
     if _are(values, _SPLIT_WORDS):
         return {value.lower(): _SPLIT_WORDS[value.lower()] for value in values}
-    if (flag := _SPLIT_FLAGS.get(_plain(name))) and _are(values, _BINARY):
+    if (flag := _SPLIT_FLAGS.get(_plain(name))) and _are(values, BINARY):
         other = "train" if flag != "train" else "val"
-        return {value.lower(): flag if _BINARY[value.lower()] else other for value in values}
+        return {value.lower(): flag if BINARY[value.lower()] else other for value in values}
     return {}
