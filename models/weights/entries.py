@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import StoredTensor
 from utils.file_formats.inert_pickle import Inert
 
-_MAX_DEPTH, _MAX_PREFIX = 3, 8  # of entries in entries; parts of a prefix
+_MAX_DEPTH, _MAX_PREFIX, _MAX_PREFIXES = 3, 8, 32  # of entries in entries; parts of a prefix; prefixes of an entry
 _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
@@ -99,7 +99,7 @@ def choose(
     if not found:
         largest = max(weights.states.values(), key=len, default={})
         raise UserError(
-            f"{file}: contains {summarize_names(largest)}, but none of this model's tensors ({summarize_names(own)}); "
+            f"{file}: contains {summarize_names(largest)}, not the tensors of this model ({summarize_names(own)}); "
             "give weights of this model"
         )
     best = _best(found)
@@ -136,28 +136,15 @@ def _are_equal(state: State, other: State) -> bool:
     return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
 
 
-def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> Iterable[Candidate]:
+def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> list[Candidate]:
     """The parts of a state that fit best, by the longest prefix of their names."""
     state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
-    fitting, folders = Counter[str](), Counter[str]()
+    sizes = Counter[str]()
     for name in state:
-        parts = name.split(".", _MAX_PREFIX)
-        for i in range(len(parts)):
-            prefix = "".join(f"{part}." for part in parts[:i])
-            folders[prefix] += 1
-            fitting[prefix] += name[len(prefix) :] in body
-    most = max(fitting.values(), default=0)
-    direct = [prefix for prefix, count in fitting.items() if count and 2 * count >= most]
-    found = [_candidate(entry, prefix, state, own, body, lambda part: (part, "")) for prefix in direct]
-    if all(one.score[1] < len(body) for one in found):
-        large = [prefix for prefix, count in folders.items() if 4 * count >= len(state)]
-        found += [_candidate(entry, prefix, state, own, body, convert) for prefix in large]
-    by_prefix = {one.prefix: one for one in reversed(_best(found))}  # the first one: without a conversion
-    return [
-        one
-        for prefix, one in by_prefix.items()
-        if not any(other != prefix and other.startswith(prefix) for other in by_prefix)
-    ]
+        sizes.update(name[:end] for end in (0, *(dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX))))
+    large = [prefix for prefix, count in sizes.most_common(_MAX_PREFIXES) if 4 * count >= len(body)]
+    best = _best([_candidate(entry, prefix, state, own, body, convert) for prefix in large])
+    return [one for one in best if not any(other.prefix.startswith(one.prefix) for other in best if other is not one)]
 
 
 def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
