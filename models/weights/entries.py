@@ -16,6 +16,7 @@ from utils.file_formats.checkpoint_folder import StoredTensor
 from utils.file_formats.inert_pickle import Inert
 
 _MAX_DEPTH, _MAX_PREFIX, _MAX_PREFIXES = 3, 8, 32  # of entries in entries; parts of a prefix; prefixes of an entry
+_ROOT = "the file itself"
 _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
@@ -40,20 +41,15 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """Tensors of an entry whose names begin with `prefix`, with the names of the model."""
+    """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file."""
 
-    entry: str
-    prefix: str
+    path: str
     state: State
     score: tuple[int, int]
     note: str
 
-    @property
-    def path(self) -> str:
-        return ".".join(filter(None, (self.entry, self.prefix.rstrip(".")))) or "the file itself"
-
     def is_named(self, name: str) -> bool:
-        return f".{name}." in f".{self.path}."
+        return f".{name}." in f".{self.path or _ROOT}."
 
 
 def find_states(content: Any) -> Weights:
@@ -113,7 +109,7 @@ def choose(
         chosen = _best([one for one in named if one.path == wanted] or named)
     second = [name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)]
     chosen = [one for one in chosen if not any(map(one.is_named, second))]
-    paths = summarize_names([one.path for one in chosen or found], limit=6)
+    paths = summarize_names([one.path or _ROOT for one in chosen or found], limit=6)
     if not chosen:
         raise UserError(
             f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}; change the key or remove it"
@@ -121,11 +117,11 @@ def choose(
     one = chosen[0]
     if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
         raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
-    about = ", ".join(filter(None, (one.entry, one.prefix and f"prefix {one.prefix}")))
-    others = [summarize_names([other.path]) for other in best if other is not one]
+    about = f" ({summarize_names([one.path])})" if one.path else ""
+    others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
     key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
     beside = f"; also there: {', '.join(others)} (MODEL.WEIGHTS_ENTRY={key})" if others else ""
-    return one, (f" ({summarize_names([about])})" if about else "") + f", {len(one.state)} tensors{beside}"
+    return one, f"{about}, {len(one.state)} tensors{beside}"
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:
@@ -144,7 +140,7 @@ def _candidates(entry: str, state: State, own: State, body: set[str], convert: C
         sizes.update(name[:end] for end in (0, *(dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX))))
     large = [prefix for prefix, count in sizes.most_common(_MAX_PREFIXES) if 4 * count >= len(body)]
     best = _best([_candidate(entry, prefix, state, own, body, convert) for prefix in large])
-    return [one for one in best if not any(other.prefix.startswith(one.prefix) for other in best if other is not one)]
+    return [one for one in best if not any(other.path.startswith(one.path) for other in best if other is not one)]
 
 
 def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
@@ -159,4 +155,5 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
             outside[head] = outside.pop(ends[0])
     names = [name for name in body if name in part]
     shapes = sum(tuple(part[name].shape) == tuple(own[name].shape) for name in names)
-    return Candidate(entry, prefix, part | outside, (shapes, len(names)), note)
+    path = f"{entry}.{prefix}".strip(".")
+    return Candidate(path, part | outside, (shapes, len(names)), note)

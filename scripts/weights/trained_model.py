@@ -65,11 +65,9 @@ class TrainedModel:
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
-        options = self.config.model.model_copy(update={"pretrained": str(weights)})
-        device, size = torch.device("cpu"), self.config.data.input_size
-        return build_model(options, self.config.data, device, needs_head=True, evaluates=True, weights_size=size)[
-            0
-        ].eval()
+        options, data = self.config.model.model_copy(update={"pretrained": str(weights)}), self.config.data
+        arguments = {"needs_head": True, "evaluates": True, "weights_size": data.input_size}
+        return build_model(options, data, torch.device("cpu"), **arguments)[0].eval()
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""

@@ -234,9 +234,13 @@ def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
     assert "has no weights nothing" in wrong_entry(tmp_path / "x.tar", "nothing")
 
 
+def load_entry(path: Path, entry: str) -> str:
+    return load_pretrained(small_vit(), str(path), options=TimmModel(WEIGHTS_ENTRY=entry))[0]
+
+
 def wrong_entry(path: Path, entry: str) -> str:
     with pytest.raises(UserError) as caught:
-        load_pretrained(small_vit(), str(path), options=TimmModel(WEIGHTS_ENTRY=entry))
+        load_entry(path, entry)
     return str(caught.value)
 
 
@@ -250,7 +254,7 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
         torch.save(content, tmp_path / "x.pth")
         model = small_vit()
         notes = load_pretrained(model, str(tmp_path / "x.pth"))
-        assert "(teacher, prefix backbone.)" in notes[0] and torch.equal(model.norm.bias, RAW.norm.bias)
+        assert "(teacher.backbone)" in notes[0] and torch.equal(model.norm.bias, RAW.norm.bias)
         with pytest.raises(UserError, match=r"cannot be evaluated .*; train with these weights"):
             load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
     flat = {f"student.{k}": v for k, v in states(far=True).items()} | states("teacher.")
@@ -264,6 +268,9 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
 def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
     torch.save({"last": states(), "best": states(far=True)}, tmp_path / "x.pth")
     message = refusal(tmp_path / "x.pth")
+    torch.save(states() | {"best": states(far=True)}, tmp_path / "root.pth")
+    assert "the entries the file itself, best fit" in refusal(tmp_path / "root.pth")
+    assert "also there: best" in load_entry(tmp_path / "root.pth", "the file itself")
     torch.save({"last": states(), "copy": {name: one.clone() for name, one in states().items()}}, tmp_path / "same.pth")
     assert "(last)" in load_pretrained(small_vit(), str(tmp_path / "same.pth"))[0]
     assert "the entries last, best fit equally well" in message and "MODEL.WEIGHTS_ENTRY=" in message
