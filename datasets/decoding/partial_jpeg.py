@@ -167,30 +167,45 @@ def _codec(thread: int) -> tuple[Any, Any, Any] | None:
     return library, decoder, parameters
 
 
-_capturing = threading.RLock()
+class _StandardError:
+    """Descriptor 2 of this process: a pipe while threads decode images. Python's own stream has another descriptor."""
+
+    def __init__(self, process: int) -> None:
+        """process: its id; a forked process needs a pipe of its own."""
+        self._lock, self._listeners = threading.Lock(), dict[int, list[str]]()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)  # a write to a full pipe fails: libraries ignore that
+        self._original = -1
+
+    def redirect(self, lines: list[str]) -> None:
+        with self._lock:
+            if not self._listeners:
+                self._original = os.dup(2)
+                os.dup2(self._writer, 2)
+            self._listeners[id(lines)] = lines
+
+    def restore(self, lines: list[str]) -> None:
+        with self._lock:
+            with suppress(BlockingIOError):  # nothing was written
+                found = os.read(self._reader, 1 << 16).decode(errors="replace").splitlines()
+                for listener in self._listeners.values():
+                    listener += found
+            del self._listeners[id(lines)]
+            if not self._listeners:
+                os.dup2(self._original, 2)
+                os.close(self._original)
 
 
-@functools.cache
-def _pipe(process: int) -> tuple[int, int]:
-    """A pipe of this process. A write to a full one fails: libraries ignore that."""
-    ends = os.pipe()
-    for end in ends:
-        os.set_blocking(end, False)
-    return ends
+_standard_error = functools.cache(_StandardError)
 
 
 @contextmanager
 def captured_stderr() -> Iterator[list[str]]:
-    """Collects the lines that libraries write to stderr, which name no file; one thread at a time. Takes 3 us."""
-    lines: list[str] = []
-    with _capturing:
-        reader, writer = _pipe(os.getpid())
-        standard_error = os.dup(2)
-        os.dup2(writer, 2)
-        try:
-            yield lines
-        finally:
-            os.dup2(standard_error, 2)
-            os.close(standard_error)
-            with suppress(BlockingIOError):  # nothing was written
-                lines += os.read(reader, 1 << 16).decode(errors="replace").splitlines()
+    """Collects the lines that libraries write to stderr, which name no file: of all threads that decode. Takes 4 us."""
+    lines, descriptor = list[str](), _standard_error(os.getpid())
+    descriptor.redirect(lines)
+    try:
+        yield lines
+    finally:
+        descriptor.restore(lines)

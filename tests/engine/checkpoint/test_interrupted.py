@@ -106,6 +106,7 @@ def test_frequent_saving_does_not_change_the_result(digits_argv, tmp_path, cpu):
 def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
     exit_codes = []
     monkeypatch.setattr("utils.signals.os._exit", exit_codes.append)
+    monkeypatch.setattr("utils.signals.remove_temporary_folders", lambda: None)  # other tests of this process use them
     pending = PendingSignal()
     with defer_signals(pending):
         os.kill(os.getpid(), signal.SIGTERM)
