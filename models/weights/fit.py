@@ -108,13 +108,10 @@ def _fit_channels(state: State, own: State) -> list[str]:
 
 def _fit_pooling(state: State, own: State) -> list[str]:
     """Weights of a class token, such as MAE's, in a model that averages the patches: the norm after it is new."""
-    names = [name for name in own if name.startswith("fc_norm.")]
-    norm = [name for name in state if name.startswith("norm.") and name not in own]
-    if not names or not norm or state.keys() & set(names):
+    new = {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
+    if not new or state.keys() & new.keys() or "norm.weight" in own or "norm.weight" not in state:
         return []
-    state.update({name: own[name] for name in names})
-    for name in norm:
-        del state[name]
+    state.update(new)
     return ["fc_norm: not in the file, whose norm is of all tokens: new"]
 
 
