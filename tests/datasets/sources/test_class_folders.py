@@ -15,22 +15,6 @@ from datasets.sources.source import source_class
 from utils.errors import UserError
 
 
-def test_folder_with_train_and_val(tmp_path):
-    write_classes(tmp_path / "train", dog=2, cat=3)
-    write_classes(tmp_path / "val", dog=1, cat=1)
-    write_image(tmp_path / "train" / "cat" / "deep" / "er" / "Z.PNG")
-    (tmp_path / "train" / "cat" / "notes.txt").touch()
-    (tmp_path / "train" / "readme.jpg").touch()
-    train, val = (ClassFolders(options(tmp_path)).read(split) for split in ("train", "val"))
-    assert train.class_names == val.class_names == ["cat", "dog"]
-    assert names_of(train) == [
-        *("cat/000.jpg", "cat/001.jpg", "cat/002.jpg", "cat/deep/er/Z.PNG", "dog/000.jpg", "dog/001.jpg")
-    ]
-    assert train.targets.tolist() == [0, 0, 0, 0, 1, 1]
-    assert val.targets.tolist() == [0, 1]
-    assert train.open(3, 3).pixels.shape == (3, 9, 12)
-
-
 def test_folder_without_val_is_split(tmp_path):
     write_classes(tmp_path / "train", a=20, b=10, c=2, d=1)
     train, val = (ClassFolders(options(tmp_path)).read(split) for split in ("train", "val"))

@@ -119,18 +119,6 @@ def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     assert samples.open(0, 3).pixels.shape == (3, 9, 12)
 
 
-@pytest.mark.parametrize("single_file", [True, False])
-def test_a_single_csv_is_split(tables, tmp_path, single_file):
-    rows = "".join(f"{number}.jpg,{'xy'[number % 2]}\n" for number in range(40))
-    given = tables(train=f"image_path,target\n{FIRST},x\n{rows}")
-    if single_file:
-        given = options(tmp_path / "train.csv")
-    train, val = (Tables(given).read(split) for split in ("train", "val"))
-    assert np.bincount(val.targets).tolist() == [2, 2]
-    assert len(set(names_of(train)) | set(names_of(val))) == 41 == len(train) + len(val)
-    assert train.class_names == val.class_names == ["x", "y"]
-
-
 @pytest.mark.parametrize(
     ("text", "line", "reason"),
     [

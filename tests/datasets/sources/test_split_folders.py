@@ -6,7 +6,7 @@ import shlex
 import pytest
 from source_helpers import assert_refused, find_test, has_splits, options, write_classes
 
-from datasets.registry import read_samples, recognize_dataset
+from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.files.lists import Tables
 from datasets.sources.files.split_folders import ClassFolders
@@ -19,74 +19,6 @@ def make(root, *folders):
     for written in folders:
         parent, _, names = written.rpartition(": ")
         write_classes(root / parent, **dict.fromkeys(names.split(), 3))
-
-
-@pytest.mark.parametrize(
-    ("folders", "sizes"),
-    [
-        (["train: a b", "validation: a b"], (6, 6, None)),  # Hugging Face
-        (["train: a b", "valid: a b", "test: a b"], (6, 6, 6)),  # Roboflow
-        (["Training: a b", "Testing: a b"], (4, 2, 6)),
-        (["train: a b", "val: a b", "valid: a b"], (6, 6, None)),
-        (["train: a b", "test"], (4, 2, None)),  # images without labels
-        (["a b", "validation: a b", "Test: a b"], (6, 6, 6)),
-    ],
-)
-def test_folders_of_splits(tmp_path, folders, sizes, cpu):
-    make(tmp_path, *folders)
-    given = options(tmp_path, dataset=recognize_dataset(options(tmp_path), cpu).dataset)
-    has_test, _ = find_test(given)
-    assert has_splits(given) and has_test == (sizes[2] is not None)
-    for split, size in zip(("train", "val", "test")[: 2 + has_test], sizes, strict=False):
-        samples = ClassFolders(given).read(split)
-        assert (samples.class_names, len(samples), samples.findings) == (["a", "b"], size, [])
-
-
-@pytest.mark.parametrize(
-    ("folders", "classes"),
-    [
-        (["car bus bike train"], ["bike", "bus", "car", "train"]),
-        (["car train"], ["car", "train"]),
-        (["train: test-tube bus-train"], ["bus-train", "test-tube"]),
-    ],
-)
-def test_a_class_may_have_the_name_of_a_split(tmp_path, folders, classes, cpu):
-    make(tmp_path, *folders)
-    given = options(tmp_path, dataset="folder", batch_size=1)
-    train, val = read_samples(given, None, cpu, "train", "val")
-    assert train.class_names == classes and has_splits(given) == (folders[0][:6] == "train:")
-    assert len(train) + len(val) == 3 * sum(len(names.rpartition(": ")[2].split()) for names in folders)
-    assert ("car" not in classes) or any("train is read as a class" in note for note in train.notes)
-
-
-@pytest.mark.parametrize(
-    ("folders", "problem"),
-    [
-        (["train: a b", "unsorted"], "is train the training split or a class, beside 'unsorted'"),
-        (["car bus", "train: steam electric"], "is train the training split or a class, beside 'bus', 'car'"),
-        (["train: a b", "val", "x y"], "is train the training split or a class, beside 'x', 'y'"),
-        (["training_set: a b", "test_set: x y"], "'test_set', 'training_set' a class"),
-        (["train: a b", "valid: a b", "validation: a b"], "'valid' and 'validation': which one is val"),
-        (["validation: a b", "test: a b"], "has no folder train beside 'validation'"),
-        (["train val"], "train: contains no folders"),
-    ],
-)
-def test_what_is_not_clear_is_refused(tmp_path, folders, problem, cpu):
-    make(tmp_path, *folders)
-    with pytest.raises(UserError, match=problem):
-        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
-
-
-def test_what_is_not_read_is_named(tmp_path):
-    make(tmp_path, "Train: a b", "val: a b", "raw other", "Train: .cache")
-    write_classes(tmp_path, Train=2)  # beside the classes
-    notes = ClassFolders(options(tmp_path)).read("train").notes
-    assert [note.removeprefix(str(tmp_path)) for note in notes] == [
-        ": train is 'Train'",
-        ": not read: 'other', 'raw'",
-        "/Train: 2 image(s) beside the class folders are not read",
-        "/Train: 1 file(s), hidden folders and folders of the system are no images, and are ignored: 1 '.cache/'",
-    ]
 
 
 def test_tables_have_the_same_names(tmp_path):
@@ -128,53 +60,7 @@ def test_the_folder_of_the_classes_is_named(tmp_path, cpu, sizes, found):
             assert train.class_names == names and len(train) + len(val) == sum(sizes.values())
 
 
-def test_a_folder_without_images_beside_it_is_no_second_problem(tmp_path, cpu):
-    make(tmp_path, "Dataset: a b")
-    (tmp_path / "__MACOSX").mkdir()
-    with pytest.raises(UserError, match=f"only one folder, Dataset: give -data_path={tmp_path}/Dataset$") as error:
-        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
-    assert "\n" not in str(error.value)
-
-
-def test_splits_in_a_wrong_folder_are_not_taken_for_one(tmp_path, cpu):
-    make(tmp_path, "train/Dataset: a b", "val/Dataset: a b")
-    with pytest.raises(UserError, match="contains only one folder, Dataset") as error:
-        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
-    assert f"give -data_path={tmp_path}/train/Dataset" in str(error.value)
-
-
 ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\n"}
-
-
-def test_a_folder_test_beside_train_is_read_with_the_same_labels(tmp_path):
-    write_classes(tmp_path / "train", cat=2, dog=2)
-    write_classes(tmp_path / "test", cat=1, dog=3)
-    given = options(tmp_path, dataset="folder")
-    assert find_test(given) == (True, None)
-    test = ClassFolders(given).read("test")
-    assert (test.class_names, test.targets.tolist(), test.findings) == (["cat", "dog"], [0, 1, 1, 1], [])
-    write_classes(tmp_path / "test", emu=1)
-    assert_refused(lambda: ClassFolders(given).read("test"), "class folder 'emu' is in test, not in train")
-
-
-def test_a_class_with_another_name_in_val_is_named_with_the_similar_one(tmp_path):
-    make(tmp_path, "train: cat dog", "val: cat dogs emu")
-    assert [line.partition("folder ")[2] for line in ClassFolders(options(tmp_path)).read("val").findings] == [
-        "'dogs' is in val, not in train; add or remove it; did you mean dog?",
-        "'emu' is in val, not in train; add or remove it",
-    ]
-
-
-def test_a_folder_test_beside_class_folders_is_no_class(tmp_path):
-    write_classes(tmp_path, cat=10, dog=10)
-    write_classes(tmp_path / "test", cat=1, dog=1)
-    given = options(tmp_path, dataset="folder")
-    assert find_test(given) == (True, None)
-    for split, count in (("train", 18), ("val", 2), ("all", 20), ("test", 2)):
-        samples = ClassFolders(given).read(split)
-        assert (samples.class_names, len(samples), samples.findings) == (["cat", "dog"], count, [])
-    write_classes(tmp_path, emu=2)
-    assert any("has no image of 'emu', unlike the training" in note for note in ClassFolders(given).read("test").notes)
 
 
 def test_test_images_without_labels_are_not_evaluated(tmp_path):
