@@ -104,11 +104,3 @@ def test_number_of_classes(tmp_path, cpu):
         file.write("a.jpg 1000\n")
     with pytest.raises(UserError, match=r"label 1000, but MODEL\.NUM_CLASSES is 1000 \(.*\); set it to 1001 or more"):
         read(tmp_path, cpu, "val", class_names=None, dataset="imagenet2012")
-
-
-def test_numbers_of_a_list_stay_labels(tmp_path, cpu):
-    write_image(tmp_path / "a.jpg")
-    (tmp_path / "val_list.txt").write_text("a.jpg 2\n")
-    (samples,) = read(tmp_path, cpu, "all", dataset="imagenet2012")
-    assert samples.targets.tolist() == [2]
-    assert samples.notes == ["the data has no class names; its labels are used as they are"]

@@ -158,11 +158,6 @@ def test_a_list_has_paths_with_or_without_labels(tmp_path):
     ]
 
 
-def test_a_table_has_the_column_image_path(tmp_path):
-    (tmp_path / "t.csv").write_text('id,image_path,target\n1,"a, b.jpg",dog\n2,/abs/c.jpg,cat\n')
-    assert names(tmp_path / "t.csv") == [f"{tmp_path}/a, b.jpg", "/abs/c.jpg"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

@@ -87,18 +87,12 @@ def test_files_without_splits_are_split(tmp_path, labels, names, cpu):
 
 def test_columns_of_splits_and_of_labels(tmp_path, cpu):
     splits = ["train"] * 20 + ["validation"] * 6 + ["test"] * 4
-    write(tmp_path / "all.parquet", range(30), None, fine=["a", "b"] * 15, coarse=["x"] * 30, split=splits)
-    with pytest.raises(UserError, match="'label' is not clear"):
-        read(tmp_path, cpu)
-    assert list(map(len, read(tmp_path, cpu, columns={"label": "fine"}))) == [20, 6, 4]
-    write(tmp_path / "all.parquet", range(30), None, labels_of_it=[["a"], ["b"]] * 15)
-    with pytest.raises(UserError, match="'label' is not clear"):
-        read(tmp_path, cpu)
-
-
-def test_test_images_without_labels(hub, cpu):
-    write(hub / "data/test-00000-of-00001.parquet", range(3), None, label=[-1] * 3)
-    assert len(read(hub, cpu)) == 2
+    for columns in ({"fine": ["a", "b"] * 15, "coarse": ["x"] * 30, "split": splits}, {"tags": [["a"], ["b"]] * 15}):
+        write(tmp_path / "all.parquet", range(30), None, **columns)
+        with pytest.raises(UserError, match="'label' is not clear"):
+            read(tmp_path, cpu)
+        if "fine" in columns:
+            assert list(map(len, read(tmp_path, cpu, columns={"label": "fine"}))) == [20, 6, 4]
 
 
 def test_images_to_predict(hub):
