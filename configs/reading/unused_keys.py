@@ -19,7 +19,6 @@ _EVAL = f"{_SAVING} {_CROPS} {_STEPS}"
 _PREDICT = f"{_EVAL} EVAL.SAVE_LOGITS EVAL.BEST_METRIC DATA.ON_BAD_IMAGE"
 # By command, patterns of keys. The rule of MODEL.TUNE probe (configs/rules.py) names those of its training steps.
 _UNUSED = {
-    "train": "",
     "probe": f"{_SAVING} {_CROPS} DATA.MEMORY_GB MODEL.GRAD_CHECKPOINTING",
     "profile": f"{_SAVING} LOGGERS EVAL.* EVAL_RAW DATA.NEAR_COPIES TRAIN.PATIENCE",
     "eval": _EVAL,
@@ -35,9 +34,8 @@ _TABLE = "DATA.IMAGE_ROOT DATA.COLUMNS DATA.ENCODING"
 
 def unused_keys(command: str, path: str | None = None) -> list[str]:
     """Patterns of the keys that a command does not use. path: of the images to label or to embed."""
-    of_path = _DATA_SET if path else ""
-    of_images = _TABLE if path and (os.path.isdir(path) or not path.lower().endswith(_TABLES)) else ""
-    return f"{_UNUSED[command]} {of_path} {of_images}".split()
+    is_table = path and path.lower().endswith(_TABLES) and not os.path.isdir(path)
+    return f"{_UNUSED.get(command, '')} {_DATA_SET if path else ''} {_TABLE if path and not is_table else ''}".split()
 
 
 def warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction | None) -> list[str]:
@@ -52,6 +50,6 @@ def warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction | 
             name = key if source in ("-opts", "-set") else source
             flags.setdefault(name, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
     unused = [name for name, are_unused in flags.items() if all(are_unused)]
-    path_of = " PATH" if prediction and prediction.path else ""
-    title = {"train": "a training", "probe": "MODEL.TUNE probe"}.get(command, f"-{command}{path_of}")
+    title = "MODEL.TUNE probe" if command == "probe" else f"-{command}"
+    title += " PATH" if prediction and prediction.path else ""
     return [f"Warning: {title} does not use {', '.join(unused)}"] if unused else []

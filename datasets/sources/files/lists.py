@@ -111,17 +111,13 @@ class Tables(Source):
         return "all" not in tables or bool(table_layout(tables["all"], data).splits)
 
     @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        path, problem = cls.test_path(data), "no row of the split test has a label"
-        if not path.exists():
-            return False, None
+    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         try:
             part = cls.parts(data).get("test")
-            if part and any(table_rows(part[0], data, part[1]).target_ids):
-                return True, None
+            has_labels = part and any(table_rows(part[0], data, part[1]).target_ids)
         except UserError:  # an unreadable table is reported when it is read
-            problem = "has no column of labels"
-        return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
+            return "has no column of labels"
+        return None if has_labels else "no row of the split test has a label"
 
     @classmethod
     def test_path(cls, data: Data) -> Path:
