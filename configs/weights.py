@@ -22,7 +22,7 @@ from utils.file_formats.hf_folder import read_metadata, weight_file
 from utils.files import open_regular_file
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
-_OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first pickle of torch before 1.6
+_OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
 PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "COLUMNS", "ENCODING", "MULTI_LABEL")
@@ -77,7 +77,7 @@ def format_of(file: Path) -> str:
     if head.startswith(b"PK"):
         first = head[30 : 30 + int.from_bytes(head[26:28], "little")]  # the name of the first file in the archive
         return NPZ if first.endswith(b".npy") else TORCH
-    if head.startswith(_OLD_TORCH):
+    if head.startswith(b"\x80") and _OLD_TORCH in head[:40]:
         return TORCH
     return SAFETENSORS if head[8:9] == b"{" else ""  # after the size of the header, 8 bytes
 

@@ -209,7 +209,10 @@ def _read(
     for split, of_split in samples.items():
         if data.multi_label:
             of_split.fit_targets(num_classes)
-        findings += [*of_split.findings, *(unknown or find_invalid_labels(of_split, split, num_classes))]
+        findings += [
+            *of_split.findings,
+            *(unknown or find_invalid_labels(of_split, split, num_classes, trains=len(samples) > 1)),
+        ]
         if not predicts:
             findings += find_problems(of_split, split, data, context)
     if findings:

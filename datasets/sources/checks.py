@@ -27,8 +27,8 @@ _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 
 
-def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[str]:
-    """Finds labels for which the model has no class."""
+def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: bool = True) -> list[str]:
+    """Finds labels for which the model has no class. trains: the model is new, so that its number can change."""
     labels = samples.targets
     if labels.ndim == 2:  # multi-hot (N, classes): the highest label of each image, -1 without labels
         highest = labels.shape[1] - 1 - labels[:, ::-1].argmax(axis=1)
@@ -38,9 +38,10 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int) -> list[
         return []
     first = indices[0]
     images = f"{len(indices)} {_ADJECTIVES.get(split, 'validation')} image(s)"
+    fix = f"{'set it to' if trains else 'give weights of'} {labels.max() + 1} or more"
     return [
         f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes} ({images} "
-        f"have labels >= {num_classes}); set it to {labels.max() + 1} or more, or correct the labels"
+        f"have labels >= {num_classes}); {fix}, or correct the labels"
     ]
 
 

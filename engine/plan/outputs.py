@@ -10,7 +10,7 @@ from configs.schema.model import Model
 from configs.weights import WeightsRecord
 from datasets.sources.class_order import CLASS_FILE, find_ambiguity
 from datasets.sources.files.imagenet_sets import wordnet_ids
-from datasets.sources.samples import list_names, map_labels
+from datasets.sources.samples import list_names
 from utils.errors import UserError
 
 
@@ -30,14 +30,15 @@ def match_outputs(
         return in_order, list(names), f"in the order of DATA.CLASSES {classes}"
     if record and record.output_names and not classes:
         raise UserError(f"{weights}: its config.json names a part of {number} outputs; complete label_names, or {fix}")
-    if set(names) <= set(ids := wordnet_ids(number)) and not classes:
-        return map_labels(names, ids).tolist(), ids, "ImageNet's, by WordNet id"
-    if (subset := imagenet_subset(model, record)) and not classes:
-        outputs = _by_english_name(names, descriptions(subset))
+    if not classes and (ids := wordnet_ids(number)):
+        texts = descriptions(subset) if (subset := imagenet_subset(model, record)) else [""] * number
+        outputs = _by_name(names, ids, texts)
         wrong = [name for name, output in zip(names, outputs, strict=True) if output < 0 or outputs.count(output) > 1]
+        if not wrong and all(map(_wordnet_id, names)):
+            return outputs, ids, "ImageNet's, by WordNet id"
         if not wrong:
-            return outputs, descriptions(subset), f"timm's of {subset}, by their English names"
-        if len(names) < number or 2 * len(wrong) < len(names):
+            return outputs, texts, f"timm's of {subset}, by their English names"
+        if subset and (len(names) < number or 2 * len(wrong) < len(names)):
             problem = f"{list_names(wrong)}: not timm's name of exactly one class of {subset}, and {weights} names none"
             raise UserError(f"{problem}; rename the classes to WordNet ids, or {fix}")
     if len(names) < number:
@@ -66,15 +67,21 @@ def descriptions(subset: str) -> list[str]:
     return list(ImageNetInfo(subset).label_descriptions())
 
 
-def _by_english_name(names: Sequence[str], texts: Sequence[str]) -> list[int]:
-    """The class of each name by its description, or by one of the names in it; -1 if none or several have it."""
+def _wordnet_id(name: str) -> str:
+    """'n01440764' of 'n01440764_tench', else ''."""
+    found = re.match(r"n\d{8}(?!\d)", name.lower())
+    return found[0] if found else ""
+
+
+def _by_name(names: Sequence[str], ids: Sequence[str], texts: Sequence[str]) -> list[int]:
+    """The class of each name by its WordNet id, its description, or a name in it; -1 if none or several have it."""
 
     def plain(name: str) -> str:
-        return " ".join(re.findall(r"[^\W_]+", name.casefold()))
+        return _wordnet_id(name) or " ".join(re.findall(r"[^\W_]+", name.casefold()))
 
     classes: dict[str, set[int]] = {}
-    for label, text in enumerate(texts):
-        for name in map(plain, (text, *text.split(","))):
+    for label, (wordnet_id, text) in enumerate(zip(ids, texts, strict=True)):
+        for name in (wordnet_id, plain(text), *map(plain, text.split(","))):
             classes.setdefault(name, set()).add(label)
     found = [classes.get(plain(name), ()) for name in names]
     return [min(labels) if len(labels) == 1 else -1 for labels in found]

@@ -2,10 +2,12 @@
 
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import torch
 from torch import nn
@@ -14,9 +16,12 @@ from models.weights.names import Convert, State, body_names, summarize_names
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import StoredTensor
 from utils.file_formats.inert_pickle import Inert
+from utils.file_formats.plain_pickle import ArrayRecord
 
 _MAX_DEPTH, _MAX_PREFIX, _MAX_PREFIXES = 3, 8, 32  # of entries in entries; parts of a prefix; prefixes of an entry
 _ROOT = "the file itself"
+# Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
+_WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
@@ -61,7 +66,8 @@ def find_states(content: Any) -> Weights:
         if not isinstance(entries, dict) or id(value) in seen:
             continue
         seen.add(id(value))
-        tensors = {str(name): one for name, one in entries.items() if isinstance(one, torch.Tensor | StoredTensor)}
+        arrays = ((name, _from_numpy(one) if isinstance(one, ArrayRecord) else one) for name, one in entries.items())
+        tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor | StoredTensor)}
         if tensors:
             states[path] = tensors
         if depth < _MAX_DEPTH:
@@ -71,6 +77,12 @@ def find_states(content: Any) -> Weights:
     if any(names <= top.keys() for names in _SWAPPED):
         return Weights(states, re.compile(r"^state_dict\b"), is_result=True)
     return Weights(states, is_result=isinstance(top.get("format"), int))
+
+
+def _from_numpy(record: ArrayRecord) -> torch.Tensor | None:
+    with suppress(Exception), catch_warnings(action="ignore"):  # of many types: the array has no numbers, or is damaged
+        return torch.from_numpy(record.array())
+    return None
 
 
 def choose(
@@ -92,11 +104,11 @@ def choose(
         else:
             found += _candidates(entry, state, own, body, convert)
     found = [one for one in found if any(one.score)]
-    if not found:
+    if 4 * (most := max((one.score[1] for one in found), default=0)) < len(body):
         largest = max(weights.states.values(), key=len, default={})
         raise UserError(
-            f"{file}: contains {summarize_names(largest)}, not the tensors of this model ({summarize_names(own)}); "
-            "give weights of this model"
+            f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors "
+            f"({summarize_names(own)}); give weights of this model with timm's names"
         )
     best = _best(found)
     averages = [one for one in best if weights.average.search(one.path)]
@@ -108,6 +120,8 @@ def choose(
         named = [one for one in found if one.is_named(wanted)]
         chosen = _best([one for one in named if one.path == wanted] or named)
     second = [name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)]
+    if not all(one.is_named("backbone") for one in chosen):  # the student is the result of a distillation
+        second = [name for name in second if name != "student"]
     chosen = [one for one in chosen if not any(map(one.is_named, second))]
     paths = summarize_names([one.path or _ROOT for one in chosen or found], limit=6)
     if not chosen:
@@ -134,7 +148,7 @@ def _are_equal(state: State, other: State) -> bool:
 
 def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> list[Candidate]:
     """The parts of a state that fit best, by the longest prefix of their names."""
-    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in state.items()}
+    state = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
     sizes = Counter[str]()
     for name in state:
         sizes.update(name[:end] for end in (0, *(dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX))))

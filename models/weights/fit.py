@@ -66,6 +66,7 @@ def load_pretrained(
     notes += _resize_positions(model, state, own, image_size)
     new_heads = _fit_pooling(state, own)
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits")
+    checked = _check_tensors(file, state, own, _head_names(model))
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         if len([note for note in new_heads if "not in the file" in note]) >= len(_head_names(model)):
@@ -74,7 +75,7 @@ def load_pretrained(
     notes += new_heads
     if unused := [name for name in state if name not in own]:
         notes.append(f"not used: {summarize_names(unused, limit=8)}")
-    model.load_state_dict(_check_tensors(file, state, own, _head_names(model)), strict=True)
+    model.load_state_dict(checked, strict=True)
     return notes
 
 

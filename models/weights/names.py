@@ -8,7 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,8 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):
         rename: Any = getattr(sys.modules[module], "checkpoint_filter_fn", None)
-        with suppress(Exception), catch_warnings(action="ignore"):  # of many types, if the state is of another model
+        # Exceptions of many types, if the state is of another model. timm prints some of them.
+        with suppress(Exception), catch_warnings(action="ignore"), redirect_stdout(None):
             has_scale = "adapt_layer_scale" in inspect.signature(rename).parameters  # as timm has for DeiT III
             found: State = rename(dict(state), model, **({"adapt_layer_scale": True} if has_scale else {}))
             if len(body & found.keys()) > len(body & state.keys()):

@@ -25,7 +25,7 @@ from utils.file_formats.checkpoint_folder import SHARDS
 from utils.file_formats.inert_pickle import Inert, pickled_model, read_torch_file
 from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
 from utils.file_formats.torch_file import checked_archive_bytes
-from utils.files import verify_checksum
+from utils.files import open_regular_file, verify_checksum
 
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 # u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
@@ -46,9 +46,11 @@ def read_weights(path: str) -> Weights:
     file = find_weights(path)
     kind = format_of(file)
     if not kind:
-        known = ", ".join(WEIGHTS_EXTENSIONS)
+        with open_regular_file(file) as stream:
+            head = stream.read(16)
+        known = f"none of the known formats ({', '.join(WEIGHTS_EXTENSIONS)})"
         raise UserError(
-            f"{file}: is damaged, or of none of the known formats ({known}); download it again or give another"
+            f"{file}: is damaged, or of {known}: it begins with {head!r}; download it again or give another"
         )
     try:
         return _READERS[kind](file)

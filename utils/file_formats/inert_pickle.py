@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from utils.errors import UserError
+from utils.file_formats.plain_pickle import ARRAYS
 
 _MAX_NAMES = 256  # of classes and functions in one file; each costs time for every object
 # Nothing of a file runs; one that names what starts programs or imports code is malicious. commands: of Python 2.
@@ -59,30 +60,37 @@ class Inert(list[Any], metaclass=_InertType):
 
 
 def read_torch_file(file: Path) -> Any:
-    """The content, with an `Inert` for each object that is no tensor and no plain data.
+    """The content, with an `ArrayRecord` for each array, and an `Inert` for each other object that is no plain data.
 
     Raises:
         UserError: the file names a function that acts on the machine, or too many classes.
         Exception: of almost any type, from a damaged file.
     """
+    names, arrays = set[str](), {".".join(name): call for name, call in ARRAYS.items()}
     try:
         names = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+    except pickle.UnpicklingError:  # below
+        pass
     except ValueError as error:
         if "torchscript" in str(error):
             raise UserError(f"{file}: is a TorchScript program; give the state_dict of the model") from None
-        names = set()  # torch before 1.6 wrote no archives: the names are found one by one
+        # torch before 1.6 wrote no archives: the names are found one by one
     while True:
         for name in names:
             _check_name(file, name)
         if len(names) > _MAX_NAMES:
             raise UserError(f"{file}: names more than {_MAX_NAMES} classes; give a plain state_dict")
-        inert: Any = [(_InertType(name, (Inert,), {}), name) for name in names]
+        inert = {name: _InertType(name, (Inert,), {}) for name in names} | arrays
+        known: Any = [(call, name) for name, call in inert.items()]
         try:
-            with torch.serialization.safe_globals(inert):
+            with torch.serialization.safe_globals(known):
                 return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             if "Only persistent_load of storage" in str(error):  # a module of torch before 1.6, with its source
                 raise UserError(f"{file}: {pickled_model(max(names, key=len, default='a module'))}") from None
+            if "Unsupported operand" in str(error):
+                fix = "save it with torch.save's own protocol"
+                raise UserError(f"{file}: has a pickle protocol that torch does not read; {fix}") from None
             if (found := re.search(r"GLOBAL ([\w.]+)", str(error))) is None:
                 raise
             name = found[1] if "." in found[1] else f"builtins.{found[1]}"

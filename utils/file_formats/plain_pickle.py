@@ -20,16 +20,17 @@ class ForbiddenName(Exception):
     """The pickle names a class or function that plain data does not need. The message is its name."""
 
 
-@dataclass
 class DtypeRecord:
-    code: str
-    byte_order: str = "="
+    def __init__(self, code: str, *_: Any) -> None:
+        self.code, self.byte_order = code, "="
 
     def set_state(self, state: Any) -> None:
         self.byte_order = state[1]
 
+    __setstate__ = set_state  # torch's name
 
-@dataclass
+
+@dataclass(eq=False)
 class ArrayRecord:
     """The state of a pickled numpy array. `content`: bytes, a Latin-1 string (old protocols), or a list of objects."""
 
@@ -40,6 +41,8 @@ class ArrayRecord:
 
     def set_state(self, state: Any) -> None:
         _, self.shape, self.dtype, self.column_major, self.content = state
+
+    __setstate__ = set_state
 
     def array(self) -> np.ndarray:
         """Raises an exception of any type if the record is damaged."""
@@ -87,11 +90,13 @@ def _encode(text: str, encoding: str) -> str:
     return text
 
 
-_CALLS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): lambda *_: ArrayRecord(),
-    ("numpy", "dtype"): lambda code, *_: DtypeRecord(code),
+ARRAYS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "ndarray"): ArrayRecord,
+    ("numpy", "dtype"): DtypeRecord,
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
+}
+_CALLS = ARRAYS | {
     ("_codecs", "encode"): _encode,
     ("collections", "OrderedDict"): dict,
     ("builtins", "tuple"): tuple,  # PaddlePaddle's (name, array)

@@ -102,5 +102,7 @@ def test_number_of_classes(tmp_path, cpu):
         assert number_of_classes("imagenet2012", listed) == 1000
     with (tmp_path / "val_list.txt").open("a") as file:
         file.write("a.jpg 1000\n")
-    with pytest.raises(UserError, match=r"label 1000, but MODEL\.NUM_CLASSES is 1000 \(.*\); set it to 1001 or more"):
+    with pytest.raises(
+        UserError, match=r"label 1000, but MODEL\.NUM_CLASSES is 1000 \(.*\); give weights of 1001 or more"
+    ):
         read(tmp_path, cpu, "val", class_names=None, dataset="imagenet2012")

@@ -143,7 +143,8 @@ def test_tables_have_the_same_rule(folder, tmp_path, cpu):
 def test_folders_of_imagenet_classes(folder, tmp_path, cpu):
     """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
     model, ids = write_weights(folder, 1000), ImageNetInfo().label_names()
-    for names in (WORDNET, ENGLISH):
+    mixed = [f"{WORDNET[0]}_tench", WORDNET[1].upper(), *ENGLISH[2:]]
+    for names in (WORDNET, [f"{name} x" for name in WORDNET], mixed, ENGLISH):
         pixels = write_images(data := tmp_path / names[0], names)
         expected = figures(model, pixels, [ids.index(name) for name in WORDNET])
         assert evaluate(folder, data, cpu, weights="1000.pth") == pytest.approx(expected, abs=1e-4)

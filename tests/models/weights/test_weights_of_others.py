@@ -82,6 +82,41 @@ def test_objects_beside_the_weights_and_the_ending_do_not_matter(tmp_path, zippe
     assert torch.equal(logits(model), logits(source))
 
 
+def test_numpy_arrays_and_parts_in_wrappers_of_pytorch_are_weights(tmp_path):
+    source, model = random_vit(), small_vit()
+    arrays = {name: tensor.numpy() for name, tensor in source.state_dict().items()}
+    inner = {name.replace("blocks.", "blocks._checkpoint_wrapped_module."): one for name, one in states().items()}
+    for content in (arrays, {"params": arrays, "x": np.array(["a"], dtype=object), "y": np.zeros(3, "datetime64[s]")}):
+        torch.save(content, tmp_path / "x.pth")
+        load_pretrained(model, str(tmp_path / "x.pth"))
+        assert torch.equal(logits(model), logits(source))
+    torch.save({f"_fsdp_wrapped_module._orig_mod.{name}": one for name, one in inner.items()}, tmp_path / "x.pth")
+    load_pretrained(model, str(tmp_path / "x.pth"))
+    assert torch.equal(logits(model), logits(RAW))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("zipped", [True, False])
+def test_pickle_protocols(tmp_path, zipped):
+    for protocol in (3, 4, 5):
+        torch.save(states(), tmp_path / "x.pth", pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+        if protocol == 3:
+            assert load_pretrained(small_vit(), str(tmp_path / "x.pth"))
+        else:
+            assert "has a pickle protocol that torch does not read" in refusal(tmp_path / "x.pth")
+
+
+def test_names_of_another_program_are_the_error_and_not_the_head(tmp_path):
+    names = {
+        "embeddings.cls_token": torch.zeros(1),
+        "layers.0.weight": torch.zeros(1),
+        "classifier.bias": torch.ones(1),
+    }
+    torch.save({f"vit.{name}": one for name, one in names.items()}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"of this model's .* tensors .* give weights of this model with timm's names"):
+        load_pretrained(small_vit(), str(tmp_path / "x.pth"), needs_head=True)
+
+
 class Reduced:
     """Pickles as a call of a function, by its name: nothing runs when the file is written."""
 
@@ -217,9 +252,14 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
         assert "(teacher.backbone)" in notes[0] and torch.equal(model.norm.bias, RAW.norm.bias)
         with pytest.raises(UserError, match=r"cannot be evaluated .*; train with these weights"):
             load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
-    flat = {f"student.{k}": v for k, v in states(far=True).items()} | states("teacher.")
+    flat = states("student.backbone.", far=True) | states("teacher.backbone.")
     torch.save({"state_dict": flat}, tmp_path / "x.pth")
     load_pretrained(model, str(tmp_path / "x.pth"))
+    assert torch.equal(logits(model), logits(RAW))
+    flat = states("student.", far=True) | states("teacher.")  # of a distillation: its result is the student
+    torch.save({"state_dict": flat}, tmp_path / "x.pth")
+    assert "fit equally well" in refusal(tmp_path / "x.pth")
+    load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY="teacher"))
     assert torch.equal(logits(model), logits(RAW))
     load_pretrained(model, str(tmp_path / "x.pth"), options=TimmModel(WEIGHTS_ENTRY="student"))
     assert torch.equal(logits(model), logits(FAR))
