@@ -55,8 +55,9 @@ class Rows:
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
     def add(self, line: int, path: str, target: str = "") -> None:
-        if "\0" in path:
-            self.add_finding(line, f"{shorten(path)} is not a path; save the file as text in UTF-8")
+        if not path or "\0" in path:
+            fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
+            self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
             return
         if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
             absolute = os.path.abspath(os.path.join(self.root, path))
@@ -141,10 +142,7 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
         if layout.is_one_hot:
             cells = (record[place].lower() for place in label_places)
             target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if BINARY.get(cell))
-        if path:
-            rows.add(line, path, target)
-        else:
-            rows.add_finding(line, f"{layout.path} is empty; fill it in or remove the line")
+        rows.add(line, path, target)
     return rows
 
 
@@ -167,11 +165,9 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
         for line, record in table or lines:
             if isinstance(record, str):
                 rows.add_finding(line, record)
-            elif text := record[place]:
-                rows.add(line, text)
-                listed.add(text)
             else:
-                rows.add_finding(line, f"{column} is empty; fill it in or remove the line")
+                rows.add(line, record[place])
+                listed.add(record[place])
         if any(map(os.path.isfile, (os.path.join(folder, path) for path in islice(rows.paths.strings(), _FIRST)))):
             notes += [f"{file}: the images are in {folder}"] * (folder != folders[0])
             break

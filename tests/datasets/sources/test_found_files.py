@@ -164,7 +164,7 @@ def test_a_list_has_paths_with_or_without_labels(tmp_path):
         ("missing", None, "no such file or folder"),
         ("empty.txt", "\n\n", "lists no images"),
         ("no_column.csv", "a,b\nx.jpg,1\n", "no_column.csv:1: 'path' is not clear"),
-        ("blank.csv", "id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: image_path is empty"),
+        ("blank.csv", "id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: '' is not a path"),
         ("utf16.txt", "a.jpg".encode("utf-16-le"), r"utf16.txt:1: 'a\x00.\x00"),
         ("folder", ..., "contains no images"),
     ],

@@ -66,7 +66,9 @@ def _data_faults() -> list[Fault]:
     skipped = "1 of 24 training images could not be read and were skipped"
     return [
         Fault("data: no list", without_list, r"train_list.txt: cannot be read \(No such file"),
-        Fault("data: variants of the class folders", variants, r"same folders, 'cat', 'dog', .* -data_path=.*/color or"),
+        Fault(
+            "data: variants of the class folders", variants, r"same folders, 'cat', 'dog', .* -data_path=.*/color or"
+        ),
         Fault("data: a pipe as list", pipe_as_list, r"train_list.txt"),
         Fault("image: cut short, read by a worker", cut_short, r"3\.jpg: cannot be decoded"),
         Fault("image: a download that began again", restarted, r"3\.jpg: cannot be decoded"),
