@@ -202,9 +202,7 @@ class FoundFiles:
             self.undecodable[kind] += 1
             return self.keep_undecodable
         if kind is None and not (is_opened and ending in PHOTO_EXTENSIONS):
-            self.others[
-                f"hidden {ending}" if is_hidden and ending else name if is_hidden else ending or "without ending"
-            ] += 1
+            self.others[name if is_hidden and not ending else "hidden " * is_hidden + (ending or "without ending")] += 1
             return False
         self.recognized[ending or "without ending"] += kind is not None
         return True  # a damaged photo is an image, too: an error reports it

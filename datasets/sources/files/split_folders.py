@@ -5,7 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from functools import cached_property
-from itertools import chain, combinations, product
+from itertools import chain, combinations, islice, product
 from pathlib import Path
 from shlex import quote
 
@@ -333,5 +333,6 @@ def _usable(folders: Iterable[Path]) -> list[Path]:
 
 def has_class_folders(root: Path) -> bool:
     """Tells whether `root`, or the only folder with images in it, contains two folders with images."""
-    found = [root / name for name in sorted(_folders_in(root)) if has_images(root / name, deep=True)]
+    folders = (root / name for name in sorted(_folders_in(root)))
+    found = list(islice((folder for folder in folders if has_images(folder, deep=True)), 2))
     return len(found) > 1 or (len(found) == 1 and has_class_folders(found[0]))
