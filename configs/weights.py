@@ -144,12 +144,11 @@ def follow(
     given: Mapping[str, Collection[str]],
     record: WeightsRecord | None,
     evaluates: bool = False,
-    embeds: bool = False,
+    as_published: bool = True,
 ) -> Followed:
     """Lets options that are not given follow the weights: the preprocessing; in an evaluation also model and split.
 
-    given: the keys that the user wrote, by section. embeds: the evaluation is for features, of the images as a probe,
-    which is a training, sees them.
+    given: the keys that the user wrote, by section. as_published: an evaluation has the published test preprocessing.
 
     Raises:
         UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
@@ -165,8 +164,7 @@ def follow(
         options = options.model_copy(
             update={"model": model, "data": split_follows_weights(record, options.data, of_data)}
         )
-    as_published = evaluates and not embeds
-    options, sources, differing = preprocessing_follows_weights(record, options, of_data, as_published)
+    options, sources, differing = preprocessing_follows_weights(record, options, of_data, evaluates and as_published)
     return Followed(options=options, notes=notes, sources=sources, differing=differing)
 
 

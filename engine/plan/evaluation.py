@@ -127,8 +127,8 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]
-    embeds = command.prediction is not None and command.prediction.embeds
-    followed = follow(options, given, record, evaluates=True, embeds=embeds)
+    embeds = command.prediction is not None and command.prediction.embeds  # images as a probe, a training, sees them
+    followed = follow(options, given, record, evaluates=True, as_published=not embeds)
     options = followed.options
     if options.model.num_classes is None and options.model.pretrained and not embeds:
         options = options.with_model(num_classes=outputs_of_weights(options.model, options.data))

@@ -79,16 +79,14 @@ def _read_torch(file: Path) -> Weights:
     file_bytes = checked_archive_bytes(file)
     content = read_torch_file(file)
     weights = find_states(content)
-    damaged = {
-        entry: name
-        for entry, state in weights.states.items()
-        for name, tensor in state.items()
-        if not has_backing_storage(tensor, file_bytes)
-    }
-    states = {entry: _merged(state, content) for entry, state in weights.states.items() if entry not in damaged}
+    states, damaged = dict[str, State](), list[str]()
+    for entry, state in weights.states.items():
+        if large := [name for name, tensor in state.items() if not has_backing_storage(tensor, file_bytes)]:
+            damaged += large
+        else:
+            states[entry] = _merged(state, content)
     if not states and damaged:
-        name = summarize_names(damaged.values())
-        raise UserError(f"{file}: {name} is larger than its data in the file; give another file")
+        raise UserError(f"{file}: {summarize_names(damaged)} is larger than its data in the file; give another file")
     if not states:
         objects = [content, *content.values()] if isinstance(content, dict) else [content]
         if inert := [type(one).__name__ for one in objects if isinstance(one, Inert)]:

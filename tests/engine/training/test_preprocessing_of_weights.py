@@ -112,7 +112,7 @@ def test_an_evaluation_of_each_published_model_has_timms_values():
             "input_size": (3, *data.input_size), "crop_pct": data.crop_pct, "crop_mode": _MODES[data.resize],
             "interpolation": data.interpolation, "mean": data.imagenet_mean, "std": data.imagenet_std,
         }  # fmt: skip
-        trained, embedded = resolve_data_config(pretrained_cfg=published), evaluated(name, embeds=True)
+        trained, embedded = resolve_data_config(pretrained_cfg=published), evaluated(name, as_published=False)
         assert ((3, *embedded.input_size), embedded.crop_pct) == (trained["input_size"], trained["crop_pct"])
         assert embedded.resize == "crop"
         differing["size"] += trained["input_size"] != expected["input_size"]
