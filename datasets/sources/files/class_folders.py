@@ -37,9 +37,9 @@ _SYSTEM_FOLDERS = re.compile(
 # Files with images, or with labels of images, that are not read.
 _OTHER_FORMS = (
     *(".npz", ".npy", ".h5", ".hdf5", ".mat", ".pkl", ".tfrecord", ".lmdb", ".arrow", ".zip", ".tgz", ".gz", ".rar"),
-    *(".7z", ".json", ".jsonl", ".xml", "_annotations.txt"),
+    *(".7z", ".xlsx", ".xls", ".ods", ".json", ".jsonl", ".xml", "_annotations.txt"),
 )
-_LABEL_IN_NAME = re.compile(r"([A-Za-z]+)[._-]\d+\.\w+")  # cat.0.jpg
+_LABEL_IN_NAME = re.compile(r"([^\W\d]\D*?)[ ._-]*\(?\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_1.jpg
 _MAX_ENDINGS = 8  # in a note
 
 
@@ -140,7 +140,7 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     files = sorted(_list(root)[1] if files is None else files)
     if any(name.endswith(".tar") for name in files):
         return "it contains tar shards: use -dataset=tar"
-    tables = [folder / "train.csv" for folder in (root, root.parent)]
+    tables = [folder / name for folder in (root, root.parent) for name in ("train.csv", "labels.csv")]
     tables += [root / name for name in files if name.lower().endswith(".csv")]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
@@ -148,7 +148,7 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     if name := next((name for name in files if name.lower().endswith(_OTHER_FORMS)), None):
         return f"{shorten(name)} is not read: save or unpack it as a folder of images per class, or as a table"
     labels = {match[1] for name in files if (match := _LABEL_IN_NAME.fullmatch(name))}
-    if 1 < len(labels) < len(files):
+    if 1 < len(labels) <= len(files) / 2:
         example = shorten(next(name for name in files if _LABEL_IN_NAME.fullmatch(name)))
         return f"labels in the names of files, as {example}, are not read; move the images of each class into a folder"
     return None

@@ -14,7 +14,7 @@ import numpy as np
 from configs.reading.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
 from utils.errors import Finding, did_you_mean
 from utils.files import read_regular_file
 
@@ -174,7 +174,7 @@ class NearFiles:
         if folder not in self._names:
             self._names[folder] = {}
             with suppress(OSError), os.scandir(folder) as entries:
-                for name in sorted(entry.name for entry in islice(entries, _MAX_NAMES)):
+                for name in sorted(entry.name for entry in islice(entries, _MAX_NAMES) if entry.is_file()):
                     for form in _forms(name):
                         self._names[folder].setdefault(form, name)
         return self._names[folder]
@@ -199,9 +199,9 @@ class NearFiles:
 
 def _forms(name: str) -> tuple[str, ...]:
     """The forms in which names are compared, the nearest first."""
-    stem, ending = os.path.splitext(name.casefold())
+    stem, ending = os.path.splitext(to_nfc(name).casefold())
     stem = stem if ending in _ENDINGS else stem + ending
-    return name, name.casefold(), f"{stem}.", f"{stem.lstrip('0')}."
+    return name, to_nfc(name).casefold(), f"{stem}.", f"{stem.lstrip('0')}."
 
 
 def group_missing(problems: Sequence[BadImage]) -> list[BadImage]:

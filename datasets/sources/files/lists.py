@@ -3,6 +3,7 @@
 Legend: N images, C classes.
 """
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +17,6 @@ from configs.schema import Data
 from datasets.sources.files.class_folders import other_form
 from datasets.sources.files.image_files import ImageFiles, Listing, NearFiles, listing_arrays
 from datasets.sources.files.rows import LABEL_DIGITS, Rows, table_layout, table_rows
-from datasets.sources.files.split_folders import has_class_folders
 from datasets.sources.files.tables import ONE_HOT, Table, read_lines
 from datasets.sources.samples import list_names
 from datasets.sources.source import Numbers, Source
@@ -44,7 +44,7 @@ class Lists(Source):
         root = Path(data.data_path)
         if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
             return data.dataset
-        return "folder" if has_class_folders(root) or other_form(root) else data.dataset
+        return "folder" if any(root.glob("*/")) or other_form(root) else data.dataset
 
     @classmethod
     def test_path(cls, data: Data) -> Path:
@@ -91,6 +91,8 @@ class Tables(Source):
         found = {split: file for split, file in files.items() if file.is_file()}
         if not {"train", "val"} & found.keys():
             metadata = [root / name for name in METADATA if (root / name).is_file()]
+            if not found and not metadata and root.is_dir() and (form := other_form(root)):
+                raise UserError(f"{root}: contains no train.csv; {form}")
             found |= {"all": metadata[0]} if metadata else {} if found else dict(islice(files.items(), 1))
         return {split: Table(file, data.encoding) for split, file in found.items()}
 
@@ -129,8 +131,10 @@ class Tables(Source):
 
 def table_file(root: Path, split: str) -> Path:
     """The table of a split, by its name (see `find_split_names`): train.csv, valid/metadata.csv; it may not exist."""
+    stems = {name.removesuffix(".csv") for name in (os.listdir(root) if root.is_dir() else ())}
+    named = [name for name in stems if SPLIT_NAMES.get(name.lower()) == split]
     for ending in (".csv", *(f"/{name}" for name in METADATA)):
-        names = [name for name, of in SPLIT_NAMES.items() if of == split and Path(f"{root}/{name}{ending}").exists()]
+        names = [name for name in named if Path(f"{root}/{name}{ending}").exists()]
         if names:
             return Path(f"{root}/{find_split_names(names, root)[split]}{ending}")
     return root / f"{split}.csv"
@@ -192,6 +196,12 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
             f"{train_file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels; train with "
             "several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
         )
+    parts = ((target, target.split()) for target in targets)
+    if joined := next(
+        (target for target, words in parts if len(words) > 1 and all(map(targets.__contains__, words))), None
+    ):
+        problem = f"{shorten(joined)} is read as a class of its own, though each of its words is a class"
+        rows.notes.append(f"Warning: {train_file}: {problem}; for several labels: -opts DATA.MULTI_LABEL=true")
     known = dict.fromkeys(train_rows.classes or targets)
     names_of = {target: [target] if target else [] for target in rows.target_ids}
     return _to_listing(rows, names_of, known, train_rows, numbers)
@@ -219,6 +229,8 @@ def _has_several_labels(target: str, known: Collection[str]) -> bool:
     numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         return True
+    if target[:1] in ("[", "(") and len(split_labels(target, ",")) > 1:
+        return True
     names = [name.strip() for name in re.split(r"[,;|]", target)]
     return len(names) > 1 and all(name in known for name in names)
 
@@ -245,7 +257,9 @@ def _to_listing(
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
     used = {name for names in names_of.values() for name in names}.union(known)
-    is_numeric = not train_rows.classes and _is_number(next(iter(known), "0"))
+    first_is_number, are_numbers = _is_number(next(iter(known), "0")), list(map(_is_number, known))
+    is_numeric = first_is_number if numbers.known else 2 * sum(are_numbers) >= len(are_numbers)
+    is_numeric &= not train_rows.classes
     problem = f"is not in {train_rows.file}; correct it or add it there"
     if is_numeric and (named := _number_names(used, known, numbers)):
         class_names = sorted({named[name] for name in known if name in named}, key=int)
@@ -266,7 +280,8 @@ def _to_listing(
     for target_id, names in enumerate(names_of.values()):
         labels_of.append([label_of[name] for name in names if name in label_of])
         if unknown := [name for name in names if name not in label_of]:
-            wrong[target_id] = f"label {shorten(unknown[0])} {problem}"
+            mixed = "is not a class number, unlike most labels; correct it, or write names only"
+            wrong[target_id] = f"label {shorten(unknown[0])} {problem if unknown[0] not in known else mixed}"
         elif not names and not multi_label:
             wrong[target_id] = _NO_LABEL
     target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)

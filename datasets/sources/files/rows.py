@@ -17,7 +17,7 @@ from typing import Any
 from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.files.image_files import Listing, listing_arrays
+from datasets.sources.files.image_files import Listing, NearFiles, listing_arrays
 from datasets.sources.files.tables import (
     BINARY,
     ONE_HOT,
@@ -171,6 +171,9 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
         if any(map(os.path.isfile, (os.path.join(folder, path) for path in islice(rows.paths.strings(), _FIRST)))):
             notes += [f"{file}: the images are in {folder}"] * (folder != folders[0])
             break
+    else:
+        fix = NearFiles(rows.root).fix_folder(rows.paths.strings()[0]) if len(rows.paths) else ""
+        notes += [f"Warning: {file}: its images are not in {folders[0]}; {fix}"] * bool(fix)
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

@@ -9,6 +9,7 @@ from itertools import chain, combinations, islice, product
 from pathlib import Path
 from shlex import quote
 
+from configs.reading.yaml_io import shorten
 from configs.schema import Data
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.files.class_folders import class_folders_in, has_images, other_form, read_class_folders
@@ -30,6 +31,8 @@ _WORD = re.compile(
 _SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
+_PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
+_ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _ALL_CLASSES = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_TRIED = 10  # folders in which images are looked for
 _MAX_SHOWN = 3  # folders and names in an error
@@ -306,6 +309,14 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
             shown = list_names(sorted(repeated), _MAX_SHOWN)
             problem = f"{root / name}: contains {shown}, as {root} does, and may be a copy or a split"
             return refuse(problem, [name], f"move it out of {root}", "it is a class")
+    number_parts = {re.sub(r"\d+", "", name) for name in paths}
+    if len(number_parts) == 1 < len(paths) and _PART.search(number_parts.pop()):
+        problem = f"{root}: {list_names(sorted(paths), _MAX_SHOWN)} differ in a number only, as parts of a data set do"
+        return refuse(problem, [], other_form(root) or "move their classes into one folder", "they are the classes")
+    for name in filter(_ALL_IMAGES.fullmatch, sorted(paths) if len(paths) > 1 else []):
+        beside = list_names(sorted({*paths} - {name}), _MAX_SHOWN)
+        problem = f"{root}: is {shorten(name)} a class, beside {beside}, or the folder of all images"
+        return refuse(problem, [name], other_form(root) or "give the folder of the classes", "it is a class")
     nested = [name for name in several if "" not in paths[name]]
     for name in nested:
         count = sum(sizes[os.path.join(name, path)] for path in paths[name])

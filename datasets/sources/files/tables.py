@@ -36,13 +36,9 @@ _LABELS = (
     re.compile("(class|label|category|target)(id|idx|index)"),
 )
 _DOCUMENTED = {"image_path", "target"}
-_SPLITS = {"split", "splits", "datasplit", "traintestsplit", "partition"}
+_SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
-_SPLIT_FLAGS = {
-    **dict.fromkeys(("isvalid", "isval", "isvalidation"), "val"),
-    "istest": "test",
-    **dict.fromkeys(("istrain", "istraining"), "train"),
-}
+_SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
 BINARY = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 
@@ -74,6 +70,9 @@ def _find_encoding(file: Path, given: str | None) -> str:
         with contextlib.suppress(UnicodeError), _open_text(file, encoding, "strict") as text:
             if all("\0" not in chunk for chunk in iter(lambda: text.read(_CHUNK), "")):
                 return encoding
+    with open_regular_file(file) as stream:
+        if stream.read(4) in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
+            raise UserError(f"{file}: is a workbook or an archive; save its table as CSV in UTF-8")
     others = f" or {given}" if given else ""
     raise UserError(
         f"{file}: is not text in UTF-8{others}; name its encoding: -opts DATA.ENCODING=NAME, such as cp1252 or gb18030"
@@ -131,10 +130,10 @@ class Table:
         try:
             next(reader, None)
             for row in reader:
-                line = reader.line_num + self._start
-                if len(row) == width:
-                    yield line, [text.strip() for text in row]
-                elif row:
+                line, texts = reader.line_num + self._start, [text.strip() for text in row]
+                if len(row) == width and any(texts):
+                    yield line, texts
+                elif any(texts):  # spreadsheets write empty rows
                     yield line, "the number of fields differs from the header's; quote a path that contains a separator"
         except csv.Error as error:  # the lines after it cannot be parsed reliably
             yield reader.line_num + self._start, f"is not valid CSV ({error}); correct the line"
@@ -205,9 +204,17 @@ def find_layout(
         labels, is_one_hot = rest, True
     elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
         labels = rest  # its values recur
+    of_objects = {name for name in header if any(value.startswith("{") for value in values[name])}
+    labels = [name for name in labels if name not in of_objects or given.get("label")]
     for key, names in (("path", paths), ("label", labels)):
         if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
-            option = _option(given, path=[*paths, "NAME"][0], label=[*labels, "NAME"][0])
+            images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
+            path = [*paths, *images, "NAME"][0]
+            rest = [name for name in rest if name not in {path, *of_objects}]
+            binary = [name for name in rest if _are(values[name], BINARY)]
+            few = sorted(rest, key=lambda name: (len(values[name]) < 2, len(values[name])))
+            label = [*labels, *([binary] if len(binary) > 1 else few), "NAME"][0]
+            option = _option(given, path=path, label=label)
             raise _unclear(place, key, names, header, option)
     return Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
 
@@ -229,11 +236,15 @@ def _unclear(place: str, key: str, names: Sequence[str], header: Sequence[str], 
     fix = f"name the columns, such as {option}"
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
         fix = "write the names of the columns into the first line"
+    elif len(header) < 2:
+        fix = "write a table with columns of paths and labels, and their names in the first line"
+    elif any(header.count(name) > 1 for name in names):
+        fix = "give each column a name of its own"
     problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(list(header))}"
     return UserError(f"{place}: {problem}; {fix}")
 
 
-def _option(given: Mapping[Any, Any], **changes: str | None) -> str:
+def _option(given: Mapping[Any, Any], **changes: str | Sequence[str] | None) -> str:
     """DATA.COLUMNS with changes, as the shell reads it."""
     columns = {key: name for key, name in given.items() if key != "group" and name} | changes
     return f"-opts {shlex.quote(f'DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}')}"
@@ -282,12 +293,15 @@ def _find_split(
         plain, split_of = _plain(name), _splits_of(name, values[name])
         if len(set(split_of.values())) > 1:
             usable.append(name)
-        elif not split_of and len(values[name]) > 1 and plain in _SPLITS | _SPLIT_FLAGS.keys() | _MAYBE_SPLITS:
-            is_named = plain not in _MAYBE_SPLITS or any(text.lower() in _SPLIT_WORDS for text in values[name])
+            unclear += [name] * (plain in SPLIT_NAMES)  # 0 and 1: of an attribute, or of a class
+        elif not split_of and len(values[name]) > 1:
+            is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
+            is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values[name])
+            is_named |= plain in ("set", "subset") and _are(values[name], "0123")  # of MatConvNet
             unclear += [name] * is_named
     if len(usable) < 2 and not unclear:
         return next(iter(usable), None)
-    names, values_of = [*usable, *unclear], values[(unclear or usable)[0]]
+    names, values_of = dict.fromkeys([*usable, *unclear]), values[(unclear or usable)[0]]
     use = f"name it: {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
     raise UserError(
         f"{place}: is {' or '.join(map(shorten, names))} the column of splits, with {shorten(sorted(values_of))}? Then "
@@ -299,7 +313,7 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
     """The split of each value, in lower case; empty if they are not splits."""
     if _are(values, _SPLIT_WORDS):
         return {value.lower(): _SPLIT_WORDS[value.lower()] for value in values}
-    if (flag := _SPLIT_FLAGS.get(_plain(name))) and _are(values, BINARY):
-        other = "train" if flag != "train" else "val"
-        return {value.lower(): flag if BINARY[value.lower()] else other for value in values}
+    if (flag := _SPLIT_FLAG.fullmatch(_plain(name))) and _are(values, BINARY):
+        other = "train" if flag[1] != "train" else "val"
+        return {value.lower(): flag[1] if BINARY[value.lower()] else other for value in values}
     return {}

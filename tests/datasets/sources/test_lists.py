@@ -52,7 +52,6 @@ def test_paths_of_any_bytes(tmp_path):
 
 @pytest.mark.parametrize("split", ["", "train"])
 def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
-    write_image(tmp_path / "notes" / "figure.png")
     assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
     write_classes(tmp_path / split, dog=3, cat=3)
     write_classes(tmp_path / "val", dog=1, cat=1)

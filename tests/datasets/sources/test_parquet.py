@@ -85,6 +85,17 @@ def test_files_without_splits_are_split(tmp_path, labels, names, cpu):
     assert read(tmp_path / "0.parquet", cpu)[0].targets.tolist() == train.targets.tolist()
 
 
+def test_views_of_other_programs(tmp_path, cpu):
+    columns = {
+        "image": pa.array(map(encoded, range(8)), pa.binary_view()),
+        "label": pa.array("ab" * 4, pa.string_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    train, val = read(tmp_path, cpu)
+    assert train.class_names == ["a", "b"] and len(train) + len(val) == 8
+    assert train.open(0, 1).pixels.shape == (1, 4, 6)
+
+
 def test_columns_of_splits_and_of_labels(tmp_path, cpu):
     splits = ["train"] * 20 + ["validation"] * 6 + ["test"] * 4
     for columns in ({"fine": ["a", "b"] * 15, "coarse": ["x"] * 30, "split": splits}, {"tags": [["a"], ["b"]] * 15}):

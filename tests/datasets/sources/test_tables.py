@@ -75,6 +75,10 @@ def test_columns_are_found_by_their_names(table, columns, given, cpu):
         ({"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)}, "'label' is not clear"),
         ({"file": FILES, "label": LABELS, "split": SPLITS, "set": SPLITS}, "is 'split' or 'set' the column of splits"),
         ({"file": FILES, "label": LABELS, "partition": [0, 1, 2] * 10}, "is 'partition' the column of splits"),
+        ({"file": FILES, "label": LABELS, "valid": [0, 1, 0] * 10}, "is 'valid' the column of splits"),
+        ({"file": FILES, "label": LABELS, "set": [1, 2, 3] * 10}, "is 'set' the column of splits"),
+        ({"file": FILES, "label": LABELS, "Split Name": ["trn", "tst"] * 15}, "is 'Split Name' the column of splits"),
+        ({"id": FILES, "dx": LABELS, "age": range(30), "score": range(30)}, "'label' is not clear"),
         ({"file": FILES, "label": LABELS, "phase": [*SPLITS[:-1], "extra"]}, "is 'phase' the column of splits"),
     ],
 )
@@ -98,6 +102,8 @@ def test_the_advice_about_unclear_columns_works(table, columns, problem, cpu):
         ({"data_space_set": [name.upper() for name in SPLITS]}, None, [18, 6, 6]),
         ({"usage": ["Training" if name == "train" else "testing" for name in SPLITS]}, None, [16, 2, 12]),
         ({"is_valid": [name == "val" for name in SPLITS]}, None, [24, 6]),
+        ({"is_training_image": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
+        ({"val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10}, None, [26, 4]),
         ({"is_train": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
         ({"zzz": SPLITS}, None, [18, 6, 6]),
         ({"zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
@@ -213,6 +219,7 @@ def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
         ("1{}", "001{}.png"),
         ("/home/me/data/x/{}.png", "x/{}.png"),
         ("C:\\data\\x\\{}.png", "x/{}.png"),
+        ("e\u0301{}.png", "\u00e9{}.png"),
         ("{}", "a b/{}.png"),
         ("y/{}.png", "a b/y/{}.png"),
     ],
@@ -258,3 +265,56 @@ def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, train
     assert [images.listed_name(index) for index in range(2)] == ["test/1.png", "./test/0a.png"]
     with open(file, newline="") as lines:
         assert [row["id"] for row in csv.DictReader(lines)] == ids
+
+
+def test_images_to_predict_that_are_elsewhere_are_named(table, tmp_path):
+    images = unlabelled(str(table("submission.csv", ["a/x1.png"], id=["x1"], label=["cat"])), options(tmp_path))
+    assert f"set -opts DATA.IMAGE_ROOT={tmp_path}/a" in images.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "read_as"),
+    [
+        (["0", "A", "B"], ["0", "A", "B"]),
+        (["1", "2", "B"], "label 'B' is not a class number, unlike most"),
+        (["['a']", "['a', 'b']", "['b']"], "has several labels"),
+        (["a b", "a", "b"], ["a", "a b", "b"]),
+        (['{"x": 1}', '{"x": 2}', '{"x": 3}'], "'label' is not clear"),
+    ],
+)
+def test_labels_of_several_kinds(table, labels, read_as, cpu):
+    """Their order in the table does not matter."""
+    for turned in (labels, labels[::-1]):
+        file = table(files=FILES, file=FILES, label=turned * 10)
+        if isinstance(read_as, str):
+            with pytest.raises(UserError, match=re.escape(read_as)):
+                read(file, cpu)
+        else:
+            train, _ = read(file, cpu)
+            assert train.class_names == read_as
+            assert any("'a b' is read as a class" in note for note in train.notes) == ("a b" in labels)
+
+
+def test_tables_with_other_names_and_empty_rows(table, tmp_path, cpu):
+    for name, files in (("Train.csv", FILES[:20]), ("VALID.csv", FILES[20:])):
+        table(name, files, file=files, label=LABELS[: len(files)])
+        (tmp_path / name).write_text((tmp_path / name).read_text().replace("\n", "\n,\n\n"))
+    assert list(map(len, read(tmp_path, cpu, dataset="csv"))) == [20, 10]
+    (tmp_path / "Train.csv").rename(tmp_path / "x.csv")
+    (tmp_path / "VALID.csv").unlink()
+    with pytest.raises(UserError, match=f"-data_path={tmp_path}/x.csv"):
+        read(tmp_path, cpu, dataset="csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"PK\3\4" + bytes(99), "is a workbook or an archive; save its table as CSV"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "write a table with columns of paths and labels"),
+        (b"file,label,label\n1.png,a,b\n", "give each column a name of its own"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path, content, problem, cpu):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(UserError, match=problem):
+        read(tmp_path / "x.csv", cpu)

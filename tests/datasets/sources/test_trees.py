@@ -81,6 +81,7 @@ READ = {
     "lists of PaddleClas": (["{a,b}", "{train,val}.txt!"], (6, 2), "val.txt: not read, the folders decide"),
     "lists of Food-101": (["R/{a,b}", "meta/train.txt!"], (6, 2), "meta/train.txt: not read"),
     "lists": (["{a,b}", "train_list.txt!"], (6, 2), "train_list.txt: not read"),
+    "numbers and sets": (["{class1,class2,class3}", "Sunset"], (12, 4), ""),
     "Synology": (["{a,b}", "{a,b}/@eaDir/0.jpg"], (6, 2), "2 '@eaDir/'"),
     "systems": (
         ["{a,b}", "a/{#recycle,.@__thumb}", "$RECYCLE.BIN", "System Volume Information/", "lost+found/", "@Recycle/b"],
@@ -148,6 +149,15 @@ REFUSED = {
     "class of test": (["{train,test}/{a,b}", "test/c"], [], "'c' is in test, not in train"),
     "MedMNIST": (["bloodmnist.npz!"], [], "'bloodmnist.npz' is not read"),
     "FiftyOne": (["data", "labels.json!"], [], "'labels.json' is not read"),
+    "masks": (["images", "masks"], [], "is 'images' a class, beside 'masks'"),
+    "masks in splits": (["{train,val}/{images,labels}"], [], "is 'images' a class, beside 'labels'"),
+    "VOC": (["{JPEGImages,SegmentationClass}"], [], BOTH),
+    "HAM10000": (["HAM10000_images_part_{1,2}"], [], BOTH),
+    "ChestX-ray14": (["images_{001,002,012}/images"], [], BOTH),
+    "batches": (["batch1/{a,b}", "batch2/{a,c}"], [], BOTH),
+    "Oxford Pets": (["{great_pyrenees,Abyssinian}_{1,2,12}.jpg!"], [], "'Abyssinian_1.jpg', are not read"),
+    "one class": (["cat"], [], "only one folder"),
+    "workbook": (["labels.xlsx!"], [], "'labels.xlsx' is not read"),
     "archive": (["images.zip!"], [], "'images.zip' is not read"),
 }  # fmt: skip
 
