@@ -104,12 +104,7 @@ class ParquetTable(Table):
             self.group_bytes = max(self.group_bytes, *(group.total_byte_size for group in groups), 0)
         schema = parquet.schema_arrow
         with _named_errors(files[0]):
-            content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-            features = {
-                name: one for name, one in content.get("info", {}).get("features", {}).items() if name in schema.names
-            }
-            named = {name: one["names"] for name, one in features.items() if one["_type"] == "ClassLabel"}
-            self._classes = {name: tuple(map(to_nfc, names)) for name, names in named.items()}
+            self._classes = _class_names(schema)
         self.class_column = next(iter(self._classes)) if len(self._classes) == 1 else ""
         images = [one.name for one in schema if _IMAGES.fullmatch(str(one.type))]
         given = (data.columns or {}).get("path")
@@ -129,17 +124,27 @@ class ParquetTable(Table):
         for file in self.files:
             name, row = file.relative_to(self.root) if self.root else file, 0
             with _named_errors(file):
-                for batch in _open(file).iter_batches(columns=self._flat):
-                    columns = [self._texts(column, batch[column].to_pylist()) for column in self._flat]
+                parquet = _open(file)
+                classes = _class_names(parquet.schema_arrow)
+                for batch in parquet.iter_batches(columns=self._flat):
+                    columns = [_texts(batch[column].to_pylist(), classes.get(column)) for column in self._flat]
                     for texts in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
                         yield number + 1, [*texts, f"{name}:{row}"]
                         number, row = number + 1, row + 1
 
-    def _texts(self, column: str, values: list[Any]) -> list[str]:
-        names = self._classes.get(column)
-        if names is None:
-            return ["" if value is None else str(value).strip() for value in values]
-        return [names[value] if value is not None and 0 <= value < len(names) else "" for value in values]
+
+def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """The names of the classes of each column of class numbers, as the hub stores them in a schema."""
+    content = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = content.get("info", {}).get("features", {}).items()
+    named = {name: one["names"] for name, one in features if name in schema.names and one["_type"] == "ClassLabel"}
+    return {name: tuple(map(to_nfc, names)) for name, names in named.items()}
+
+
+def _texts(values: list[Any], names: tuple[str, ...] | None) -> list[str]:
+    if names is None:
+        return ["" if value is None else str(value).strip() for value in values]
+    return [names[value] if value is not None and 0 <= value < len(names) else "" for value in values]
 
 
 def _open(file: Path) -> Any:

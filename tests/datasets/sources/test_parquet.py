@@ -27,11 +27,11 @@ def encoded(number):
     return buffer.getvalue()
 
 
-def write(file, numbers, labels="class", rows=4, images=None, **columns):
-    """A file with row groups of 4 rows. labels: 'class' as ClassLabel, else of `numbers`."""
+def write(file, numbers, labels="class", rows=4, images=None, names=NAMES, **columns):
+    """A file with row groups of 4 rows. labels: 'class' as ClassLabel with `names`, else of `numbers`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     images = images or [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers]
-    features = {"image": {"_type": "Image"}, "label": {"names": NAMES, "_type": "ClassLabel"}}
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
     content = {"image": images} | columns
     if labels:
         content["label"] = [number % 3 if labels == "class" else labels(number) for number in numbers]
@@ -69,6 +69,18 @@ def test_splits_classes_and_images(hub, dataset, cpu):
     assert train.windows.ends.tolist() == [4, 8, 12, 15, 19, 23, 27, 30] and train.windows.size == 16
     assert sorted(train.windows.order(0, 1).tolist()) == list(range(30))
     assert len(pickle.dumps(train)) < 5000
+
+
+def test_each_file_has_its_own_numbers_of_classes(tmp_path, cpu):
+    write(tmp_path / "train-00000-of-00002.parquet", range(15))
+    write(tmp_path / "train-00001-of-00002.parquet", range(15, 30), names=NAMES[::-1])
+    write(tmp_path / "test-00000-of-00001.parquet", range(30, 33), names=NAMES[1:] + NAMES[:1])
+    train, _, test = read(tmp_path, cpu)
+    order = [NAMES, NAMES[::-1], NAMES[1:] + NAMES[:1]]
+    for samples in (train, test):
+        numbers = [int(samples.open(index, 1).pixels[0, 0, 0]) for index in range(len(samples))]
+        expected = [order[number // 15][number % 3] for number in numbers]
+        assert [samples.class_names[label] for label in samples.targets] == expected
 
 
 @pytest.mark.parametrize(
