@@ -88,8 +88,8 @@ class WeightsRecord:
 
     source: of the values, for the log. model: keys of MODEL; empty for weights that timm publishes. data: keys of DATA.
     class_names: in the order of the labels. split: a `RunSplit`. plugins: PLUGINS. evaluation: published keys of DATA
-    that replace those of `data` in an evaluation; runs of this program have none. output_names: for a reader, also if
-    names of some classes are missing; None if there are none. built_for: the image size with which timm built the
+    that replace the keys in `data` in an evaluation; runs of this program have none. output_names: for a reader, also
+    if names of some classes are missing; None if there are none. built_for: the image size with which timm built the
     model, if it is another one.
     """
 

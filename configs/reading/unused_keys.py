@@ -17,7 +17,7 @@ _STEPS = (
 )
 _EVAL = f"{_SAVING} {_CROPS} {_STEPS}"
 _PREDICT = f"{_EVAL} EVAL.SAVE_LOGITS EVAL.BEST_METRIC DATA.ON_BAD_IMAGE"
-# By command, patterns of keys. The rule of MODEL.TUNE probe (configs/rules.py) names those of its training steps.
+# By command, patterns of keys. The rule of MODEL.TUNE probe (configs/rules.py) names the keys of its training steps.
 _UNUSED = {
     "probe": f"{_SAVING} {_CROPS} DATA.MEMORY_GB MODEL.GRAD_CHECKPOINTING",
     "profile": f"{_SAVING} LOGGERS EVAL.* EVAL_RAW DATA.NEAR_COPIES TRAIN.PATIENCE",

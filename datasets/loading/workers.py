@@ -72,7 +72,7 @@ def _kill_workers_at_exit() -> None:
 
 
 def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
-    """Starts the workers of a DataLoader, or lets those of its last iteration start again, and returns its batches in
+    """Starts the workers of a DataLoader, or restarts the workers of its last iteration, and returns its batches in
     order. If not exhausted, it kills the workers.
 
     Raises:

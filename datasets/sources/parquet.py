@@ -96,7 +96,7 @@ class ParquetTable(Table):
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
         self.group_ends, self.group_bytes = dict[str, np.ndarray](), 0
-        for file in reversed(files):  # the schema is that of the first one
+        for file in reversed(files):  # the first one gives the schema
             with _named_errors(file):
                 parquet = _open(file)
             groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]

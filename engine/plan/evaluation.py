@@ -196,7 +196,7 @@ def _asks_for_split(data: Data, record: WeightsRecord | None) -> bool:
 def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:
     """Gives the samples the class names of the model; returns their source, for the log.
 
-    The file of the weights names the classes, else DATA.CLASSES, else the data, else timm those of ImageNet, see
+    The file of the weights names the classes, else DATA.CLASSES, else the data, else timm the classes of ImageNet, see
     `imagenet_subset`. Other weights with 1000 classes may be of any data: their names are the labels.
 
     Raises:

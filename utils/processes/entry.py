@@ -72,7 +72,7 @@ def _repair_standard_streams() -> None:
     """Replaces a closed stream by the null device; a terminal or a pipe that goes away later stops no run.
 
     Otherwise the next file that is opened, such as a checkpoint, would receive its descriptor and all printed text.
-    Python writes to copies of the descriptors: those of libraries are redirected while an image is decoded.
+    Python writes to copies of the descriptors: while an image is decoded, the text of libraries goes elsewhere.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -115,7 +115,7 @@ def table_layout(table: Table, data: Data) -> Layout:
 
 
 def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
-    """The rows of a table with a column of paths and one of targets, which may be empty; only those of `split`."""
+    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`."""
     file = table.file
     rows = Rows(file, str(table.root) if table.root else data.image_root, anywhere=bool(table.image_column))
     layout = table_layout(table, data)

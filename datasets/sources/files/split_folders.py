@@ -56,7 +56,7 @@ class SplitFolders:
 
     # _named: the folders with the name of a split, see `find_split_names`. _word_of: those with the word of a split, or
     # 'none', in the name. _folder_of, _within: the folder to read for each of them, and the names of the folders in it
-    # (NFC). _unlabelled: those of them that are for tests or predictions and contain no folder.
+    # (NFC). _unlabelled: the ones that are for tests or predictions and contain no folder.
     def __init__(self, given: Path, all_classes: bool = False) -> None:
         self.findings, self.notes = list[Finding](), list[str]()
         doubled = given if all_classes else _pass_doubled(given)

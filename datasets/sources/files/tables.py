@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 _PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _MAX_DISTINCT = 30  # values of a column that are compared
-# Names of columns, in lower case without signs; those of the second kind count if there is none of the first.
+# Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
     re.compile("(image|img|file)?ids?|idcode"),
