@@ -60,6 +60,8 @@ def _boxes_size(file: int, num_bytes: int) -> tuple[int, int] | None:
     position = 0
     while position < num_bytes:
         length, _, long = struct.unpack(">I4sQ", os.pread(file, 16, position).ljust(16, b"\0"))
+        if 1 < length < 8:
+            return None
         position += (long if length == 1 else length) or num_bytes
     head = os.pread(file, 1 << 16, 0)
     sizes = [struct.unpack_from(">II", head, box.end() + 4) for box in re.finditer(b"ispe", head)]

@@ -145,7 +145,7 @@ def read_places(folder: Path) -> list[Place]:
     """The places of the checkpoints of a folder; without those that are damaged or of another program."""
     places = []
     for path in checkpoints_by_progress(folder):
-        with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+        with suppress(AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
             place = place_of(path, read_entries(path))
             places += [place] if place.best is None or _is_best(place.best) else []
     return places

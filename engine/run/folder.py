@@ -115,7 +115,8 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
             shutil.copyfile(folder / record, target / record)
     later = {int(number): file for file in folder.glob("config-step-*.yaml") if (number := file.stem[12:]).isdecimal()}
     for step in sorted((step for step in later if step > here.step), reverse=True):
-        shutil.copyfile(later[step], folder / RUN_OPTIONS)  # in the end the options of the resumed step
+        text = later[step].read_text(encoding="utf-8")
+        atomic_write(folder / RUN_OPTIONS, text)  # in the end the options of the resumed step
         os.rename(later[step], target / later[step].name)
     best = next((place.best for place in ahead if place.path.stem == Path(BEST).stem), None)
     for path in (*(folder / file for file in _MOVED if best), *(place.path for place in reversed(ahead))):

@@ -16,7 +16,7 @@ from configs.reading.option_layers import RUN_OPTIONS
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
-from engine.checkpoint.run_folder import BEST, RECORDS, is_checkpoint, link_copies, lock_run_folder, saved_path
+from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
@@ -191,7 +191,7 @@ def _prepare_folder(session: Session, logger: RunLogger) -> None:
         logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")
     try:
         set_aside(plan.found, plan.config.best_metric, logger)
-        if best and not is_checkpoint(saved_path(folder / BEST)):
+        if best and best.stem != Path(BEST).stem:  # best.pth is of another epoch, damaged or missing
             link_copies(best, is_best=True, periodic_name=None, keep=0)
     except OSError as error:
         raise error_from(error, f"{error.filename or folder}: cannot be moved: {error.strerror}") from None

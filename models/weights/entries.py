@@ -23,6 +23,10 @@ _ROOT = "the file itself"
 # Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
 _WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
+# States of optimizers, which may have the names and shapes of the model
+_OF_OPTIMIZER = re.compile(
+    r"(?:^|[._])(?:optim(?:izer)?s?|exp_avg(?:_sq)?|(?:max_)?exp_avg_sqs?|momentum_buffer)(?:$|[._])"
+)
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
 # Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
@@ -68,10 +72,12 @@ def find_states(content: Any) -> Weights:
         seen.add(id(value))
         arrays = ((name, _from_numpy(one) if isinstance(one, ArrayRecord) else one) for name, one in entries.items())
         tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor | StoredTensor)}
+        tensors = {name: one for name, one in tensors.items() if not _OF_OPTIMIZER.search(name)}
         if tensors:
             states[path] = tensors
         if depth < _MAX_DEPTH:
             inner = [(name, one) for name, one in entries.items() if isinstance(name, str)]
+            inner = [(name, one) for name, one in inner if not _OF_OPTIMIZER.search(name)]
             found += [(f"{path}.{name}" if path else name, one, depth + 1) for name, one in inner]
     top = content if isinstance(content, dict) else {}
     if any(names <= top.keys() for names in _SWAPPED):

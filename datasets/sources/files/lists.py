@@ -349,8 +349,4 @@ def _report_repeated_images(listing: Listing) -> None:
 
 
 def _is_number(target: str) -> bool:
-    try:
-        float(target)
-    except ValueError:
-        return False
-    return True
+    return re.fullmatch(r"[+-]?\d+(\.\d*)?", target) is not None  # float() reads the names nan and inf, too
