@@ -62,6 +62,20 @@ def test_no_checkpoint_ahead_and_no_better_one_is_lost(long_run, digits_argv, cp
     assert bool(ahead) == bool(list(long_run.glob("step-*")))
 
 
+@pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", "a missing file"])
+def test_a_best_that_is_not_the_best_is_written_again(long_run, cpu, damage):
+    """As after a kill between last.pth and best.pth."""
+    best = states(long_run, "best.pth")
+    (long_run / "best.pth").unlink()
+    if damage != "a missing file":
+        shutil.copyfile(long_run / "epoch-002.pth", long_run / "best.pth")
+    if damage == "a damaged file":
+        (long_run / "best.pth").write_bytes(b"PK")
+    train([f"-resume={long_run / 'last.pth'}"], cpu)
+    assert states(long_run, "best.pth")["best"] == best["best"]
+    assert_same_state(states(long_run, "best.pth")["model"], best["model"])
+
+
 def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, capsys):
     unbroken = {name: states(long_run, name) for name in ("last.pth", "best.pth")}
     tables = rows(long_run)

@@ -197,6 +197,9 @@ LAYOUTS = {
     "flat": (states("_orig_mod.module."), "raw", "raw"),
     "head beside": ({"state_dict": BACKBONE | {f"fc.{k[5:]}": v for k, v in HEAD.items()}}, "raw", "raw"),
     "mmpretrain": ({"state_dict": BACKBONE | {f"head.layers.{k}": v for k, v in HEAD.items()}}, "raw", "raw"),
+    "optimizer by name": ({"model": states(), "optimizer": {"exp_avg": states(far=True)}}, "raw", "raw"),
+    "moments": ({"net": states(), "exp_avg_sq": states(far=True), "momentum_buffer": states(far=True)}, "raw", "raw"),
+    "flat with moments": (states() | states("exp_avg.", far=True) | states("optim.m.", far=True), "raw", "raw"),
     "the same twice": (dict.fromkeys(("model", "state_dict"), states()), "raw", "raw"),
 }
 
