@@ -132,8 +132,8 @@ class _WorkerWait:
     def _kill(self) -> None:
         for worker in self._workers:
             worker.kill()
-        if self._workers:
-            release_loader_event(self._iterator())
+        if self._workers and (iterator := self._iterator()):  # else it has ended with its workers
+            release_loader_event(iterator)
 
     def _expire(self) -> None:
         self._death = _death_message(self._workers)
