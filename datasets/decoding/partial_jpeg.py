@@ -168,7 +168,7 @@ def _codec(thread: int) -> tuple[Any, Any, Any] | None:
 
 
 class _StandardError:
-    """Descriptor 2 of this process: a pipe while threads decode images. Python's own stream has another descriptor."""
+    """Descriptor 2 of this process: a pipe while threads decode images."""
 
     def __init__(self, process: int) -> None:
         """process: its id; a forked process needs a pipe of its own."""

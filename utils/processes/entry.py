@@ -72,7 +72,6 @@ def _repair_standard_streams() -> None:
     """Replaces a closed stream by the null device; a terminal or a pipe that goes away later stops no run.
 
     Otherwise the next file that is opened, such as a checkpoint, would receive its descriptor and all printed text.
-    Python writes to copies of the descriptors: while an image is decoded, the text of libraries goes elsewhere.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -85,7 +84,7 @@ def _repair_standard_streams() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):  # no test has replaced it
             stream.flush()
-            binary = io.BufferedWriter(_TolerantFile(os.dup(stream.fileno()), "w"))
+            binary = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
             text = io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
             setattr(sys, name, text)
 
