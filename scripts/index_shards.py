@@ -29,7 +29,8 @@ def main(argv: list[str]) -> int:
     config = parse_command_line(rest).config
     require("scripts/index_shards.py", "obstore", "braceexpand")
     from datasets.shards.data_set import TarShards
-    from datasets.shards.location import is_local, parse_location
+    from datasets.shards.location import parse_location
+    from datasets.shards.store import is_local
 
     root, _ = parse_location(config.data.data_path)
     output = flags.output or (Path(root, INDEX_NAME) if is_local(root) else None)

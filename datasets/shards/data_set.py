@@ -1,33 +1,41 @@
-"""The data set `tar`: WebDataset-style tar shards in a folder, on a web server, in S3 or GCS."""
+"""The data set `tar`: WebDataset-style tar shards in a folder, on a web server, in S3 or GCS; and its index.
 
-from collections import defaultdict
+The index is stored. Its rows are used again; new and changed shards are read in full.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import as_completed
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from tqdm import tqdm
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
-from datasets.shards.build import open_index
-from datasets.shards.cache import ShardCache, cache_folder
-from datasets.shards.index import INFO_FILE, Index
-from datasets.shards.location import MAX_NAMES, SHARD_SUFFIX, check_not_compressed, name_problem, parse_location
-from datasets.shards.samples import ShardReader, TarSamples
+from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
+from datasets.shards.location import FoundShards, find_shards, parse_location
+from datasets.shards.records import DamagedShard, Remarks, add_remark, read_records
+from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
 from datasets.sources.groups import check_groups
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in, to_nfc
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from datasets.sources.source import Source
 from datasets.sources.split import Splitter
-from datasets.sources.split_names import SPLIT_NAMES, split_of
-from utils.errors import UserError
+from utils.errors import UserError, combine_findings, error_from
+from utils.files import atomic_write, open_regular_file
+from utils.locks import locked
+from utils.system import usable_cores
+from utils.threads import DaemonPool
 
-_MAX_INFO_BYTES = 64 << 20
-_ClassName = Annotated[str, Field(min_length=1), AfterValidator(to_nfc)]
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
+MAX_INDEX_BYTES = 16 << 30  # about 250 million images
+_SAVE_SECONDS = 60.0
+_MAX_THREADS = 16
 
 
 class TarShards(Source):
@@ -43,11 +51,19 @@ class TarShards(Source):
         store, self.found = _find(data)
         folder, shards = cache_folder(data.cache_dir), store.head(list(chain.from_iterable(self.found.splits.values())))
         self.index, self.notes = open_index(store, shards, folder, self.found.label_key, assume, data.groups or "")
-        has_cache = data.cache_gb > 0 and not store.is_local
-        cache = ShardCache(folder, round(data.cache_gb * 1e9), store) if has_cache else None
+        cache = None
+        if data.cache_gb > 0 and not store.is_local:
+            cache = ShardCache(folder, round(data.cache_gb * 1e9), store)
         self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
         self._names = self.index.class_names or self.found.class_names
-        self.notes += _describe_source(data, self.index, store, folder)
+        size = sum(shard.num_bytes for shard in self.index.shards) / 1e9
+        if store.is_local:
+            self.notes += ["DATA.CACHE_GB is not used: the shards are files of this machine"] if data.cache_gb else []
+        else:
+            source = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
+            if cache:
+                source = f"cached in {folder}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
+            self.notes.append(f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}")
         if "val" not in self.found.splits:
             self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
 
@@ -107,117 +123,152 @@ class TarShards(Source):
         return "test" in _find(data)[1].splits, None
 
 
-def _describe_source(data: Data, index: Index, store: ShardStore, cache_dir: Path) -> list[str]:
-    """Notes where remote shards are read from."""
-    if store.is_local:
-        return ["DATA.CACHE_GB is not used: the shards are files of this machine"] if data.cache_gb else []
-    size = sum(shard.num_bytes for shard in index.shards) / 1e9
-    cached = f"cached in {cache_dir}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
-    by_ranges = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
-    return [f"{store.root}: {len(index.shards)} shards, {size:.3g} GB, {cached if data.cache_gb else by_ranges}"]
-
-
-@dataclass
-class FoundShards:
-    """The sorted names of the shards of each split: 'train', 'val', 'test', or only 'all'.
-
-    class_names: the name of each label, or None. label_key: the key of the label in a sample's JSON file, or ''.
-    """
-
-    splits: dict[str, list[str]]
-    class_names: list[str] | None = None
-    label_key: str = ""
-
-
 def _find(data: Data) -> tuple[ShardStore, FoundShards]:
     root, names = parse_location(data.data_path)
     store = ShardStore(root, START_TIMEOUT_SECONDS)
     return store, find_shards(store, names)
 
 
-def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
-    """Finds the shards by their `names`, by `_info.json`, or by listing the folder.
+def open_index(
+    store: ShardStore,
+    shards: Sequence[Shard],
+    cache_dir: Path,
+    label_key: str = "",
+    assume: bool = True,
+    group_key: str = "",
+) -> tuple[Index, list[str]]:
+    """Returns the index of exactly these shards, in their order, and notes for the log.
 
-    Raises UserError: no shard is found, or it is not clear to which split one belongs.
+    Rows come from the index beside the shards and from the one in DATA.CACHE_DIR, `cache_dir`; all other shards are
+    read. The result is stored with the rows of other shards that a stored index had: beside local shards if their
+    folder can be written, else in the cache folder. The copy of a server's index has the versions that the shards have
+    now. Several processes of a host build an index once. `label_key`: see `find_label`.
+    group_key: rows without these groups are not used; '' for any rows.
+    assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
+
+    Raises UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
+    cannot be stored.
     """
-    if names:
-        return _split_by_name(names, store)
-    if (info := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:
-        return _read_info(info, store.url(INFO_FILE))
-    if not store.files.can_list:
-        raise UserError(
-            f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; give a "
-            f"pattern, such as {store.url('train-{0000..0127}.tar')}"
+    stored, path = _StoredRows(shards, label_key, assume, group_key), cached_index(store, cache_dir)
+    stored.add_file(path)
+    if store.is_local:
+        beside = Path(store.root, INDEX_NAME)
+        stored.add_file(beside)
+        path = beside if os.access(store.root, os.W_OK) else path
+    elif stored.missing() and (data := store.read_small(INDEX_NAME, MAX_INDEX_BYTES)) is not None:
+        stored.add(data, store.url(INDEX_NAME))
+        if not stored.missing():
+            stored.save(path)
+    if stored.missing():
+        with contextlib.ExitStack() as stack:
+            lock = path.with_name(f".{path.name}.lock")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(lock))
+            except OSError as error:
+                problem = f"{path.parent}: cannot store the index ({error.strerror})"
+                raise error_from(error, f"{problem}; set DATA.CACHE_DIR to a writable folder") from error
+            stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
+            stored.add_file(path)  # another process may have written it
+            if stored.missing():
+                _build(store, stored, path)
+    return stored.join(), list(dict.fromkeys(stored.notes))
+
+
+def cached_index(store: ShardStore, cache_dir: Path) -> Path:
+    """Returns the file of an index that is not stored beside its shards."""
+    root = os.path.abspath(store.root) if store.is_local else store.root
+    return cache_dir / "indexes" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.safetensors"
+
+
+class _StoredRows:
+    """Collects the rows of the wanted shards from stored indexes, and the rows of other shards in them."""
+
+    def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool, group_key: str) -> None:
+        self.label_key, self.assume, self.group_key = label_key, assume, group_key
+        self.notes: list[str] = []
+        self.indexes: dict[str, Index] = {}  # of one shard each
+        self._wanted = {shard.name: shard for shard in shards}
+
+    def add_file(self, path: Path) -> None:
+        """Adds the rows of an index in a file, if it exists."""
+        try:
+            with open_regular_file(path) as file:
+                self.add(file.read(), str(path))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.notes.append(f"Warning: {path}: cannot be read ({error.strerror}); the index is built without it")
+
+    def add(self, data: bytes, origin: str) -> None:
+        """Adds the rows of an index."""
+        try:
+            index = read_index(data, origin)
+        except UserError as error:
+            self.notes.append(f"Warning: {error}")
+            return
+        if index.label_key != self.label_key or self.group_key not in ("", index.group_key):
+            return
+        for position, shard in enumerate(index.shards):
+            current = self._wanted.get(shard.name, shard)
+            is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
+            if current.is_same_as(shard) and (not is_assumed or (self.assume and shard.name not in self.indexes)):
+                shards = [current._replace(is_assumed=is_assumed)]
+                self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
+
+    def missing(self) -> list[Shard]:
+        return [shard for name, shard in self._wanted.items() if name not in self.indexes]
+
+    def join(self) -> Index:
+        """Returns the index of the wanted shards whose rows are known."""
+        return join(
+            [self.indexes[name] for name in self._wanted if name in self.indexes], self.label_key, self.group_key
         )
-    return _split_by_name(_list_shards(store), store)
+
+    def save(self, path: Path) -> None:
+        """Writes all rows with labels of one kind, numbers or names: none if the wanted shards have both."""
+        index, others = None, [self.indexes[name] for name in self.indexes if name not in self._wanted]
+        with contextlib.suppress(UserError):
+            index = self.join()
+            index = join([index, *others], self.label_key, self.group_key)
+        if index is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, encode_index(index))
+        except OSError as error:
+            self.notes.append(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds it again")
 
 
-def _list_shards(store: ShardStore) -> list[str]:
-    """Lists the shards at the root, and in its folders whose names contain a split; raises UserError without any."""
-    files, folders = store.list_folder()
-    for folder in folders:
-        if split_of(folder):
-            files += store.list_folder(folder)[0]
-    shards = [file for file in files if not name_problem(file) and not file.split("/")[-1].startswith(".")]
-    if shards:
-        return shards
-    for file in files:
-        check_not_compressed(file)
-    raise UserError(
-        f"DATA.DATA_PATH: {store.root}: has no shard (*{SHARD_SUFFIX}); check it, or use -dataset=folder for images"
-    )
+def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
+    """Reads the missing shards. Stores their rows about once a minute, at the end, and after an error."""
+    shards, remarks, findings, saved = stored.missing(), Remarks(), [], time.monotonic()
+    num_bytes, keys = sum(shard.num_bytes for shard in shards), (stored.label_key, stored.group_key)
+    bar = tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None)
 
-
-def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
-    splits = defaultdict[str, list[str]](list)
-    for name in sorted(names):
-        splits[split_of(name) or "all"].append(name)
-    if "all" in splits and len(splits) > 1:
-        other = next(names for split, names in splits.items() if split != "all")[0]
-        raise UserError(
-            f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has; rename it, "
-            "or move it out of the data set"
-        )
-    return FoundShards(dict(splits))
-
-
-def _check_name(name: str) -> str:
-    if problem := name_problem(name):
-        raise ValueError(f"{shorten(name)} {problem}")
-    return name
-
-
-class _Split(BaseModel, strict=True):
-    filenames: list[Annotated[str, AfterValidator(_check_name)]] = Field(min_length=1, max_length=MAX_NAMES)
-    alt_label: str | None = None
-
-
-class _Info(BaseModel, strict=True):
-    splits: dict[str, _Split] = Field(min_length=1)
-    class_names: list[_ClassName] | None = Field(None, min_length=1, max_length=10**6)
-
-    @model_validator(mode="after")
-    def _check(self) -> "_Info":
-        splits = list(map(SPLIT_NAMES.get, self.splits))
-        shards = [name for split in self.splits.values() for name in split.filenames]
-        if None in splits or len(set(splits)) < len(splits):
-            raise ValueError(f"the splits {shorten(list(self.splits))} are not train, val and test")
-        if len(set(shards)) < len(shards) or len(set(self.class_names or ())) < len(self.class_names or ()):
-            raise ValueError("names a shard or a class twice")
-        if len({split.alt_label or "" for split in self.splits.values()}) > 1:
-            raise ValueError("has several values of 'alt_label'")
-        return self
-
-
-def _read_info(data: bytes, url: str) -> FoundShards:
-    """Reads timm's description of a data set, which may come from anyone; raises UserError."""
+    threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
     try:
-        info = _Info.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
-        problem = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"{url}: {key}{problem}; correct it, or give a pattern of names instead") from None
-    splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
-    label_key = next(iter(info.splits.values())).alt_label or ""
-    return FoundShards(splits, class_names=info.class_names, label_key=label_key)
+        with bar, contextlib.closing(DaemonPool(threads)) as pool:
+            reads = {
+                pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, *keys): s for s in shards
+            }
+            for result in as_completed(reads):
+                shard = reads.pop(result)
+                bar.update(shard.num_bytes)
+                try:
+                    records, found = result.result()
+                except DamagedShard as error:
+                    findings.append(str(error))
+                    continue
+                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name), stored.group_key)
+                for text, (number, example) in found.items():
+                    add_remark(remarks, text, number, example)
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    stored.save(path)
+                    saved = time.monotonic()
+    finally:
+        stored.save(path)
+    if findings:
+        raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
+    for text, (number, example) in remarks.items():
+        stored.notes.append(f"{store.root}: {number:,} samples {text}, such as {example}")

@@ -22,13 +22,9 @@ from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"
 INFO_FILE = "_info.json"  # timm's description of the shards
-COLUMNS = {
-    "ends": "<i8", "offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8", "names": "|u1",
-    "names_ends": "<i8",
-}  # fmt: skip
+_OF_IMAGES = {"offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8"}
+_COLUMNS = {"ends": "<i8", **_OF_IMAGES, "names": "|u1", "names_ends": "<i8"}
 _GROUP_COLUMNS = {"groups": "|u1", "groups_ends": "<i8"}
-_OF_IMAGES = ("offsets", "lengths", "crcs", "targets")
-_ENDS = ("ends", "names_ends", "groups_ends")
 _FORMAT = "AmpViT shards 1"
 _ONE_KIND = "use numbers or names for all samples"
 LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
@@ -51,13 +47,13 @@ class Shard(NamedTuple):
 
         A local version and an ETag cannot be compared: shards may be uploaded with their index.
         """
-        is_other_version = self.version != other.version and self.is_comparable_with(other)
-        return self[:2] == other[:2] and not is_other_version
+        return self[:2] == other[:2] and (self.version == other.version or not self.is_comparable_with(other))
 
     def is_comparable_with(self, other: "Shard") -> bool:
         """Tells whether both know a version, and of the same kind."""
-        versions = [version for version in (self.version, other.version) if version is not None]
-        return [version.startswith(LOCAL_VERSION) for version in versions] in ([True, True], [False, False])
+        if self.version is None or other.version is None:
+            return False
+        return self.version.startswith(LOCAL_VERSION) == other.version.startswith(LOCAL_VERSION)
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ class Index:
 
 
 def _columns(has_groups: object) -> dict[str, str]:
-    return COLUMNS | (_GROUP_COLUMNS if has_groups else {})
+    return _COLUMNS | _GROUP_COLUMNS if has_groups else _COLUMNS
 
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: str = "") -> Index:
@@ -123,15 +119,12 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: st
     if class_names and len(class_names) < len(labels):
         raise UserError(f"{origin}: has numbers and names as labels; {_ONE_KIND}")
     number: dict[Label, int] = {name: position for position, name in enumerate(class_names or ())}
-    columns = {
-        "ends": [len(records)],
-        "offsets": [record.offset for record in records],
-        "lengths": [record.length for record in records],
-        "crcs": [record.crc for record in records],
-        "targets": [-1 if record.label is None else number.get(record.label, record.label) for record in records],
-    }
-    arrays = {name: np.array(values, COLUMNS[name]) for name, values in columns.items()}
-    arrays |= to_arrays(StringPacker(record.name for record in records).strings(), "names")
+    targets = [-1 if record.label is None else number.get(record.label, record.label) for record in records]
+    columns = [r.offset for r in records], [r.length for r in records], [r.crc for r in records], targets
+    arrays = {name: np.array(column, _OF_IMAGES[name]) for name, column in zip(_OF_IMAGES, columns, strict=True)}
+    arrays |= {"ends": np.array([len(records)])} | to_arrays(
+        StringPacker(record.name for record in records).strings(), "names"
+    )
     if group_key:
         arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
     return Index([shard], class_names, arrays, group_key=group_key)
@@ -152,7 +145,7 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
     class_names = None
     if False in example:
         class_names, columns["targets"] = _number_classes(indexes)
-    ends = [name for name in _ENDS if name in columns]
+    ends = [name for name in columns if name.endswith("ends")]
     for name in ends:
         columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
     arrays = {name: np.concatenate([np.empty(0, dtypes[name]), *parts]) for name, parts in columns.items()}
@@ -200,27 +193,21 @@ def read_index(data: bytes, origin: str) -> Index:
         rows, class_names, label_key, *group_key = json.loads(text := metadata["index"])
         shards, dtypes = [Shard(*row) for row in rows], _columns(group_key)
         index = Index(shards, class_names, {name: arrays[name] for name in dtypes}, label_key, *group_key)
+        types, names = {tuple(map(type, shard[:3])) for shard in shards}, class_names or []
         if (
             metadata["format"] == _FORMAT
             and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in dtypes.items())
             and metadata["sha256"] == index_digest(text, arrays)
-            and _has_valid_names(index)
+            and types <= {(str, int, str), (str, int, NoneType)}
+            and len({shard.name for shard in shards}) == len(shards)
+            and all(0 <= shard.num_bytes < 2**62 for shard in shards)
+            and all(map(is_class_name, names))
+            and names == sorted(set(names))
+            and {type(index.label_key), type(index.group_key)} == {str}
             and _has_valid_rows(index)
         ):
             return index
     raise UserError(f"{origin}: is damaged, or not an index of this version; remove it, and it is built again")
-
-
-def _has_valid_names(index: Index) -> bool:
-    types, class_names = {tuple(map(type, shard[:3])) for shard in index.shards}, index.class_names or []
-    return (
-        types <= {(str, int, str), (str, int, NoneType)}
-        and len({shard.name for shard in index.shards}) == len(index.shards)
-        and all(0 <= shard.num_bytes < 2**62 for shard in index.shards)
-        and all(map(is_class_name, class_names))
-        and class_names == sorted(set(class_names))
-        and {type(index.label_key), type(index.group_key)} == {str}
-    )
 
 
 def _has_valid_rows(index: Index) -> bool:

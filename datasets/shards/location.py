@@ -1,26 +1,31 @@
-"""Parses the location of shards: a folder or its URL, with an optional pattern of names in braces."""
+"""Finds the shards of each split at a location: a folder or its URL, with an optional pattern of names in braces."""
 
 import os
 import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 from braceexpand import braceexpand
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from configs.reading.yaml_io import shorten
 from configs.schema.data import secret_in_url
+from datasets.shards.index import INFO_FILE
+from datasets.shards.store import SCHEME, ShardStore, is_local
+from datasets.sources.shared_arrays import to_nfc
+from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import UserError
 
-SHARD_SUFFIX = ".tar"
-REMOTE_SCHEMES = ("http", "https", "s3", "gs")
+_SUFFIX = ".tar"
 MAX_NAMES = 10**6
 _MAX_NAME_CHARS = 1024
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_MAX_INFO_BYTES = 64 << 20
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
-
-
-def is_local(root: str) -> bool:
-    return not _SCHEME.match(root)
+_ClassName = Annotated[str, Field(min_length=1), AfterValidator(to_nfc)]
 
 
 def parse_location(data_path: str) -> tuple[str, list[str] | None]:
@@ -33,11 +38,11 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     """
     if data_path.startswith("pipe:"):
         raise UserError("DATA.DATA_PATH: 'pipe:' is a shell command, and is not run; use a folder or a URL")
-    scheme = _SCHEME.match(data_path)
+    scheme = SCHEME.match(data_path)
     if not scheme:
         return _split_pattern(data_path)
     name, rest = scheme[1].lower(), data_path[scheme.end() :].rstrip("/")
-    if name not in REMOTE_SCHEMES:
+    if name not in ("http", "https", "s3", "gs"):
         raise UserError(f"DATA.DATA_PATH: URLs of {shorten(name)} are not supported; use http, https, s3 or gs")
     _check_url(f"{name}://{rest}")
     root, names = _split_pattern(f"{name}://{rest}")
@@ -58,7 +63,7 @@ def _check_url(url: str) -> None:
         raise UserError(f"DATA.DATA_PATH: {shorten(url)} is not a valid URL")
 
 
-def check_not_compressed(path: str) -> None:
+def _check_not_compressed(path: str) -> None:
     """Raises UserError for the name of a compressed archive."""
     if path.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
         raise UserError(f"DATA.DATA_PATH: {shorten(path)}: a compressed archive cannot be read in parts; decompress it")
@@ -68,9 +73,9 @@ def _split_pattern(path: str) -> tuple[str, list[str] | None]:
     """Splits a path before its first part with a brace, or before a last part `*.tar`: the rest is a pattern."""
     is_folder = is_local(path) and os.path.isdir(path)
     if not is_folder:
-        check_not_compressed(path)
+        _check_not_compressed(path)
     start = path.find("{")
-    if is_folder or (start < 0 and not path.endswith(SHARD_SUFFIX)):
+    if is_folder or (start < 0 and not path.endswith(_SUFFIX)):
         return path.rstrip("/") or "/", None
     slash = path.rfind("/", 0, start if start >= 0 else None)
     root = path[:slash] or "/" if slash >= 0 else "."
@@ -89,19 +94,113 @@ def _expand(pattern: str) -> list[str]:
     if not 0 < len(names) <= MAX_NAMES:
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
     for name in names:
-        if problem := name_problem(name):
+        if problem := _name_problem(name):
             raise UserError(f"DATA.DATA_PATH: {shorten(name)}, from the pattern {shown}, {problem}")
     if len(set(names)) < len(names):
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} names a shard twice")
     return names
 
 
-def name_problem(name: str) -> str | None:
+def _name_problem(name: str) -> str | None:
     """Returns why this text is no name of a shard relative to the root, or None. It may come from a foreign file."""
-    if not name.endswith(SHARD_SUFFIX):
-        return f"does not end with {SHARD_SUFFIX}"
+    if not name.endswith(_SUFFIX):
+        return f"does not end with {_SUFFIX}"
     if len(name) > _MAX_NAME_CHARS or not name.isprintable() or "\\" in name:
         return "is too long, or contains control characters or backslashes"
     if ":" in name or any(part in ("", ".", "..") for part in name.split("/")):
         return "is not a relative path without '..' and ':'"
     return None
+
+
+@dataclass
+class FoundShards:
+    """The sorted names of the shards of each split: 'train', 'val', 'test', or only 'all'.
+
+    class_names: the name of each label, or None. label_key: the key of the label in a sample's JSON file, or ''.
+    """
+
+    splits: dict[str, list[str]]
+    class_names: list[str] | None = None
+    label_key: str = ""
+
+
+def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundShards:
+    """Finds the shards by their `names`, by `_info.json`, or in the root and its folders whose names contain a split.
+
+    Raises UserError: no shard is found, or it is not clear to which split one belongs.
+    """
+    if names:
+        return _split_by_name(names, store)
+    if (info := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:
+        return _read_info(info, store.url(INFO_FILE))
+    if not store.files.can_list:
+        raise UserError(
+            f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; give a "
+            f"pattern, such as {store.url('train-{0000..0127}.tar')}"
+        )
+    files, folders = store.list_folder()
+    for folder in folders:
+        if split_of(folder):
+            files += store.list_folder(folder)[0]
+    if shards := [file for file in files if not _name_problem(file) and not file.split("/")[-1].startswith(".")]:
+        return _split_by_name(shards, store)
+    for file in files:
+        _check_not_compressed(file)
+    raise UserError(
+        f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}); check it, or use -dataset=folder for images"
+    )
+
+
+def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
+    splits = defaultdict[str, list[str]](list)
+    for name in sorted(names):
+        splits[split_of(name) or "all"].append(name)
+    if "all" in splits and len(splits) > 1:
+        other = next(names for split, names in splits.items() if split != "all")[0]
+        raise UserError(
+            f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has; rename it, "
+            "or move it out of the data set"
+        )
+    return FoundShards(dict(splits))
+
+
+def _check_name(name: str) -> str:
+    if problem := _name_problem(name):
+        raise ValueError(f"{shorten(name)} {problem}")
+    return name
+
+
+class _Split(BaseModel, strict=True):
+    filenames: list[Annotated[str, AfterValidator(_check_name)]] = Field(min_length=1, max_length=MAX_NAMES)
+    alt_label: str | None = None
+
+
+class _Info(BaseModel, strict=True):
+    splits: dict[str, _Split] = Field(min_length=1)
+    class_names: list[_ClassName] | None = Field(None, min_length=1, max_length=10**6)
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Info":
+        splits = list(map(SPLIT_NAMES.get, self.splits))
+        shards = [name for split in self.splits.values() for name in split.filenames]
+        if None in splits or len(set(splits)) < len(splits):
+            raise ValueError(f"the splits {shorten(list(self.splits))} are not train, val and test")
+        if len(set(shards)) < len(shards) or len(set(self.class_names or ())) < len(self.class_names or ()):
+            raise ValueError("names a shard or a class twice")
+        if len({split.alt_label or "" for split in self.splits.values()}) > 1:
+            raise ValueError("has several values of 'alt_label'")
+        return self
+
+
+def _read_info(data: bytes, url: str) -> FoundShards:
+    """Reads timm's description of a data set, which may come from anyone; raises UserError."""
+    try:
+        info = _Info.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = f"{shorten('.'.join(map(str, first['loc'])))}: " if first["loc"] else ""
+        problem = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"{url}: {key}{problem}; correct it, or give a pattern of names instead") from None
+    splits = {SPLIT_NAMES[name]: sorted(split.filenames) for name, split in info.splits.items()}
+    label_key = next(iter(info.splits.values())).alt_label or ""
+    return FoundShards(splits, class_names=info.class_names, label_key=label_key)

@@ -1,20 +1,29 @@
-"""The samples of a shard with their labels, by WebDataset's rule.
+"""The samples of a tar shard with their labels, read once from its first byte to its last.
 
-Consecutive files that differ in their extension only are one sample. The key of a file is its path up to the first dot
-of its basename; the rest is its extension, in lower case.
+`tarfile.TarFile` does not read a whole archive: it ends silently at an invalid header, and reads extension headers of
+any size and depth. It reads the headers of one member. Formats: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar,
+without sparse files.
+
+Samples are those of WebDataset: consecutive files that differ in their extension only. The key of a file is its path up
+to the first dot of its basename; the rest is its extension, in lower case.
 """
 
+import io
 import json
 import re
+import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from configs.reading.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.shards.archive import Archive, Member
 from datasets.sources.files.rows import LABEL_DIGITS
+from datasets.sources.samples import MAX_FILE_BYTES
+from utils.errors import UserError
 
 Label = int | str | None
 
@@ -23,7 +32,151 @@ LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of clas
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
 _EXTENSIONS = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
-_NO_IMAGE = f"have no image (.{', .'.join(_EXTENSIONS)})"
+
+_BLOCK_BYTES = tarfile.BLOCKSIZE
+_CHUNK_BYTES = 1 << 22
+_MAX_HEADER_BYTES = 1 << 16  # of a member, with its extension headers
+_HEADERS_OF_NEXT = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
+_FIX = "copy or write the shard again"
+
+
+class DamagedShard(UserError):
+    """A shard that is damaged or has content that is refused; other shards may be read."""
+
+
+class Member(NamedTuple):
+    """A regular file in an archive: its path, the position of its first byte, its size in bytes."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def chunks_of(file: BinaryIO) -> Iterator[bytes]:
+    """The rest of the bytes of a file, which is then closed."""
+    with file:
+        yield from iter(partial(file.read, _CHUNK_BYTES), b"")
+
+
+class Archive:
+    """Iterates over the regular files of an archive, in its order. Directories are left out.
+
+    `read` and `crc32` process the content of the current member. `position` is the number of bytes read so far; after
+    the last member it is the size of the archive.
+
+    Raises DamagedShard while iterating: the archive is damaged or cut short, lacks its end mark, or has data after it;
+    a member is a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute name or
+    one with `..`.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], origin: str) -> None:
+        """`chunks` are the bytes of the archive, in pieces of any size; `origin` is its path or URL in errors."""
+        self.origin, self.position = origin, 0
+        self._chunks, self._rest = iter(chunks), memoryview(b"")
+        self._end_of_content = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        while header := self._read_headers():
+            self._check_member(header)
+            if header.isdir():
+                continue
+            self._end_of_content = self.position + header.size
+            yield Member(header.name, self.position, header.size)
+            end = self._end_of_content + -self._end_of_content % _BLOCK_BYTES
+            for _ in self._parts(end - self.position):
+                pass
+            if self.position < end:
+                raise self._cut_short(f"in the member {shorten(header.name)}")
+        end = self.position
+        if any(part.tobytes().strip(b"\0") for part in self._parts(1 << 62)):
+            fix = f"join archives with tar -A, not with cat; or {_FIX}"
+            raise self.error(f"has data after its end at byte {end:,}", fix)
+
+    def read(self, max_bytes: int) -> bytes:
+        """The rest of the content of the current member, at most `max_bytes` of it."""
+        return b"".join(self._parts(min(self._end_of_content - self.position, max_bytes)))
+
+    def crc32(self) -> int:
+        """CRC-32 of the rest of the content of the current member."""
+        crc = 0
+        for part in self._parts(self._end_of_content - self.position):
+            crc = zlib.crc32(part, crc)
+        return crc
+
+    def error(self, problem: str, fix: str = _FIX) -> DamagedShard:
+        return DamagedShard(f"{self.origin}: {problem}; {fix}")
+
+    def _cut_short(self, place: str) -> DamagedShard:
+        return self.error(f"is cut short after {self.position:,} bytes, {place}")
+
+    def _parts(self, size: int) -> Iterator[memoryview]:
+        """The next `size` bytes, or fewer at the end of the archive, without a copy."""
+        while size > 0:
+            while not self._rest:
+                if (chunk := next(self._chunks, None)) is None:
+                    return
+                self._rest = memoryview(chunk)
+            part, self._rest = self._rest[:size], self._rest[size:]
+            self.position += len(part)
+            size -= len(part)
+            yield part
+
+    def _read_headers(self) -> tarfile.TarInfo | None:
+        """The headers of the next member, as one; None at the end mark, a block of zeros."""
+        start, blocks = self.position, b""
+        while True:
+            header, block = self._read_header()
+            if not header and not blocks:
+                return None
+            blocks += block
+            if not header or header.type not in (*_HEADERS_OF_NEXT, tarfile.XGLTYPE):
+                break
+            if not 0 <= header.size <= _MAX_HEADER_BYTES - len(blocks):
+                raise self.error(f"has extension headers at byte {start:,} with more than {_MAX_HEADER_BYTES:,} bytes")
+            content = b"".join(self._parts(header.size + -header.size % _BLOCK_BYTES))
+            blocks = blocks[:-_BLOCK_BYTES] if header.type == tarfile.XGLTYPE else blocks + content
+        if header and (len(blocks) == _BLOCK_BYTES or header.type == tarfile.GNUTYPE_SPARSE):
+            return header  # `tarfile` would read the map of a sparse file in the blocks after it
+        try:
+            with tarfile.open(fileobj=io.BytesIO(blocks), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+                header = tar.next()
+        except Exception:  # of almost any type, for a damaged header
+            header = None
+        if not header:
+            raise self.error(f"is damaged at byte {start:,} (no valid header)")
+        return header
+
+    def _read_header(self) -> tuple[tarfile.TarInfo | None, bytes]:
+        """The next block and its content, a header; None for the end mark."""
+        start = self.position
+        block = b"".join(self._parts(_BLOCK_BYTES))
+        if start == 0 and block.startswith(_COMPRESSED):
+            raise self.error("is compressed", "unpack it: samples are read at their positions in the archive")
+        if len(block) < _BLOCK_BYTES:
+            raise self._cut_short("in a header" if block else "before the end mark of the archive")
+        try:
+            return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape"), block
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # not in typeshed
+            return None, block
+        except (tarfile.HeaderError, ValueError):
+            problem = f"is damaged at byte {start:,} (no valid header)" if start else "is not a tar archive"
+            raise self.error(problem) from None
+
+    def _check_member(self, header: tarfile.TarInfo) -> None:
+        if header.islnk() or header.issym():
+            problem, fix = "is a link", "write the file itself (tar --dereference --hard-dereference)"
+        elif header.issparse() or header.type == tarfile.GNUTYPE_SPARSE:
+            problem, fix = "is a sparse file", "write the archive without --sparse"
+        elif not (header.isreg() or header.isdir()):
+            problem, fix = f"is a device, a pipe or no file (type {header.type!r})", "leave it out"
+        elif header.name.startswith("/") or ".." in header.name.split("/") or "\0" in header.name or not header.name:
+            problem, fix = "is not a path inside the archive", "write relative paths without .."
+        elif not 0 <= header.size <= MAX_FILE_BYTES:
+            problem, fix = f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}", "leave it out"
+        else:
+            return
+        raise self.error(f"member {shorten(header.name)} {problem}", fix)
 
 
 class Record(NamedTuple):
@@ -37,29 +190,12 @@ class Record(NamedTuple):
     group: str = ""
 
 
-class Remarks(dict[str, tuple[int, str]]):
-    """Facts about samples that may be intended: a text, the number of samples, the name of one."""
-
-    def count(self, text: str, example: str, number: int = 1) -> None:
-        total, first = self.get(text, (0, example))
-        self[text] = (total + number, first)
-
-    def add(self, others: "Remarks") -> None:
-        for text, (number, example) in others.items():
-            self.count(text, example, number)
-
-    def notes(self) -> list[str]:
-        return [f"{number:,} samples {text}, such as {example}" for text, (number, example) in self.items()]
+Remarks = dict[str, tuple[int, str]]  # facts about samples that may be intended: how many samples, one of them
 
 
-class _File(NamedTuple):
-    """A file of a sample. crc: of an image; content: the first bytes of a .cls or .json file."""
-
-    key: str
-    extension: str
-    member: Member
-    crc: int
-    content: bytes
+def add_remark(remarks: Remarks, text: str, number: int, example: str) -> None:
+    total, first = remarks.get(text, (0, example))
+    remarks[text] = (total + number, first)
 
 
 def read_records(
@@ -67,16 +203,14 @@ def read_records(
 ) -> tuple[list[Record], Remarks]:
     """The samples of a shard that have an image, in its order, and remarks. `find_label` gives their labels.
 
-    group_key: of their groups in .json; '' for none.
-
     The image is the file with the first of `IMAGE_EXTENSIONS`. Files are ignored if their basename has no extension,
     or begins with a dot, or begins and ends with two underscores.
 
-    chunks, origin: as of `Archive`. num_bytes: the size of the shard.
+    chunks, origin: as of `Archive`. num_bytes: the size of the shard. group_key: of the groups in .json; '' for none.
 
     Raises DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
     """
-    archive, records, remarks, keys = Archive(chunks, origin), [], Remarks(), set()
+    archive, records, remarks, keys = Archive(chunks, origin), list[Record](), Remarks(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
         files: dict[str, _File] = {}
         for file in group:
@@ -87,23 +221,34 @@ def read_records(
             problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
             raise archive.error(problem, "sort the files (tar --sort=name), or rename some")
         keys.add(key)
-        images = [files[extension] for extension in _EXTENSIONS if extension in files]
-        if not images:
-            remarks.count(_NO_IMAGE, shorten(next(iter(files.values())).member.name))
+        image = next((files[extension] for extension in _EXTENSIONS if extension in files), None)
+        if not image:
+            first = next(iter(files.values())).member.name
+            add_remark(remarks, f"have no image (.{', .'.join(_EXTENSIONS)})", 1, shorten(first))
             continue
-        name, offset, length = images[0].member
+        name, offset, length = image.member
+        contents = {extension: file.content for extension, file in files.items()}
         try:
-            contents = {extension: file.content for extension, file in files.items()}
             label, group_name = find_label(contents, key, label_key), _find_group(contents, group_key)
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:
-            remarks.count(f"are left out: their label {shorten(label_key)} is -1", shorten(name))
+            add_remark(remarks, f"are left out: their label {shorten(label_key)} is -1", 1, shorten(name))
         else:
-            records.append(Record(offset, length, images[0].crc, label, name, group_name))
+            records.append(Record(offset, length, image.crc, label, name, group_name))
     if archive.position != num_bytes:
         raise archive.error(f"has {archive.position:,} bytes, not {num_bytes:,}", "start again when it is complete")
     return records, remarks
+
+
+class _File(NamedTuple):
+    """A file of a sample. crc: of an image; content: the first bytes of a .cls or .json file."""
+
+    key: str
+    extension: str
+    member: Member
+    crc: int
+    content: bytes
 
 
 def _files(archive: Archive) -> Iterator[_File]:

@@ -1,21 +1,25 @@
-"""Reads the bytes of shards in a folder, on a web server, in S3 or GCS: the same methods, errors and retries."""
+"""Reads the bytes of shards in a folder, on a web server, in S3 or GCS: the same methods, errors and retries.
 
+The text of a library's error is never shown: it contains the answer of the server, and may contain signed URLs.
+"""
+
+import math
 import os
+import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from obstore.exceptions import NotSupportedError, PermissionDeniedError, UnauthenticatedError
+from obstore import exceptions
 from obstore.store import GCSStore, HTTPStore, S3Store
 
-from datasets.shards.archive import chunks_of
 from datasets.shards.index import LOCAL_VERSION, Shard
-from datasets.shards.location import is_local
-from datasets.shards.store_errors import STORE_ERRORS, RangesNotSupported, changed, describe
+from datasets.shards.records import chunks_of
 from utils.errors import Unavailable
 from utils.files import open_regular_file
 from utils.threads import DaemonPool, tell_wait
@@ -26,7 +30,91 @@ _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
 _CHUNK_BYTES = 1 << 18
 _CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
 _COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
+# ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
+_STORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
+_PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+}
+_CHECK, _NETWORK = "check DATA.DATA_PATH", "check the network and the server, then resume"
+_METADATA_PATHS = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/")  # machines in a cloud have these
+_METADATA_SECONDS = 15.0
+
+
+def is_local(root: str) -> bool:
+    return not SCHEME.match(root)
+
+
+class RangesNotSupported(Unavailable):
+    """The server sends whole files only."""
+
+
+class Problem(NamedTuple):
+    """text: the problem; fix: the action of the user; retry_seconds: the time in which another attempt may succeed."""
+
+    text: str
+    fix: str
+    retry_seconds: float = 0.0
+
+
+# Parts of obstore's error texts without an answer of a server; the first match counts.
+_PROBLEMS = {
+    "TooManyRedirects": Problem("the server redirects without end", _CHECK),
+    "BadScheme": Problem("the server redirects to a URL without encryption, or the endpoint is not a URL", _CHECK),
+    "incorrectly configured region": Problem("the bucket is in another region", "set AWS_REGION"),
+    "ertificate": Problem("the TLS certificate of the server is not valid", "check the URL, and SSL_CERT_FILE"),
+    "dns error": Problem("the host is not found", _NETWORK, math.inf),
+    "ConnectionRefused": Problem("the connection is refused", _NETWORK, math.inf),
+    "ConnectionReset": Problem("the connection is reset", _NETWORK, math.inf),
+    "IncompleteBody": Problem("the answer ends too early", _NETWORK, math.inf),
+    "TimedOut": Problem("the server does not answer", _NETWORK, math.inf),
+    "": Problem("the connection fails", _NETWORK, math.inf),
+}
+
+
+def changed(root: str) -> Problem:
+    """A shard of this `root` is another one than its index describes."""
+    copy = "" if is_local(root) else " -output index.safetensors, copy this file to the shards"
+    command = f"python scripts/index_shards.py -data_path={shlex.quote(root)}{copy}"
+    return Problem("has changed since it was indexed", f"index it again: {command}, then resume")
+
+
+def _describe(error: Exception, root: str) -> Problem:
+    """Describes an error of obstore or of the operating system, in a store with this `root`."""
+    text, credentials = str(error), _CREDENTIALS.get(root.partition("://")[0], "use a server without a login")
+    match error:
+        case FileNotFoundError():
+            return Problem("does not exist", _CHECK)
+        case OSError():
+            return Problem(f"cannot be read ({error.strerror or type(error).__name__})", "check the disk, then resume")
+        case exceptions.UnauthenticatedError():
+            return Problem("the server asks for credentials (status 401)", credentials)
+        case exceptions.PermissionDeniedError():
+            return Problem("access is refused (status 403)", f"check the URL, or {credentials}")
+        case exceptions.NotSupportedError():
+            return Problem("the server sends whole files only", "set DATA.CACHE_GB, which downloads them")
+        case ValueError():
+            return Problem("is not a valid name or URL", _CHECK)
+    if isinstance(error, exceptions.PreconditionError) or _BEYOND_END.search(text):
+        return changed(root)
+    status = _STATUS.search(text)
+    if any(path in text[: status.start() if status else None] for path in _METADATA_PATHS):
+        is_answer = status and not status[1].startswith("5")
+        return Problem("no credentials are found", credentials, 0.0 if is_answer else _METADATA_SECONDS)
+    if status and "<Code>NoSuchBucket</Code>" in text:
+        return Problem("the bucket does not exist", _CHECK)
+    if status:
+        may_pass = status[1].startswith("5") or status[1] in _PASSING_STATUS
+        problem = f"the server answers with status {status[1]}"
+        return Problem(problem, "check the server, then resume", math.inf if may_pass else 0.0)
+    if "redential" in text or "ervice account" in text:
+        return Problem("the credentials cannot be used", credentials)
+    return next(problem for part, problem in _PROBLEMS.items() if part in text)
 
 
 class LocalFiles:
@@ -101,7 +189,7 @@ class RemoteFiles:
     def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
         try:
             result, skipped = self.store.get(name, options={"range": {"offset": start}} if start else None), 0
-        except NotSupportedError:  # the server sends whole files only
+        except exceptions.NotSupportedError:  # the server sends whole files only
             result, skipped = self.store.get(name), start
         found = Shard(name, result.meta["size"], result.meta["e_tag"])
         return found, _without_start(map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES)), skipped)
@@ -125,8 +213,8 @@ class ShardStore:
     def files(self) -> LocalFiles | RemoteFiles:
         try:
             return LocalFiles(self.root) if self.is_local else RemoteFiles(self.root, self.timeout_seconds)
-        except STORE_ERRORS as error:
-            problem = describe(error, self.root)
+        except _STORE_ERRORS as error:
+            problem = _describe(error, self.root)
             raise Unavailable(f"{self.root}: {problem.text}; {problem.fix}") from None
 
     def url(self, name: str) -> str:
@@ -159,7 +247,7 @@ class ShardStore:
         def read() -> bytes | None:
             try:
                 found, chunks = self.files.open_stream(name, 0)
-            except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError):
+            except (FileNotFoundError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
                 return None
             if found.num_bytes > max_bytes:
                 raise Unavailable(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
@@ -205,12 +293,12 @@ class ShardStore:
         while True:
             try:
                 return call()
-            except STORE_ERRORS as error:
-                problem, waited = describe(error, self.root), time.monotonic() - started
+            except _STORE_ERRORS as error:
+                problem, waited = _describe(error, self.root), time.monotonic() - started
                 until_last_call = self.timeout_seconds - self.files.attempt_seconds
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
-                    kind = RangesNotSupported if isinstance(error, NotSupportedError) else Unavailable
+                    kind = RangesNotSupported if isinstance(error, exceptions.NotSupportedError) else Unavailable
                     raise kind(f"{url}: {problem.text}{tried}; {problem.fix}") from None
             tell_wait(f"the run waits for {url}: {problem.text}", waited)
             time.sleep(pause_seconds)

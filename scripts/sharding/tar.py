@@ -21,9 +21,8 @@ from tqdm import tqdm
 
 from datasets.decoding.decode import open_with_pillow
 from datasets.loading.workers import default_num_workers
-from datasets.shards.archive import DamagedShard, chunks_of
 from datasets.shards.index import Index, Shard, join, to_index
-from datasets.shards.records import read_records
+from datasets.shards.records import DamagedShard, chunks_of, read_records
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from utils.errors import UserError
 from utils.files import fsync_path, open_atomically, open_regular_file, own_file

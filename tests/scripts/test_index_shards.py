@@ -8,9 +8,8 @@ from test_layers import loaded_with
 
 from configs.schema import Data
 from datasets.decoding.images import BadImage
-from datasets.shards import build
-from datasets.shards.build import open_index
-from datasets.shards.data_set import TarShards
+from datasets.shards import data_set
+from datasets.shards.data_set import TarShards, open_index
 from datasets.shards.index import INDEX_NAME, encode_index, read_index
 from datasets.shards.store import ShardStore
 from scripts.index_shards import main
@@ -48,7 +47,7 @@ def test_the_index_of_a_web_server_is_used_beside_its_shards(folder, tmp_path, m
         with pytest.raises(UserError, match=rf"^{server.url}: .* -output"):
             main(flags(pattern, tmp_path))
         assert main(flags(pattern, tmp_path, f"-output={folder / INDEX_NAME}")) == 0
-        monkeypatch.setattr(build, "read_records", None)
+        monkeypatch.setattr(data_set, "read_records", None)
         assert main(flags(pattern, tmp_path / "other", f"-output={tmp_path / 'again'}")) == 0
     assert (tmp_path / "again").stat().st_size == (folder / INDEX_NAME).stat().st_size
 

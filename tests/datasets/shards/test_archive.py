@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tar_files import numbered, tar_of, with_header
 
-from datasets.shards.archive import Archive, DamagedShard, Member
+from datasets.shards.records import Archive, DamagedShard, Member
 
 LONG = "a" * 90 + "/" + "b" * 90 + "/" + "ü" * 60 + ".jpg"
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}

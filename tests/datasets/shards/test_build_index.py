@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tar_files import numbered, tar_of
 
-from datasets.shards import build
-from datasets.shards.build import cached_index, open_index
+from datasets.shards import data_set
+from datasets.shards.data_set import cached_index, open_index
 from datasets.shards.index import INDEX_NAME, Shard, encode_index, read_index
 from datasets.shards.records import read_records
 from datasets.shards.store import ShardStore
@@ -168,7 +168,7 @@ def test_all_damaged_shards_are_named_and_the_others_are_kept(store, cache):
 
 @pytest.mark.parametrize("error", [UserError("http://host/d/train-3.tar: does not answer"), KeyboardInterrupt()])
 def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
-    monkeypatch.setattr(build, "_MAX_THREADS", 1)
+    monkeypatch.setattr(data_set, "_MAX_THREADS", 1)
     store.errors["train-3.tar"] = error
     with pytest.raises(type(error)):
         opened(store, cache)
@@ -177,10 +177,10 @@ def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
 
 
 def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
-    monkeypatch.setattr(build, "_MAX_THREADS", 1)
-    monkeypatch.setattr(build, "_SAVE_SECONDS", 0.0)
-    stored, encode = [], build.encode_index
-    monkeypatch.setattr(build, "encode_index", lambda index: stored.append(len(index.shards)) or encode(index))
+    monkeypatch.setattr(data_set, "_MAX_THREADS", 1)
+    monkeypatch.setattr(data_set, "_SAVE_SECONDS", 0.0)
+    stored, encode = [], data_set.encode_index
+    monkeypatch.setattr(data_set, "encode_index", lambda index: stored.append(len(index.shards)) or encode(index))
     opened(store, cache)
     assert stored == [1, 2, 3, 4, 4]
 
@@ -201,7 +201,7 @@ def test_processes_build_an_index_once(tmp_path, cache, monkeypatch):
         time.sleep(0.2)
         return read_records(chunks, origin, *more)
 
-    monkeypatch.setattr(build, "read_records", slow)
+    monkeypatch.setattr(data_set, "read_records", slow)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     processes = [context.Process(target=_open, args=(tmp_path, cache, results)) for _ in range(3)]

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from datasets.shards.data_set import find_shards
-from datasets.shards.location import is_local, parse_location
-from datasets.shards.store import ShardStore
+from datasets.shards.location import parse_location
+from datasets.shards.store import ShardStore, is_local
 from datasets.sources.split_names import split_of
 from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError

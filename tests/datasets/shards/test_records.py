@@ -6,8 +6,7 @@ import pytest
 import webdataset
 from tar_files import numbered, tar_of
 
-from datasets.shards.archive import DamagedShard
-from datasets.shards.records import Record, Remarks, read_records
+from datasets.shards.records import DamagedShard, Record, Remarks, read_records
 
 
 def records_of(files, label_key: str = "") -> tuple[list[Record], Remarks]:

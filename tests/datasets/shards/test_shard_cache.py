@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
-from datasets.shards import cache as cache_module
-from datasets.shards.cache import ReadAhead, ShardCache, cache_folder
+from datasets.shards import samples as cache_module
 from datasets.shards.index import Shard
+from datasets.shards.samples import ReadAhead, ShardCache, cache_folder
 from datasets.shards.store import ShardStore
 from engine.run.facts import FACTS, read_facts
 from engine.run.log import RunLogger

@@ -7,8 +7,7 @@ from ctypes import c_double
 import pytest
 
 from datasets.shards.index import Shard
-from datasets.shards.store import ShardStore
-from datasets.shards.store_errors import RangesNotSupported
+from datasets.shards.store import RangesNotSupported, ShardStore
 from tests.datasets.shards.range_server import SECRET, body, etag, no_answer, range_server, status
 from utils import threads as waits
 from utils.errors import Unavailable
