@@ -27,9 +27,9 @@ ENGINE_LAYERS = [
     {"profiling"},
     {"features"},
     {"training"},
-    {"plan"},
     {"report"},
     {"evaluation"},
+    {"plan"},
     {"run"},
     {"checkpoint", "precision", "parallel", "progress"},
 ]

@@ -8,12 +8,12 @@ from torch import nn
 from configs.reading.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
+from engine.evaluation.session import build_sessions
 from engine.plan.training import plan_training
 from engine.run.flops import count_parameters, forward_flops
 from engine.run.folder import log_options
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
-from engine.training.eval_session import build_sessions
 from engine.training.losses.loss import build_loss
 from engine.training.session import build_session
 from engine.training.small_images import measure_baseline

@@ -6,13 +6,13 @@ from dataclasses import replace
 from configs.reading.command_line import Command
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import build_eval_loader
+from engine.evaluation.session import build_eval_files, build_sessions
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.folder import open_new_folder, start_log
 from engine.run.result import Result, write_result
 from engine.run.step_report import log_validation
-from engine.training.eval_session import build_eval_files, build_sessions
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.files import absolute_file

@@ -10,9 +10,9 @@ from datasets.sources.samples import names_of_labels
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.pictures import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions, digest_inputs, open_part_file
+from engine.evaluation.session import EvaluationSession, build_ensemble, build_loader
 from engine.run.log import RunLogger
 from engine.run.step_report import log_validation
-from engine.training.eval_session import EvaluationSession, build_ensemble, build_loader
 from utils.distributed import broadcast_object
 from utils.errors import UserError
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from configs.reading.command_line import Command
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.commands.label import label
+from engine.evaluation.session import build_sessions
 from engine.features.store import embed
 from engine.run.folder import check_shared, open_new_folder, start_log
-from engine.training.eval_session import build_sessions
 from utils.distributed import ProcessContext
 
 

@@ -21,8 +21,8 @@ from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.predictions import BATCHES_PER_WRITE, digest_inputs
 from engine.evaluation.results import name_of_target
+from engine.evaluation.session import EvaluationSession
 from engine.run.log import RunLogger
-from engine.training.eval_session import EvaluationSession
 from models.features import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError

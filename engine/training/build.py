@@ -10,6 +10,11 @@ from configs.schema.model import Model
 from datasets.sources.class_order import find_ambiguity
 from datasets.sources.samples import list_names, map_labels
 from datasets.transforms.device import TrainTransform
+from engine.evaluation.session import (
+    apply_op_lists,
+    attention_notes,
+    dummy_images,
+)
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import Strategy, build_strategy, unused_parameters
 from engine.plan.training import Plan
@@ -18,11 +23,6 @@ from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Fact
 from engine.run.flops import copy_to_meta, count_parameters
 from engine.run.step_timer import StepTimer
-from engine.training.eval_session import (
-    apply_op_lists,
-    attention_notes,
-    dummy_images,
-)
 from engine.training.losses.loss import StepLoss, build_loss, build_step_loss, read_class_weights
 from engine.training.optimizer import (
     build_optimizer,

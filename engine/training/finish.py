@@ -9,11 +9,11 @@ from configs.reading.command_line import Command
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST, saved_path
+from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
 from engine.report import REPORT
 from engine.run.folder import next_command
 from engine.run.result import TEST_EVALUATION, Result, TestResult, write_result
 from engine.run.step_report import log_validation
-from engine.training.eval_session import EvalModel, build_eval_files, build_eval_model
 from engine.training.run_files import Evaluated, evaluated_epoch
 from engine.training.trainer import Trainer
 from utils.device import device_name, peak_memory_bytes

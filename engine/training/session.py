@@ -20,6 +20,7 @@ from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_fo
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
+from engine.evaluation.session import build_eval_files, build_evaluator
 from engine.plan.training import Plan
 from engine.precision.master_weights import average_warning, describe_average
 from engine.run.facts import Devices, Fact, TrainingData
@@ -29,7 +30,6 @@ from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter
 from engine.training.build import build_train_state
-from engine.training.eval_session import build_eval_files, build_evaluator
 from engine.training.optimizer import lr_warning, schedule_warnings
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState

@@ -23,8 +23,8 @@ from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
+from engine.evaluation.session import build_eval_model
 from engine.run.flops import count_parameters
-from engine.training.eval_session import build_eval_model
 from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.exporting.hf_folder import load_hf, write_hf

@@ -11,7 +11,7 @@ from datasets.loading.loader import build_eval_loader
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import exported_entry, read_record
-from engine.training.eval_session import build_eval_model
+from engine.evaluation.session import build_eval_model
 from models.weights.fit import load_pretrained
 from models.weights.names import State
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained

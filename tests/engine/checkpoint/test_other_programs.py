@@ -15,8 +15,8 @@ from configs.weights import find_weights
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import CheckpointWriter
 from engine.checkpoint.weights_record import read_record
+from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import options_of_weights
-from engine.training.eval_session import build_eval_model
 from utils.errors import UserError
 from utils.files import atomic_save
 

@@ -21,10 +21,10 @@ from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint import weights_record
+from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import plan_evaluation
 from engine.run.facts import Preprocessing, read_facts
 from engine.run.log import RunLogger
-from engine.training.eval_session import build_eval_model
 from models.build import build_model
 from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
