@@ -4,8 +4,9 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +20,11 @@ from engine.checkpoint.run_folder import (
     BEST,
     FILE,
     FORMAT,
+    check_same_checkpoint,
     checkpoints_by_progress,
     is_checkpoint,
     is_run_folder,
+    lock_run_folder,
     modified_time,
 )
 from engine.checkpoint.weights_record import ENTRY, is_description, read_split
@@ -43,84 +46,6 @@ _CONTENT = {
 }  # fmt: skip
 
 
-class FoundCheckpoint(NamedTuple):
-    """A checkpoint to resume from, and a line for each checkpoint that was skipped."""
-
-    path: Path
-    state: dict[str, Any]
-    notes: list[str]
-
-    @property
-    def run_folder(self) -> Path | None:
-        """The folder of the run that wrote it; None if it lies elsewhere."""
-        return self.path.parent if is_run_folder(self.path.parent) else None
-
-
-def find_checkpoint(
-    resume: str,
-    output: Path,
-    lock: Callable[[Path], Any] = lambda folder: None,
-    is_candidate: Callable[[Path], bool] = lambda folder: True,
-    best_first: bool = False,
-    load: Callable[[Path], dict[str, Any]] | None = None,
-) -> FoundCheckpoint | None:
-    """Finds the checkpoint that `-resume` names.
-
-    resume: a checkpoint, with or without its extension; or the folder of a run, for its most recent valid checkpoint;
-    or 'auto', for the most recent run in `output` for which `is_candidate` is true and which has a valid checkpoint
-    (None if there is none yet).
-    best_first: prefers the best checkpoint, for evaluations. lock: called with a run's folder before it is read.
-    load: reads a checkpoint, default `load_checkpoint`.
-
-    Raises:
-        UserError: no such file or folder, or no valid checkpoint in it.
-    """
-    named = None if resume == "auto" else _with_extension(Path(resume))
-    if named is None:
-        folders = [folder for folder in _runs_newest_first(output) if is_candidate(folder)]
-        if not folders:
-            return None
-    else:
-        folders = [named.parent] if is_checkpoint(named) else [named] if named.is_dir() else []
-    load = load or load_checkpoint
-    refused: list[UserError] = []
-    for folder in folders:
-        if is_run_folder(folder):
-            lock(folder)
-        paths = checkpoints_by_progress(folder) or sorted(folder.glob(f"*{PADDLE}"), key=modified_time)[-1:]
-        if best_first:
-            paths.sort(key=lambda path: path.stem != Path(BEST).stem)
-        for path in [named] if named and is_checkpoint(named) else paths:
-            try:
-                return FoundCheckpoint(path, load(path), list(map(str, refused)))
-            except UserError as error:
-                refused.append(error)
-    if runs := [folder.name for folder in _runs_newest_first(named)] if named and not refused else []:
-        raise UserError(f"-resume {resume}: is a folder of {len(runs)} runs; give one of them: {list_names(runs)}")
-    if not refused:
-        problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
-        if named and not os.path.exists(named):
-            problem, others = "no such file or folder", _runs_newest_first(named.parent)
-            fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)
-        raise Unavailable(f"-resume {resume}: {problem}; {fix}")
-    several = f"none of {len(refused)} checkpoints is valid: " if len(refused) > 1 else ""
-    kind = UserError if all(error.status == REFUSED for error in refused) else Unavailable
-    raise kind(f"{several}{refused[0]}")
-
-
-def _with_extension(path: Path) -> Path:
-    """`path`, or the checkpoint whose name without its extension is `path`."""
-    extensions = ("", FILE, SHARDS, PADDLE, _PADDLE_OPTIMIZER)
-    return next((file for end in extensions if os.path.exists(file := Path(f"{path}{end}"))), path)
-
-
-def _runs_newest_first(output: Path) -> list[Path]:
-    """The folders of runs that have a checkpoint."""
-    checkpoints = {folder: checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
-    newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
-    return sorted(newest, key=newest.__getitem__, reverse=True)
-
-
 class Place(NamedTuple):
     """A checkpoint in the folder of a run, and where it stands: its epoch and the share of the epoch, and its step."""
 
@@ -135,7 +60,7 @@ class Place(NamedTuple):
         return self.best is not None and self.progress == (self.best["epoch"], 0.0)
 
 
-def place_of(path: Path, state: dict[str, Any]) -> Place:
+def _place_of(path: Path, state: dict[str, Any]) -> Place:
     steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
     progress = state["epoch"], state["done_steps"] / max(steps, 1)
     return Place(path, progress, state["epoch"] * steps + state["done_steps"], state["best"])
@@ -146,16 +71,123 @@ def read_places(folder: Path) -> list[Place]:
     places = []
     for path in checkpoints_by_progress(folder):
         with suppress(AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
-            place = place_of(path, read_entries(path))
+            place = _place_of(path, read_entries(path))
             places += [place] if place.best is None or _is_best(place.best) else []
     return places
 
 
-def find_best(folder: Path, best: dict[str, Any], context: ProcessContext) -> Path | None:
-    """The valid checkpoint with the weights of the evaluation `best`, best.pth first; a collective call."""
-    places: list[Place] = call_on_main(lambda: read_places(folder), context) or []
-    paths = [place.path for place in places if place.is_best and place.best == best]
-    for path in broadcast_object(sorted(paths, key=lambda path: path.stem != Path(BEST).stem), context):
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A checkpoint to resume from, the same one on all ranks.
+
+    notes: a line for each checkpoint that was skipped. run_folder: of the run that wrote it; None if it lies elsewhere.
+    places: of the checkpoints in that folder; none for an evaluation.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    notes: list[str]
+    run_folder: Path | None
+    places: list[Place]
+
+    @property
+    def place(self) -> Place:
+        return _place_of(self.path, self.state)
+
+
+def find_checkpoint(
+    resume: str,
+    context: ProcessContext,
+    runs: Sequence[Path] = (),
+    best_first: bool = False,
+    locks: ExitStack | None = None,
+) -> FoundCheckpoint | None:
+    """Finds and opens the checkpoint that `-resume` names. A collective call; the main process searches.
+
+    resume: a checkpoint, with or without its extension; or the folder of a run, for its most recent valid checkpoint;
+    or 'auto', for the first of `runs` that has a valid checkpoint (None without any run).
+    best_first: prefers the best checkpoint, and reads no places: for evaluations.
+    locks: receives the lock of a run's folder before a checkpoint in it is read, since the run may still write.
+
+    Raises:
+        UserError: no such file or folder, no valid checkpoint in it, or a locked folder.
+    """
+    search, state, refused = _search(resume, runs, best_first, locks), None, list[UserError]()
+    path: Path | None = None
+
+    def describe() -> tuple[Path | None, list[Place]] | None:
+        if path is None:
+            _raise_not_found(resume, refused)
+            return None
+        folder = path.parent if is_run_folder(path.parent) else None
+        return folder, read_places(folder) if folder and not best_first else []
+
+    while path := broadcast_object(call_on_main(lambda: next(search, None), context), context):
+        try:
+            check_same_checkpoint(path, context)
+            state = open_checkpoint(path, context)
+        except UserError as error:
+            refused.append(error)
+            state = None
+        if broadcast_object(state is not None, context):
+            break
+    about = broadcast_object(call_on_main(describe, context), context)
+    if about is None or path is None:
+        return None
+    if state is None:  # on this rank only
+        raise refused[-1]
+    return FoundCheckpoint(path, state, list(map(str, refused)), *about)
+
+
+def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStack | None) -> Iterator[Path]:
+    """The checkpoints to try, in this order."""
+    if resume != "auto":
+        named = _with_extension(Path(resume))
+        runs = [named.parent] if is_checkpoint(named) else [named] if named.is_dir() else []
+    for folder in runs:
+        if locks and is_run_folder(folder):
+            locks.enter_context(lock_run_folder(folder))
+        paths = checkpoints_by_progress(folder) or sorted(folder.glob(f"*{PADDLE}"), key=modified_time)[-1:]
+        if best_first:
+            paths.sort(key=lambda path: path.stem != Path(BEST).stem)
+        yield from [named] if resume != "auto" and is_checkpoint(named) else paths
+
+
+def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
+    """Raises the UserError of a search without a result; 'auto' needs none if there is no run."""
+    if refused:
+        several = f"none of {len(refused)} checkpoints is valid: " if len(refused) > 1 else ""
+        kind = UserError if all(error.status == REFUSED for error in refused) else Unavailable
+        raise kind(f"{several}{refused[0]}")
+    if resume == "auto":
+        return
+    named = _with_extension(Path(resume))
+    if names := [folder.name for folder in runs_newest_first(named)]:
+        raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
+    problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
+    if not os.path.exists(named):
+        problem, others = "no such file or folder", runs_newest_first(named.parent)
+        fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)
+    raise Unavailable(f"-resume {resume}: {problem}; {fix}")
+
+
+def _with_extension(path: Path) -> Path:
+    """`path`, or the checkpoint whose name without its extension is `path`."""
+    extensions = ("", FILE, SHARDS, PADDLE, _PADDLE_OPTIMIZER)
+    return next((file for end in extensions if os.path.exists(file := Path(f"{path}{end}"))), path)
+
+
+def runs_newest_first(output: Path) -> list[Path]:
+    """The folders of runs that have a checkpoint."""
+    checkpoints = {folder: checkpoints_by_progress(folder) for folder in output.glob("*") if is_run_folder(folder)}
+    newest = {folder: max(map(modified_time, paths)) for folder, paths in checkpoints.items() if paths}
+    return sorted(newest, key=newest.__getitem__, reverse=True)
+
+
+def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
+    """The valid checkpoint of the run with the weights of its best evaluation, best.pth first; a collective call."""
+    paths = [place.path for place in found.places if place.is_best and place.best == found.state["best"]]
+    for path in sorted(paths, key=lambda path: path.stem != Path(BEST).stem):
         is_valid = True
         try:
             if path.suffix == SHARDS or context.is_main:

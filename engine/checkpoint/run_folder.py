@@ -7,11 +7,12 @@ strategy. Its saves then replace files by folders, or folders by files.
 
 import math
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ import torch
 
 from configs.reading.option_layers import RUN_OPTIONS
 from models.weights.shards import WEIGHTS
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS, discard_folder, is_checkpoint_folder, link_folder
 from utils.files import atomic_save, atomic_write, link_or_copy, tensor_bytes
 from utils.locks import locked
 from utils.status import STATUS
 from utils.system import control_groups
+from utils.threads import wait_for
 from utils.torch_compat import tree_map_only
 
 if TYPE_CHECKING:
@@ -164,6 +166,72 @@ def is_run_folder(folder: Path) -> bool:
     has_last = not found.isdisjoint((Path(LAST).stem, Path(PREVIOUS).stem))
     has_others = len(found) > 1 or any((folder / name).exists() for name in (RUN_OPTIONS, STATUS, _LOCK))
     return bool(found) and ((has_last and has_others) or any((folder / name).exists() for name in RECORDS))
+
+
+_VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
+
+
+def check_shared(folder: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees a file that rank 0 creates in the folder. A collective call.
+
+    The file has a random name: a folder of the same name on the disk of another host does not pass. Raises UserError on
+    all ranks.
+    """
+    if _is_one_host(context):
+        return
+    own = folder / f".shared-{secrets.token_hex(8)}.tmp"
+    try:
+        if context.is_main:
+            own.touch()
+        blind = _blind_hosts(broadcast_object(own, context).exists, context)
+    finally:
+        if context.is_main:
+            own.unlink(missing_ok=True)
+    if blind:
+        raise Unavailable(
+            f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "
+            "folder on a disk that all hosts share with -output"
+        )
+
+
+def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
+
+    Writes nothing: the folder of an evaluated run may be read-only. Raises UserError on all ranks.
+    """
+    if _is_one_host(context):
+        return
+    file = path / MANIFEST if path.suffix == SHARDS else path
+    size = None
+    if context.is_main:
+        with suppress(OSError):  # reading the checkpoint reports it
+            size = _size(file)
+    size = broadcast_object(size, context)
+    if size is None:
+        return
+    if blind := _blind_hosts(lambda: _size(file) == size, context):
+        raise Unavailable(
+            f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0; put it on a "
+            "disk that all hosts share"
+        )
+
+
+def _is_one_host(context: ProcessContext) -> bool:
+    """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
+    return context.world_size == context.local_world_size
+
+
+def _size(file: Path) -> int:
+    """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
+    with open(file, "rb") as opened:
+        return os.fstat(opened.fileno()).st_size
+
+
+def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:
+    """'node2 and node3 do not see': the hosts on which the condition stays false; '' if there is none."""
+    sees = gather_objects(context.local_rank != 0 or wait_for(is_visible, _VISIBLE_SECONDS), context)
+    blind = list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen))
+    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see" if blind else ""
 
 
 def write_run_options(folder: Path, text: str, steps_done: int) -> None:

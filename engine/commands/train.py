@@ -3,7 +3,6 @@
 from contextlib import ExitStack
 
 from configs.reading.command_line import Command
-from engine.checkpoint.run_folder import lock_run_folder
 from engine.features.probe import run_probe
 from engine.plan.training import plan_training
 from engine.run.folder import start_log
@@ -23,8 +22,7 @@ def train(command: Command, context: ProcessContext) -> int:
     """
     logger = start_log(command, context)
     with ExitStack() as locks:
-        lock = lambda folder: locks.enter_context(lock_run_folder(folder))  # noqa: E731
-        plan = plan_training(command, context, logger, find_batch_size, lock)
+        plan = plan_training(command, context, logger, find_batch_size, locks)
         session = build_session(plan, context, logger)
         record = open_record(command, session, logger, locks)
         locks.callback(record.reporter.close)  # if training fails

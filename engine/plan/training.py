@@ -1,7 +1,7 @@
 """The plan of a training run, and the checkpoint that -resume names."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,69 +22,38 @@ from datasets.registry import has_test_split, read_samples
 from datasets.sources.files.image_checks import check_images
 from datasets.sources.samples import Samples, number_of_classes
 from datasets.sources.split import RunSplit, Splitter, as_read_before
-from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, open_checkpoint
+from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel.strategy import check_same_options
 from engine.run.facts import Preprocessing
-from engine.run.folder import check_same_checkpoint
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
-from utils.distributed import ProcessContext, broadcast_object
-from utils.errors import UserError
+from utils.distributed import ProcessContext
 
 
 def find_on_all_ranks(
-    config: Config,
-    context: ProcessContext,
-    logger: RunLogger,
-    lock: Callable[[Path], object] = nullcontext,
+    config: Config, context: ProcessContext, logger: RunLogger, locks: ExitStack | None = None
 ) -> FoundCheckpoint | None:
-    """Finds the checkpoint that `-resume` names: the main process searches, the other ranks read the same files.
+    """Finds the checkpoint that `-resume` names, see `find_checkpoint`; a collective call.
 
     In a run's folder an evaluation or a prediction prefers `best.pth`. 'auto' passes over the runs of other
     experiments, with a line in the log.
     """
     if not config.model.resume:
         return None
-
-    def is_candidate(folder: Path) -> bool:
-        mismatch = experiment_mismatch(folder / RUN_OPTIONS, config)
-        if mismatch:
-            logger.warn(f"Resume: passed over: {folder}: {mismatch}")
-        return not mismatch
-
-    def load(path: Path) -> dict[str, Any]:
-        return _open_together(broadcast_object(path, context), context)
-
-    if context.is_main:
-        best_first = config.eval.enabled
-        found = find_checkpoint(config.model.resume, Path(config.save), lock, is_candidate, best_first, load)
-        broadcast_object(None, context)
-    else:
-        found = _follow_main(context)
+    runs = []
+    if config.model.resume == "auto" and context.is_main:
+        for folder in runs_newest_first(Path(config.save)):
+            if mismatch := experiment_mismatch(folder / RUN_OPTIONS, config):
+                logger.warn(f"Resume: passed over: {folder}: {mismatch}")
+            else:
+                runs.append(folder)
+    found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)
     for note in found.notes if found else []:
         logger.warn(f"Resume: skipped: {note}")
     if found:
         logger.info(f"----- Resume: from {found.path}")
     return found
-
-
-def _follow_main(context: ProcessContext) -> FoundCheckpoint | None:
-    """Reads the same files as the main process, until that has found a valid checkpoint: all ranks verify parts."""
-    found = error = None
-    while path := broadcast_object(None, context):
-        try:
-            found, error = FoundCheckpoint(path, _open_together(path, context), []), None
-        except UserError as refused:
-            found, error = None, refused
-    if error:
-        raise error
-    return found
-
-
-def _open_together(path: Path, context: ProcessContext) -> dict[str, Any]:
-    check_same_checkpoint(path, context)
-    return open_checkpoint(path, context)
 
 
 FindBatchSize = Callable[[Config, ProcessContext], tuple[int, str]]  # the size, and a line for the log
@@ -123,15 +92,14 @@ def plan_training(
     context: ProcessContext,
     logger: RunLogger,
     find_batch_size: FindBatchSize,
-    lock: Callable[[Path], object] = nullcontext,
+    locks: ExitStack | None = None,
 ) -> Plan:
     """Finds the checkpoint to resume, reads the data, and completes the options. Every rank must call it.
 
     A resumed run keeps its class names and its split. Options of the preprocessing that are not set follow the
     checkpoint, or the weights.
 
-    find_batch_size: for DATA.BATCH_SIZE auto. lock: takes the lock of the folder of a run before its checkpoint is
-    read, since the run may still be writing.
+    find_batch_size: for DATA.BATCH_SIZE auto. locks: receives the lock of the folder of a resumed run.
 
     Raises:
         UserError: as `resolve`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
@@ -139,7 +107,7 @@ def plan_training(
     config, ranks = command.config, context.world_size
     if context.is_main:
         check_loggers(config.loggers)
-    found = find_on_all_ranks(config, context, logger, lock)
+    found = find_on_all_ranks(config, context, logger, locks)
     if config.model.resume and not found:
         other = "(-resume=RUN continues another)"
         logger.info(f"----- Resume: no run in {config.save} is of this experiment; starting a new run {other}")

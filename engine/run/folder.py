@@ -1,19 +1,16 @@
 """The start of a run: its folder, log, options, status and environment, and the commands that continue it.
 
-The ranks read checkpoints from the folder: a check finds a host that does not see it. The environment has versions, the
-commit, hardware, hosts, and variables that contain no credentials.
+The environment has versions, the commit, hardware, hosts, and variables that contain no credentials.
 """
 
 import os
 import platform
-import secrets
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,21 +22,19 @@ from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from configs.reading.checks import non_default_lines
 from configs.reading.command_line import Command, parse_command_line, to_yaml
 from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
-from engine.checkpoint.reader import FoundCheckpoint, place_of, read_places
-from engine.checkpoint.run_folder import BEST, RECORDS, check_writable, make_run_folder, write_run_options
+from engine.checkpoint.reader import FoundCheckpoint
+from engine.checkpoint.run_folder import BEST, RECORDS, check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_environment
 from engine.run.log import RunLogger
 from engine.run.result import EVALUATION, RESULT, TEST_EVALUATION
 from models.tuning import PEFT_FOLDER
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import Unavailable, UserError, hide_passwords
-from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS
+from utils.errors import UserError, hide_passwords
 from utils.files import atomic_write, fsync_path, make_own_folder
 from utils.metric_table import Metric
 from utils.status import RunStatus
 from utils.system import missing_features
-from utils.threads import wait_for
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -99,18 +94,18 @@ _MOVED = (EVALUATION, TEST_EVALUATION, PEFT_FOLDER)  # they are about the best c
 
 def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None:
     """Moves the checkpoints that are ahead of the resumed one to a folder in the folder of the run, named after the
-    step; with the files about the best one, and copies of the options, the log, the facts and the tables.
+    step; with the result, the files about the best one, and copies of the options, the log, the facts and the tables.
 
     The folder is a run, which -resume continues. Raises OSError.
     """
-    folder, here = found.path.parent, place_of(found.path, found.state)
-    if not (ahead := [place for place in read_places(folder) if place.progress > here.progress]):
+    folder, here = found.path.parent, found.place
+    if not (ahead := [place for place in found.places if place.progress > here.progress]):
         return
     name, last = f"step-{max(place.step for place in ahead):06d}", max(ahead, key=lambda place: place.progress)
     numbers = ("", *(f"-{number}" for number in range(2, 1000)))
     target = next(path for number in numbers if not os.path.lexists(path := folder / f"{name}{number}"))
     target.mkdir()
-    for record in (RUN_OPTIONS, RESULT, *RECORDS):
+    for record in (RUN_OPTIONS, *RECORDS):
         if (folder / record).is_file() and not (folder / record).is_symlink():
             shutil.copyfile(folder / record, target / record)
     later = {int(number): file for file in folder.glob("config-step-*.yaml") if (number := file.stem[12:]).isdecimal()}
@@ -119,7 +114,8 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
         atomic_write(folder / RUN_OPTIONS, text)  # in the end the options of the resumed step
         os.rename(later[step], target / later[step].name)
     best = next((place.best for place in ahead if place.path.stem == Path(BEST).stem), None)
-    for path in (*(folder / file for file in _MOVED if best), *(place.path for place in reversed(ahead))):
+    moved = [RESULT, *(_MOVED if best else ())]  # the result names the best of what is ahead
+    for path in (*(folder / file for file in moved), *(place.path for place in reversed(ahead))):
         if path.exists():
             os.rename(path, target / path.name)
     fsync_path(folder)
@@ -250,69 +246,3 @@ def _commit() -> str:
         return ""
     head, *others = status.decode(errors="replace").splitlines()
     return head.removeprefix("# branch.oid ") + "-dirty" * any(not line.startswith("#") for line in others)
-
-
-_VISIBLE_SECONDS = 3.0  # a network file system shows a new file to other hosts within this time
-
-
-def check_shared(folder: Path, context: ProcessContext) -> None:
-    """Checks that one rank of each host sees a file that rank 0 creates in the folder. A collective call.
-
-    The file has a random name: a folder of the same name on the disk of another host does not pass. Raises UserError on
-    all ranks.
-    """
-    if _is_one_host(context):
-        return
-    own = folder / f".shared-{secrets.token_hex(8)}.tmp"
-    try:
-        if context.is_main:
-            own.touch()
-        blind = _blind_hosts(broadcast_object(own, context).exists, context)
-    finally:
-        if context.is_main:
-            own.unlink(missing_ok=True)
-    if blind:
-        raise Unavailable(
-            f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "
-            "folder on a disk that all hosts share with -output"
-        )
-
-
-def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
-    """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
-
-    Writes nothing: the folder of an evaluated run may be read-only. Raises UserError on all ranks.
-    """
-    if _is_one_host(context):
-        return
-    file = path / MANIFEST if path.suffix == SHARDS else path
-    size = None
-    if context.is_main:
-        with suppress(OSError):  # reading the checkpoint reports it
-            size = _size(file)
-    size = broadcast_object(size, context)
-    if size is None:
-        return
-    if blind := _blind_hosts(lambda: _size(file) == size, context):
-        raise Unavailable(
-            f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0; put it on a "
-            "disk that all hosts share"
-        )
-
-
-def _is_one_host(context: ProcessContext) -> bool:
-    """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
-    return context.world_size == context.local_world_size
-
-
-def _size(file: Path) -> int:
-    """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
-    with open(file, "rb") as opened:
-        return os.fstat(opened.fileno()).st_size
-
-
-def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:
-    """'node2 and node3 do not see': the hosts on which the condition stays false; '' if there is none."""
-    sees = gather_objects(context.local_rank != 0 or wait_for(is_visible, _VISIBLE_SECONDS), context)
-    blind = list(dict.fromkeys(host for host, seen in zip(context.hosts, sees, strict=True) if not seen))
-    return f"{' and '.join(blind)} {'does' if len(blind) == 1 else 'do'} not see" if blind else ""

@@ -173,7 +173,7 @@ def _wrap(
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
-        if not (is_trial or strategy.is_sharded) and (unused := unused_parameters(model, images)):
+        if not is_trial and (unused := unused_parameters(model, images)):
             notes.append(f"Warning: without a gradient, so never trained: {list_names(unused)}")
         return strategy.wrap(model, images), notes
 

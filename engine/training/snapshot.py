@@ -15,7 +15,7 @@ from configs.parts import running_plugins
 from configs.reading.checks import changed_options, changes_training
 from configs.reading.command_line import to_yaml
 from configs.reading.yaml_io import format_value
-from engine.checkpoint.reader import FoundCheckpoint, find_best, place_of
+from engine.checkpoint.reader import FoundCheckpoint, find_best
 from engine.checkpoint.weights_record import ENTRY
 from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
@@ -24,7 +24,7 @@ from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.weights.shards import AVERAGE, read_model_state, read_optimizer_state
-from utils.distributed import ProcessContext, broadcast_object
+from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
@@ -224,10 +224,9 @@ def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -
 
 def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool, Path | None]:
     """The best result, unless no checkpoint has its weights; whether it must be saved again; and its checkpoint."""
-    best, folder = found.state["best"], found.run_folder
+    best = found.state["best"]
     if best is None:
         return None, False, None
-    if path := broadcast_object(folder and find_best(folder, best, context), context):
+    if path := find_best(found, context):
         return best, False, path
-    is_here = place_of(found.path, found.state).is_best
-    return (best, True, None) if is_here else (None, False, None)
+    return (best, True, None) if found.place.is_best else (None, False, None)

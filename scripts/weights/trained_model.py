@@ -23,7 +23,7 @@ from engine.plan.outputs import imagenet_subset
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
 from models.build import build_model
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 
@@ -77,7 +77,8 @@ class TrainedModel:
 def locate_weights(source: Path) -> Path:
     """`source` if it is a file or a checkpoint folder; in a run's folder the best or newest valid checkpoint."""
     is_run = source.is_dir() and not is_checkpoint_folder(source)
-    return find_checkpoint(str(source), source, best_first=True).path if is_run else source
+    found = find_checkpoint(str(source), single_process("cpu"), best_first=True) if is_run else None
+    return found.path if found else source
 
 
 def without_images(command: Command) -> TrainedModel:

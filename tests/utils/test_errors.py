@@ -70,7 +70,7 @@ REFUSED_ERRORS = {
     "a damaged recipe": lambda folder, cpu: parse_command_line([f"-cfg={damaged(folder, 'a.yaml')}"]),
     "a damaged image, which Pillow reports as an OSError": lambda folder, cpu: open_image(b"hello", 3, lambda: "a.jpg"),
     "damaged arrays, which NumPy reports as an OSError": lambda folder, cpu: read_weights(damaged(folder, "a.npz")),
-    "a damaged checkpoint": lambda folder, cpu: find_checkpoint(damaged(folder, "a.pth"), folder),
+    "a damaged checkpoint": lambda folder, cpu: find_checkpoint(damaged(folder, "a.pth"), cpu),
 }
 MAY_PASS_ERRORS = {
     "no recipe": lambda folder, cpu: parse_command_line([f"-cfg={folder / 'a.yaml'}"]),

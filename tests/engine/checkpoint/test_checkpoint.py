@@ -12,7 +12,14 @@ import torch
 from conftest import TINY_RESNET, assert_same_state, train
 from shard_files import content
 
-from engine.checkpoint.reader import find_best, find_checkpoint, load_checkpoint
+from engine.checkpoint.reader import (
+    FoundCheckpoint,
+    find_best,
+    find_checkpoint,
+    load_checkpoint,
+    read_places,
+    runs_newest_first,
+)
 from engine.checkpoint.run_folder import (
     BEST,
     LAST,
@@ -23,6 +30,7 @@ from engine.checkpoint.run_folder import (
     saved_path,
 )
 from engine.checkpoint.shard_writer import ShardWriter
+from models.weights.shards import read_stored
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -128,31 +136,33 @@ def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
     writer.wait()
     last = run_folder / LAST
     last.write_bytes(last.read_bytes()[:-100])
+    runs = runs_newest_first(run_folder.parent)
     for resume in (str(run_folder), "auto"):
-        found = find_checkpoint(resume, run_folder.parent)
+        found = find_checkpoint(resume, ALONE, runs)
         assert found.path == run_folder / PREVIOUS and found.state["epoch"] == 1
         assert len(found.notes) == 1 and str(last) in found.notes[0]
     with pytest.raises(UserError, match=r"last\.pth"):
-        find_checkpoint(str(last), run_folder.parent)
+        find_checkpoint(str(last), ALONE)
     (run_folder / PREVIOUS).write_bytes(b"")
     with pytest.raises(UserError, match=r"none of 2 .*(last|previous)\.pth"):
-        find_checkpoint("auto", run_folder.parent)
+        find_checkpoint("auto", ALONE, runs)
 
 
 def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
-    assert find_checkpoint("auto", tmp_path) is find_checkpoint("auto", tmp_path / "missing") is None
+    assert runs_newest_first(tmp_path) == runs_newest_first(tmp_path / "missing") == []
+    assert find_checkpoint("auto", ALONE) is None
     save(file_writer(run_folder), 1)
     other = Path(shutil.copytree(run_folder, tmp_path / "train-0", copy_function=shutil.copyfile))
-    assert find_checkpoint("auto", tmp_path).path == other / LAST
+    assert find_checkpoint("auto", ALONE, runs_newest_first(tmp_path)).path == other / LAST
     (tmp_path / "train-2").mkdir()
     (tmp_path / "train-2" / "last.pth").write_bytes(b"not a checkpoint")
-    assert find_checkpoint("auto", tmp_path).path == other / LAST
+    assert find_checkpoint("auto", ALONE, runs_newest_first(tmp_path)).path == other / LAST
 
 
 def test_the_runs_of_a_folder_are_named(run_folder):
     save(file_writer(run_folder), 1)
     with pytest.raises(UserError, match=f"is a folder of 1 runs; give one of them: '{run_folder.name}'"):
-        find_checkpoint(str(run_folder.parent), run_folder.parent)
+        find_checkpoint(str(run_folder.parent), ALONE)
 
 
 @pytest.mark.parametrize("resume", ["", "/Epoch-12-Loss-1.6", "/Epoch-12.pdopt"])
@@ -160,7 +170,7 @@ def test_files_and_folders_of_paddlevit_name_the_flags_that_work(tmp_path, resum
     (tmp_path / "Epoch-12-Loss-1.6.pdparams").touch()
     (tmp_path / "Epoch-12.pdopt").touch()
     with pytest.raises(UserError, match=r"-pretrained=.*/Epoch-12.*\.pdparams and -last_epoch=12$"):
-        find_checkpoint(f"{tmp_path}{resume}", tmp_path)
+        find_checkpoint(f"{tmp_path}{resume}", ALONE)
 
 
 def test_a_name_without_its_time_leads_to_the_newest_run(run_folder):
@@ -168,14 +178,14 @@ def test_a_name_without_its_time_leads_to_the_newest_run(run_folder):
     newer = Path(shutil.copytree(run_folder, f"{run_folder}-2"))
     os.utime(newer / LAST, (2**31, 2**31))
     with pytest.raises(UserError, match=f"no such file or folder; did you mean {newer}\\?$"):
-        find_checkpoint(str(run_folder)[:-2], run_folder.parent)
+        find_checkpoint(str(run_folder)[:-2], ALONE)
 
 
 @pytest.mark.parametrize("resume", ["nothing", "."])
 def test_nothing_to_resume(tmp_path, monkeypatch, resume):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"-resume {resume}"):
-        find_checkpoint(resume, tmp_path)
+        find_checkpoint(resume, ALONE)
 
 
 def test_a_model_with_batch_norm_is_saved_without_a_copy(cpu, monkeypatch, tmp_path):
@@ -265,9 +275,9 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers
             counter = dies_at(call, patch)
             with suppress(Killed):
                 save(writer, 3, is_best=True)
-        found = find_checkpoint(str(folder), folder)
+        found = find_checkpoint(str(folder), ALONE)
         assert not found.notes and found.state["epoch"] in (2, 3), call
-        assert found.state["model"]["weight"].unique() == found.state["epoch"]
+        assert read_stored(found.state["model"])["weight"].unique() == found.state["epoch"]
         writers[2](folder)
         assert not list(folder.glob(".*.tmp"))
         assert set(epochs(folder).values()) <= {1, 2, 3}  # nothing is damaged
@@ -279,19 +289,24 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers
 @pytest.mark.parametrize("make", [file_writer, shard_writer])
 def test_the_best_is_read_from_either_kind(tmp_path, cpu_group, make):
     best = {"top1": 1.0, "top5": 2.0, "epoch": 1, "loss": None}
-    assert find_best(tmp_path, best, ALONE) is None
+
+    def found(best: dict) -> Path | None:
+        last = {"best": best}
+        return find_best(FoundCheckpoint(tmp_path / LAST, last, [], tmp_path, read_places(tmp_path)), ALONE)
+
+    assert found(best) is None
     save(make(tmp_path), 1, is_best=True, best=best)
     path = saved_path(tmp_path / BEST)
-    assert find_best(tmp_path, best, ALONE) == path and find_best(tmp_path, best | {"top1": 3.0}, ALONE) is None
+    assert found(best) == path and found(best | {"top1": 3.0}) is None
     remove_checkpoint(saved_path(tmp_path / LAST))
     (path if make is file_writer else path / "content.json").write_text("{}")
-    assert find_best(tmp_path, best, ALONE) is None
+    assert found(best) is None
 
 
 def test_a_named_folder_is_read_and_no_other(tmp_path, cpu_group):
     for epoch in (1, 2):
         save(shard_writer(tmp_path), epoch)
-    assert find_checkpoint(str(tmp_path / "previous.shards") + "/", tmp_path).state["epoch"] == 1
+    assert find_checkpoint(str(tmp_path / "previous.shards") + "/", ALONE).state["epoch"] == 1
     (tmp_path / "previous.shards" / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"previous\.shards: .*manifest\.json"):
-        find_checkpoint(str(tmp_path / "previous.shards"), tmp_path)
+        find_checkpoint(str(tmp_path / "previous.shards"), ALONE)

@@ -90,7 +90,7 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
         (path / "last.pth").write_bytes(late)
         yield
 
-    monkeypatch.setattr("engine.commands.train.lock_run_folder", write_then_lock)
+    monkeypatch.setattr("engine.checkpoint.reader.lock_run_folder", write_then_lock)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
 

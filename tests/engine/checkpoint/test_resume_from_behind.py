@@ -3,16 +3,19 @@
 import hashlib
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from conftest import assert_same_state, only_run, rows, run_folders, states, train
 
 from configs.reading.command_line import parse_command_line
-from engine.checkpoint.reader import find_checkpoint, load_checkpoint, read_places
+from engine.checkpoint.reader import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
+from engine.training.trainer import Trainer
 from utils.errors import UserError
+from utils.file_formats.torch_file import read_entries
 from utils.files import read_json
 
 LONG = (
@@ -50,12 +53,14 @@ RESUMES = {
 
 
 @pytest.mark.parametrize(("name", "options"), RESUMES.items())
-def test_no_checkpoint_ahead_and_no_better_one_is_lost(long_run, digits_argv, cpu, name, options):
+def test_no_checkpoint_ahead_and_no_better_one_is_lost(long_run, digits_argv, cpu, monkeypatch, name, options):
     before, score = digests(long_run), best_score(long_run)
-    found = find_checkpoint("auto" if name == "auto" else str(long_run / name), long_run.parent)
-    resumes_at = next(place for place in read_places(long_run) if place.path == found.path)
-    ahead = [place.path for place in read_places(long_run) if place.progress > resumes_at.progress]
+    found = find_checkpoint("auto" if name == "auto" else str(long_run / name), cpu, [long_run])
+    ahead = [place.path for place in found.places if place.progress > found.place.progress]
+    read = Counter[Path]()
+    monkeypatch.setattr("engine.checkpoint.reader.read_entries", lambda path: read.update([path]) or read_entries(path))
     train([f"-resume={name if name == 'auto' else found.path}", *digits_argv, *LONG, *options], cpu)
+    assert set(read.values()) == {1}
     kept = digests(long_run)
     assert {digest for digest, file in before.items() if file in ahead} <= kept.keys()
     assert best_score(long_run) <= score
@@ -76,11 +81,24 @@ def test_a_best_that_is_not_the_best_is_written_again(long_run, cpu, damage):
     assert_same_state(states(long_run, "best.pth")["model"], best["model"])
 
 
-def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, capsys):
+class Killed(BaseException):
+    pass
+
+
+def kill(*_: object) -> None:
+    raise Killed
+
+
+def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, monkeypatch):
     unbroken = {name: states(long_run, name) for name in ("last.pth", "best.pth")}
     tables = rows(long_run)
     figure = f"{unbroken['best.pth']['best']['loss']:.4f}"
-    train([f"-resume={long_run}/epoch-002.pth", "-opts", "TRAIN.MAX_STEPS=9"], cpu)
+    argv = [f"-resume={long_run}/epoch-002.pth", "-opts", "TRAIN.MAX_STEPS=9"]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Trainer, "train", kill)
+        train(argv, cpu)
+    assert not (long_run / "result.json").exists()  # it names the best that has moved
+    train(argv, cpu)
     aside = long_run / f"step-{5 * STEPS:06d}"
     line = rf"Resume: the best loss, {re.escape(figure)} \(epoch 5\), .*epoch-002\.pth: moved to {aside}"
     assert re.search(line, (long_run / "log.txt").read_text())
@@ -165,7 +183,7 @@ def test_copies_are_no_run(digits_run, digits_argv, cpu, names):
     for name in names:
         shutil.copy(folder / name, copy)
     shutil.rmtree(folder)
-    assert not is_run_folder(copy) and find_checkpoint("auto", copy.parent) is None
+    assert not is_run_folder(copy) and runs_newest_first(copy.parent) == []
 
 
 def test_a_damaged_options_file_is_named(digits_run):

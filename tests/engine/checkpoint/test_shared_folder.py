@@ -9,8 +9,8 @@ import torch
 
 from configs.reading.command_line import parse_command_line
 from datasets import registry
-from engine.run import folder
-from engine.run.folder import check_same_checkpoint, check_shared
+from engine.checkpoint import run_folder as folder
+from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.threads import wait_for

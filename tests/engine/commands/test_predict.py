@@ -86,13 +86,13 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
         assert {key: labelled[key] for key in row} == row
 
 
-def test_an_evaluation_takes_the_best_checkpoint_of_a_run(trained, tmp_path):
+def test_an_evaluation_takes_the_best_checkpoint_of_a_run(trained, tmp_path, cpu):
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    assert find_checkpoint(str(folder), tmp_path).path.name == "last.pth"
-    assert find_checkpoint(str(folder), tmp_path, best_first=True).path.name == "best.pth"
-    assert find_checkpoint("auto", tmp_path, best_first=True).path == folder / "best.pth"
+    assert find_checkpoint(str(folder), cpu).path.name == "last.pth"
+    assert find_checkpoint(str(folder), cpu, best_first=True).path.name == "best.pth"
+    assert find_checkpoint("auto", cpu, [folder], best_first=True).path == folder / "best.pth"
     (folder / "best.pth").write_bytes(b"damaged")
-    found = find_checkpoint(str(folder), tmp_path, best_first=True)
+    found = find_checkpoint(str(folder), cpu, best_first=True)
     assert found.path.name == "last.pth" and "best.pth" in found.notes[0]
 
 

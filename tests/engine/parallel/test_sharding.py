@@ -15,7 +15,7 @@ from torch import nn
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.reading.command_line import parse_command_line
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
-from engine.parallel.strategy import build_strategy
+from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite
 from engine.training.build import build_train_state
 from engine.training.optimizer import SHARDED_OPTIMIZERS
@@ -186,6 +186,34 @@ def test_blocks_that_share_a_module_are_not_separate_units(both):
     """Of four blocks, two share no module; they and the rest of the model are the units."""
     units, gradients = both(shared_modules)[0]
     assert units == "3" and gradients < 1e-6
+
+
+class Unused(nn.Module):
+    """A block that no pass uses, and a parameter of a block that is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.blocks[0].register_parameter("extra", nn.Parameter(torch.ones(2)))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](images)
+
+
+def unused(context: ProcessContext) -> Any:
+    """The names, before and after a step of the optimizer."""
+    model = Unused()
+    build_strategy(parse_command_line(["-opts", *FSDP]).config.parallel, context).shard(model)
+    optimizer, found = torch.optim.AdamW(model.parameters()), unused_parameters(model, torch.ones(2, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return found, unused_parameters(model, torch.ones(2, 4))
+
+
+@pytest.mark.slow
+def test_parameters_without_a_gradient_are_named_and_end_no_rank(both):
+    names = ["blocks.0.extra", "blocks.1.weight", "blocks.1.bias"]
+    assert both(unused) == [(names, names)] * 2
 
 
 TWO = ProcessContext(0, 0, 2, 2, torch.device("cpu"))  # without a process group: refused before it is used
