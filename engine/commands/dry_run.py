@@ -14,7 +14,7 @@ from engine.run.flops import count_parameters, forward_flops
 from engine.run.folder import log_options
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
-from engine.training.losses.loss import build_loss
+from engine.training.loss import build_loss
 from engine.training.session import build_session
 from engine.training.small_images import measure_baseline
 from utils.distributed import ProcessContext

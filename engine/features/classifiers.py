@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from datasets.sources.groups import most_frequent
-from engine.training.losses.loss import Loss
+from engine.training.loss import Loss
 
 _NEIGHBORS, _TEMPERATURE = 20, 0.07
 _ROWS = 1024  # of similarities at a time

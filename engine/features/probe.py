@@ -21,7 +21,7 @@ from datasets.sources.split import hash_paths
 from engine.evaluation.pictures import write_findings
 from engine.features.classifiers import ROWS, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
 from engine.features.store import extract
-from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.loss import build_loss, read_class_weights
 from engine.training.trainer import Trainer
 from models.features import FeatureModel
 from models.timm_model import classifiers

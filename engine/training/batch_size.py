@@ -20,7 +20,7 @@ from configs.rules import Facts, resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.worker_server import start_worker_server
-from engine.training.build import build_train_state
+from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes
 from utils.distributed import ProcessContext, gather_objects

@@ -1,4 +1,4 @@
-"""The session of a training run: its plan as objects; and the record: what it writes.
+"""The session of a training run: its plan as objects, among them the state of a step; and the record: what it writes.
 
 The session decides no option, and writes nothing. The record is opened when the session is ready.
 """
@@ -9,36 +9,67 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from timm.layers import convert_sync_batchnorm
+from torch import nn
+
 from configs.batch_plan import EpochLayout
 from configs.reading.checks import non_default_options
 from configs.reading.command_line import Command, to_yaml
 from configs.reading.option_layers import RUN_OPTIONS
+from configs.schema import Config
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
+from datasets.sources.class_order import find_ambiguity
+from datasets.sources.samples import list_names, map_labels
+from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.session import build_eval_files, build_evaluator
+from engine.evaluation.session import (
+    apply_op_lists,
+    attention_notes,
+    build_eval_files,
+    build_evaluator,
+    dummy_images,
+)
+from engine.parallel.compile import compile_model, run_eagerly
+from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.plan.training import Plan
-from engine.precision.master_weights import average_warning, describe_average
+from engine.precision.master_weights import average_warning, build_average, describe_average
+from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Devices, Fact, TrainingData
-from engine.run.flops import describe_model
+from engine.run.flops import copy_to_meta, count_parameters, describe_model
 from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder, record_environment, set_aside
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.reporter import Reporter
-from engine.training.build import build_train_state
-from engine.training.optimizer import lr_warning, schedule_warnings
+from engine.run.step_timer import StepTimer
+from engine.training.loss import build_step_loss
+from engine.training.optimizer import (
+    build_optimizer,
+    build_schedule,
+    check_sharded_optimizer,
+    describe_optimizer,
+    lr_warning,
+    moments_per_parameter,
+    schedule_warnings,
+)
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState
-from models.tuning import random_backbone_warning
+from models.build import build_model
+from models.kernels import prepare_convolutions
+from models.tuning import adapter_size, random_backbone_warning
+from models.weights.fit import NO_KNOWN_CLASS
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
-from utils.errors import error_from
+from utils.errors import UserError, error_from
+from utils.seeding import derive_seed
 from utils.status import RunStatus
 from utils.system import busy_note
+from utils.torch_compat import BatchNorm
 
 
 @dataclass(frozen=True)
@@ -63,12 +94,43 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
     Raises:
         UserError: an option, the weights or the checkpoint are wrong.
     """
-    config, bad_images = plan.config, BadImageList(context.rank)
-    batches, layout = _build_batches(plan, context)
+    config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
+    batches, windows = TrainBatches(config, plan.train, context, plan.batch), shard_windows(plan.train, data)
+    plan.train.notes.append(batches.workers_note)
+    layout = EpochLayout(
+        samples=len(plan.train),
+        batch=plan.batch,
+        seed=config.seed,
+        repeats=data.repeated_augmentation,
+        shuffle_shards=windows.size if windows else 0,
+        shards_crc=windows.crc if windows else 0,
+        balanced=data.balanced_sampling,
+    )
     state, notes = build_train_state(config, context, layout, plan)
-    _log_parts(plan, state, notes, logger)
-    if context.device.type == "cpu" and (note := busy_note()):
-        logger.info(f"----- {note}")
+    for note in notes:
+        logger.note(note)
+    if plan.batch.whole_steps:
+        logger.info(f"----- Global batch: {plan.batch}; TRAIN.ACCUM_ITER is not used")
+    if state.average:
+        logger.info(f"----- {describe_average(config.train)}")
+    logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
+    logger.record(
+        TrainingData(
+            training=len(plan.train),
+            validation=len(plan.val),
+            test=len(plan.test) if plan.test else 0,
+            classes=len(plan.train.class_names),
+            model_classes=config.model.num_logits,
+            validation_digest=digest_of(plan.val) if context.is_main else "",
+        )
+    )
+    logger.record(plan.preprocessing)
+    if plan.split:
+        logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
+    for remark in call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []:  # may read images
+        logger.note(f"Data: {remark}")
+    if context.device.type == "cpu" and (busy := busy_note()):
+        logger.info(f"----- {busy}")
     for warning in (*plan.warnings, *_warnings(state, is_new=plan.found is None)):
         logger.warn(f"Warning: {warning}")
     record_environment(context, logger, plan.run_folder)
@@ -77,54 +139,10 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
         state=state,
         position=restore(state, logger, plan.found),
         batches=batches,
-        val_batches=build_eval_loader(config.data, plan.val, context, config.timeout_seconds, bad_images),
+        val_batches=build_eval_loader(data, plan.val, context, config.timeout_seconds, bad_images),
         evaluator=build_evaluator(config, state.precision, state.strategy, context),
         bad_images=bad_images,
     )
-
-
-def _build_batches(plan: Plan, context: ProcessContext) -> tuple[TrainBatches, EpochLayout]:
-    """The training batches of this rank, and how they are divided into steps."""
-    config, data, batch = plan.config, plan.config.data, plan.batch
-    batches = TrainBatches(config, plan.train, context, batch)
-    plan.train.notes.append(batches.workers_note)
-    windows = shard_windows(plan.train, data)
-    layout = EpochLayout(
-        samples=len(plan.train),
-        batch=batch,
-        seed=config.seed,
-        repeats=data.repeated_augmentation,
-        shuffle_shards=windows.size if windows else 0,
-        shards_crc=windows.crc if windows else 0,
-        balanced=data.balanced_sampling,
-    )
-    return batches, layout
-
-
-def _log_parts(plan: Plan, state: TrainState, notes: list[str | Fact], logger: RunLogger) -> None:
-    context = state.context
-    for note in notes:
-        logger.note(note)
-    if plan.batch.whole_steps:
-        logger.info(f"----- Global batch: {plan.batch}; TRAIN.ACCUM_ITER is not used")
-    if state.average:
-        logger.info(f"----- {describe_average(state.config.train)}")
-    logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
-    logger.record(
-        TrainingData(
-            training=len(plan.train),
-            validation=len(plan.val),
-            test=len(plan.test) if plan.test else 0,
-            classes=len(plan.train.class_names),
-            model_classes=state.config.model.num_logits,
-            validation_digest=digest_of(plan.val) if context.is_main else "",
-        )
-    )
-    logger.record(plan.preprocessing)
-    if plan.split:
-        logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
-    for note in call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []:  # may read images
-        logger.note(f"Data: {note}")
 
 
 def _warnings(state: TrainState, is_new: bool) -> list[str]:
@@ -138,6 +156,139 @@ def _warnings(state: TrainState, is_new: bool) -> list[str]:
         random_backbone_warning(state.config.model) if is_new else None,
     )
     return [warning for warning in warnings if warning]
+
+
+_UNCLEAR = "the weights have no class names, so that no row of the head is kept"
+
+
+def build_train_state(
+    config: Config,
+    context: ProcessContext,
+    layout: EpochLayout,
+    plan: Plan | None = None,
+) -> tuple[TrainState, list[str | Fact]]:
+    """Everything that a training step uses, and lines for the log. One process needs no process group.
+
+    Each part works on the result of those before it. The switches come before the first operation. The model draws its
+    weights from SEED alone. Its batch norms, memory format and op lists, and the loss, which turns on a second head for
+    a teacher, change it before the average and the description copy it. Sharding replaces its parameters: `attach`,
+    which makes them the master weights of a copy, and the optimizer come after it. Compilation and the wrapper of the
+    strategy are around the module that is computed, and last.
+
+    plan: of the run; without it, the run is a trial: it has no data.
+
+    Raises:
+        UserError: an option does not work with this model, device or strategy.
+    """
+    train, data, parallel, device = config.train, config.data, config.parallel, context.device
+    notes: list[str | Fact] = [*set_process_switches(config, device)]
+
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    # A checkpoint has all weights; the pretrained ones may be missing by then.
+    options = config.with_model(pretrained=None).model if plan and plan.found else config.model
+    rows, class_notes = _match_classes(plan)
+    size = plan.weights.image_size if plan and plan.weights else None
+    model, weight_notes = build_model(options, data, device, head_rows=rows, weights_size=size)
+    if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
+        class_notes = [note for note in class_notes if not note.startswith(_UNCLEAR)]
+    notes += [*(f"Pretrained: {note}" for note in weight_notes + class_notes), *_describe_tuning(model, config)]
+
+    strategy = build_strategy(parallel, context)
+    precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
+    precision.check_ranks(context)
+    if parallel.sync_bn and context.world_size > 1:
+        model = synchronize_batch_norms(model, device)
+    is_fixed = strategy.is_sharded or precision.level == "O3"
+    notes += prepare_convolutions(model, options.channels_last, device, is_fixed)
+    apply_op_lists(model, options.attention, precision)
+    targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
+    loss, loss_notes = build_step_loss(config, model, precision, targets, class_names)
+    notes += loss_notes
+
+    average, meta_model = build_average(model, train), copy_to_meta(model)
+    if strategy.is_sharded:
+        if options.tuned == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+            raise UserError(f"MODEL.TUNE lora: {parallel.strategy} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
+        check_sharded_optimizer(train.optimizer)
+        about = strategy.shard(model, average and average.module, precision.gathered_dtype)
+        if average:
+            average.follow(model)
+        notes.append(f"Parallel: {parallel.strategy}: {about}")
+    elif parallel.strategy != "ddp":
+        notes.append(f"Parallel: one process; PARALLEL.STRATEGY {parallel.strategy} has no effect")
+    compute_model = precision.attach(model)
+    schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
+    optimizer = build_optimizer(model, train, schedule.peak_lr)
+    if options.tuned != "probe":  # which takes no step of the optimizer
+        notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
+
+    images = dummy_images(data, context)
+    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
+        notes.append(f"Compile: {compiled}, in the first step")
+    with precision.autocast(), run_eagerly(), torch.no_grad():
+        notes += attention_notes(compute_model, images)
+    with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
+        if plan and (unused := unused_parameters(compute_model, images)):
+            notes.append(f"Warning: without a gradient, so never trained: {list_names(unused)}")
+        wrapped = strategy.wrap(compute_model, images)
+    state = TrainState(
+        config=config,
+        context=context,
+        layout=layout,
+        precision=precision,
+        strategy=strategy,
+        wrapped=wrapped,
+        meta_model=meta_model,
+        average=average,
+        optimizer=optimizer,
+        schedule=schedule,
+        loss=loss,
+        transform=TrainTransform(data, train, options.num_logits).to(device),
+        timer=StepTimer(device),
+    )
+    return state, notes
+
+
+def _match_classes(plan: Plan | None) -> tuple[list[int] | None, list[str]]:
+    """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
+    options = plan.config.model if plan else None
+    if not plan or not options or not plan.class_names or plan.found or not options.pretrained:
+        return None, []
+    class_names, record = plan.class_names, plan.weights
+    if not record or not record.class_names:
+        ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
+        if ambiguity is None:
+            return None, []
+        return [-1] * options.num_logits, [f"{_UNCLEAR}: {ambiguity}"]
+    rows: list[int] = map_labels(class_names, record.class_names).tolist()
+    known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
+    new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
+    lists = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in (("kept", known), ("new", new)) if names]
+    rows += [-1] * (options.num_logits - len(rows))
+    return rows[: options.num_logits], [f"classes of the head: {', '.join(lists)}"]
+
+
+def _describe_tuning(model: nn.Module, config: Config) -> list[str]:
+    """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
+    if (tuned := config.model.tuned) in ("full", "probe"):
+        return []
+    total, trained = count_parameters(model)
+    moments, base = moments_per_parameter(config.train), total - adapter_size(model)
+    states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
+    return [
+        f"Tuned ({tuned}): {trained / 1e6:.3f} of {total / 1e6:.3f} M parameters; gradients and moments in fp32 take "
+        f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights (TUNE=full: {full_states:.1f} MB, "
+        f"{full_states + 4e-6 * base:.1f} MB)"
+    ]
+
+
+def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:
+    """PARALLEL.SYNC_BN, by timm's conversion to torch's SyncBatchNorm; names and values of the state dict stay."""
+    if not (has_norms := any(isinstance(module, BatchNorm) for module in model.modules())) or device.type != "cuda":
+        reason = "torch has no kernels for CPUs" if has_norms else "this model has no batch norms"
+        raise UserError(f"PARALLEL.SYNC_BN: {reason}; set it to false")
+    converted: nn.Module = convert_sync_batchnorm(model)
+    return converted
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
 from engine.run.step_timer import Phase, StepTimer
-from engine.training.losses.loss import StepLoss, class_logits
+from engine.training.loss import StepLoss, class_logits
 from engine.training.optimizer import Schedule, set_lr
 from models.tuning import set_training
 from utils.distributed import ProcessContext, gather_objects

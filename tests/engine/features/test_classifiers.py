@@ -16,7 +16,7 @@ from engine.features.classifiers import (
     standardize,
     stratified_folds,
 )
-from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.loss import build_loss, read_class_weights
 
 N, F, C = 400, 12, 5
 

@@ -16,7 +16,7 @@ from configs.reading.command_line import parse_command_line
 from configs.rules import Facts, resolve
 from datasets.batch import Batch
 from engine.progress import EpochProgress
-from engine.training.build import build_train_state
+from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
 from models.blocks import local_tensor
 from utils.distributed import ProcessContext

@@ -15,7 +15,7 @@ from configs.schema import Amp, Parallel
 from datasets.batch import Batch
 from engine.parallel.strategy import DDP
 from engine.precision.policy import Precision
-from engine.training.build import synchronize_batch_norms
+from engine.training.session import synchronize_batch_norms
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 

@@ -17,8 +17,8 @@ from configs.reading.command_line import parse_command_line
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
 from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite
-from engine.training.build import build_train_state
 from engine.training.optimizer import SHARDED_OPTIMIZERS
+from engine.training.session import build_train_state
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.torch_compat import process_group_timeout, set_process_group_timeout
@@ -237,7 +237,7 @@ def test_options_that_do_not_work_are_refused(named, options):
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
     """Clipping, average, evaluation, loss scale, checkpoint parts."""
-    monkeypatch.setattr("engine.training.build.build_strategy", FullyShardedDataParallel)  # one rank would use none
+    monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output: str, *more: str) -> list[str]:
         options = [*TINY_VIT, *GREY, "TRAIN.BASE_LR=1e-3", CLIP, *AVERAGE, "SAVE_FREQ_STEPS=9", "DETERMINISTIC=true"]

@@ -13,7 +13,7 @@ from torch import nn
 
 from engine.checkpoint.reader import load_checkpoint
 from engine.precision.non_finite import first_non_finite
-from engine.training import build
+from engine.training import session
 from engine.training.step import TrainState
 from utils.errors import UserError
 
@@ -85,7 +85,7 @@ def test_in_place_activations_do_not_hide_the_module():
 
 def hook_into(monkeypatch, module_of: Callable[[TrainState], nn.Module], hook: Callable) -> None:
     """hook(number, output): the output of training pass `number` of the module, which counts from 1."""
-    build_state, numbers = build.build_train_state, itertools.count(1)
+    build_state, numbers = session.build_train_state, itertools.count(1)
 
     def build_with_hook(*args):
         state, notes = build_state(*args)

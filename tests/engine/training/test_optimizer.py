@@ -13,8 +13,8 @@ from configs.schema import Amp, Train
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
-from engine.training.build import build_train_state
 from engine.training.optimizer import build_optimizer, describe_optimizer, set_lr
+from engine.training.session import build_train_state
 from engine.training.step import TrainState
 from models.timm_model import classifiers
 from utils.errors import UserError

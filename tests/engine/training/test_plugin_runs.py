@@ -20,7 +20,7 @@ from configs.weights import options_to_export
 from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.report.page import write_report
-from engine.training.losses.loss import build_loss
+from engine.training.loss import build_loss
 from engine.training.optimizer import build_optimizer
 from scripts import export
 from utils.errors import UserError

@@ -29,7 +29,7 @@ from configs.schema import Config
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.reader import load_checkpoint
 from engine.parallel.strategy import DDP
-from engine.training.build import build_train_state
+from engine.training.session import build_train_state
 from engine.training.step import TrainState
 from models.build import build_model
 from utils.distributed import ProcessContext
@@ -203,7 +203,7 @@ def test_no_step_reads_logits_or_gradients_of_earlier_steps(options, tmp_path, c
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(lambda parameter: outputs.append(parameter.grad))
 
-    monkeypatch.setattr("engine.training.build.compile_model", overwrite_outputs)
+    monkeypatch.setattr("engine.training.session.compile_model", overwrite_outputs)
     found = train([*argv, f"SAVE={tmp_path / 'found'}"], cpu)
     assert len(overwritten) > 100
     assert_same_state(states(found), states(expected))
@@ -222,14 +222,14 @@ def test_the_warm_up_reuses_no_cast_of_the_pass_without_gradients(monkeypatch, c
     events, clear = [], torch.clear_autocast_cache
     monkeypatch.setattr(torch, "clear_autocast_cache", lambda: (events.append("clear"), clear()))
     monkeypatch.setattr("engine.parallel.strategy.Single.wrap", lambda self, model, images: events.append("warm-up"))
-    monkeypatch.setattr("engine.training.build.attention_notes", lambda *_: events.append("no gradients") or [])
+    monkeypatch.setattr("engine.training.session.attention_notes", lambda *_: events.append("no gradients") or [])
     build_with_fused_attention(cpu)
     assert events == ["no gradients", "clear", "warm-up", "clear"]
 
 
 def test_ddp_starts_with_fused_attention_under_autocast(group_of_one, monkeypatch):
     """Under torch 2.10 DDP would wait for gradients that never come."""
-    monkeypatch.setattr("engine.training.build.build_strategy", lambda options, context: DDP(context.device, options))
+    monkeypatch.setattr("engine.training.session.build_strategy", lambda options, context: DDP(context.device, options))
     state = build_with_fused_attention(group_of_one)
     images = torch.zeros(2, 1, 8, 8, device=group_of_one.device)
     with state.precision.autocast():

@@ -15,8 +15,8 @@ from configs.reading.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Model
 from datasets.batch import Batch
 from engine.precision.loss_scaler import LossScaler
+from engine.training import loss as losses_teacher
 from engine.training.batch_size import build_state, ready_batches
-from engine.training.losses import teacher as losses_teacher
 from models.build import build_model
 from scripts.benchmarks.gpu.machine import TrafficCounter
 

@@ -35,7 +35,7 @@ from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform
 from datasets.transforms.policies import _build as build_policy
 from engine.progress import EpochProgress
-from engine.training.build import build_train_state
+from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
 
 PAGE = (ROOT / "docs/recipes.md").read_text().partition("### A recipe of timm's, translated")[2]

@@ -10,7 +10,7 @@ from timm.loss import BinaryCrossEntropy
 
 from configs.schema import Loss
 from datasets.batch import PADDING
-from engine.training.losses.loss import build_loss, read_class_weights
+from engine.training.loss import build_loss, read_class_weights
 from utils.errors import UserError
 
 CPU = torch.device("cpu")

@@ -16,15 +16,12 @@ from timm.models.pit import PoolingVisionTransformer
 from torch import nn
 
 from configs.reading.command_line import parse_command_line, to_yaml
-from configs.schema import Amp, Data, Train
-from configs.schema import Loss as LossOptions
-from configs.schema.families.family import ViT
+from configs.schema import Amp, Config, Data
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
 from engine.commands.run import run
 from engine.precision.policy import Precision
-from engine.training.losses.loss import build_loss, build_step_loss, class_logits
-from engine.training.losses.teacher import Teacher, build_teacher
+from engine.training.loss import Teacher, build_step_loss, build_teacher, class_logits
 from models.build import build_model
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -40,13 +37,10 @@ def fp32() -> Precision:
     return Precision(Amp(), CPU.device)
 
 
-def options_of(kind: str, **keys) -> Train:
-    return Train.model_validate({"DISTILLATION_TYPE": kind} | keys)
-
-
-def step_loss(options: Train, model: nn.Module, data: Data, precision: Precision):
-    base = build_loss(LossOptions(), options.smoothing)
-    return build_step_loss(base, options, model, ViT(NUM_CLASSES=5), data, precision)
+def options_of(kind: str, data: Data = STUDENT, classes: int = 5, **keys) -> Config:
+    """The options of a student."""
+    values = {"TRAIN": {"DISTILLATION_TYPE": kind} | keys, "MODEL": {"NUM_CLASSES": classes}}
+    return Config.model_validate(values).model_copy(update={"data": data})
 
 
 def write_teacher(path: Path, classes: int = 5, data: dict = OWN, **model) -> Path:
@@ -67,8 +61,7 @@ def tiny_teacher(tmp_path_factory) -> Path:
 
 
 def build(file: Path, precision: Precision | None = None, classes: int = 5) -> tuple[Teacher, list[str]]:
-    options, student = options_of("soft", TEACHER_WEIGHTS=str(file)), ViT(NUM_CLASSES=classes)
-    return build_teacher(options, student, STUDENT, precision or fp32())
+    return build_teacher(options_of("soft", classes=classes, TEACHER_WEIGHTS=str(file)), precision or fp32())
 
 
 # Losses
@@ -101,7 +94,7 @@ def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
         "mixed": torch.softmax(torch.randn(4, 5), -1),
     }[targets]
     model = nn.Identity()
-    loss, _ = step_loss(options, model, STUDENT, fp32())
+    loss, _ = build_step_loss(options, model, fp32())
     teacher, _ = build(tiny_teacher)
 
     counted = [0, 2] if targets == "padding" else [0, 1, 2, 3]
@@ -165,7 +158,7 @@ def test_the_preprocessing_comes_from_the_recipe_or_timm(tmp_path, teacher):
         keys, data = {"TEACHER_MODEL": "resnet10t", "TEACHER_WEIGHTS": str(tmp_path / "vit_digits.pth")}, STUDENT
         expected, size = ("resnet10t", "mean [0.485, 0.456, 0.406]"), 176
     torch.save(model.state_dict(), tmp_path / "vit_digits.pth")
-    built, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=10), data, fp32())
+    built, notes = build_teacher(options_of("hard", data, 10, **keys), fp32())
     assert built.size == (size, size) and all(part in notes[0] for part in expected)
 
 
@@ -173,8 +166,8 @@ def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypa
     """Swin's normalization is a default of its family, and not in the recipe."""
     (tmp_path / "swin.pdparams").touch()
     keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
-    monkeypatch.setattr("engine.training.losses.teacher.build_model", lambda *_, **__: (nn.Identity(), []))
-    _, notes = build_teacher(options_of("hard", **keys), ViT(NUM_CLASSES=5), STUDENT, fp32())
+    monkeypatch.setattr("engine.training.loss.build_model", lambda *_, **__: (nn.Identity(), []))
+    _, notes = build_teacher(options_of("hard", **keys), fp32())
     assert "mean [0.485, 0.456, 0.406]" in notes[0]
 
 
@@ -193,12 +186,12 @@ DISTILLED = {
 @pytest.mark.parametrize(("family", "level"), [("deit", None), ("levit", "O2"), ("pit", "O3")])
 def test_the_teacher_trains_the_distillation_head(tiny_teacher, family, level):
     """Also of the copy that computes in half precision. In evaluation the model returns the mean of the heads."""
-    options = options_of("hard", TEACHER_WEIGHTS=str(tiny_teacher), DISTILLATION_ALPHA=1.0)
+    data = STUDENT.model_copy(update={"image_size": 16})
+    options = options_of("hard", data, TEACHER_WEIGHTS=str(tiny_teacher), DISTILLATION_ALPHA=1.0)
     precision = Precision(Amp(ENABLED=True, LEVEL=level) if level else Amp(), CPU.device)
     torch.manual_seed(0)
     model = DISTILLED[family]()
-    data = STUDENT.model_copy(update={"image_size": 16})
-    loss, _ = step_loss(options, model, data, precision)
+    loss, _ = build_step_loss(options, model, precision)
     compute = precision.compute_copy(model).train()
     images, targets = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     with precision.autocast():
@@ -295,15 +288,12 @@ def test_the_outputs_of_a_teacher_follow_the_class_names(tiny_teacher):
     torch.save(torch.load(tiny_teacher, weights_only=True) | describe_data(data, list("abcde")), named)
     options = options_of("soft", TEACHER_WEIGHTS=str(named))
     images = torch.randn(2, STUDENT.image_channels, STUDENT.image_size, STUDENT.image_size)
-    logits = [
-        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list(names))[0](images)
-        for names in ("abcde", "badce")
-    ]
+    logits = [build_teacher(options, fp32(), list(names))[0](images) for names in ("abcde", "badce")]
     assert torch.equal(logits[1], logits[0][:, [1, 0, 3, 2, 4]])
     with pytest.raises(UserError, match="'x' is no class of the teacher"):
-        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), list("abcxe"))
+        build_teacher(options, fp32(), list("abcxe"))
     options, names = options_of("soft", TEACHER_WEIGHTS=str(tiny_teacher)), ["1", "10", "2", "3", "4"]
     with pytest.raises(UserError, match=r"class 1 is '2' in timm's order, '10' in torchvision's; set DATA\.CLASSES"):
-        build_teacher(options, ViT(NUM_CLASSES=5), STUDENT, fp32(), names)
-    data = STUDENT.model_copy(update={"classes": "bytes"})
-    assert torch.equal(build_teacher(options, ViT(NUM_CLASSES=5), data, fp32(), names)[0](images), logits[0])
+        build_teacher(options, fp32(), names)
+    given = options.with_data(classes="bytes")
+    assert torch.equal(build_teacher(given, fp32(), names)[0](images), logits[0])

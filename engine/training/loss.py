@@ -1,0 +1,389 @@
+"""The training loss: a sum over samples, since the step divides by the global batch; and the teacher of a distillation.
+
+With distillation, the loss compares the student with a teacher: (1 - ALPHA) x base + ALPHA x distillation, where base
+is the loss on the labels. In DeiT (Touvron et al., 2021) the labels train one head and the teacher another; a student
+with one head has both parts on its logits.
+
+Legend: B images per batch, C channels, S pixels on a side.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from configs.parts import LOSSES
+from configs.reading.checks import check_options
+from configs.reading.layer_rules import architecture, check_family, model_sections
+from configs.reading.option_layers import OptionLayers
+from configs.reading.yaml_io import shorten
+from configs.rules import complete
+from configs.schema import Config, Data, Distillation, Model
+from configs.schema import Loss as LossOptions
+from configs.weights import NORMALIZATION, WeightsRecord
+from datasets.batch import PADDING
+from datasets.sources.samples import map_labels
+from engine.checkpoint.weights_record import read_record, weights_record
+from engine.plan.outputs import match_outputs
+from engine.precision.policy import Precision
+from models.build import build_model
+from utils.errors import UserError, did_you_mean, error_from
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:
+    """LOSS.NAME: logits (B, classes), targets -> loss (), summed over the samples, in fp32.
+
+    Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
+    bce also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
+
+    Args:
+        smoothing: label smoothing, of mixed targets too.
+        class_weights: float32 (classes,), from `read_class_weights`.
+    """
+    build = {"cross_entropy": _cross_entropy, "bce": _bce}.get(options.name, _of_plugin)
+    return build(options, smoothing, class_weights)
+
+
+def _cross_entropy(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(
+            logits.float(),
+            targets,
+            weight=class_weights,
+            reduction="sum",
+            ignore_index=PADDING,
+            label_smoothing=smoothing,
+        )
+
+    return loss
+
+
+def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+    """timm's binary cross-entropy (Wightman et al., 2021): smoothing, then the threshold; the mean over the classes.
+
+    timm's module accepts no padding, and leaves the smoothing of mixed targets to timm's mixup: both are done here.
+    """
+    from timm.loss import BinaryCrossEntropy  # imported where it is used, as few runs need it
+
+    bce = BinaryCrossEntropy(0.0, options.target_threshold, pos_weight=class_weights, reduction="none")
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        classes = logits.shape[-1]
+        losses: torch.Tensor = bce(logits.float(), _dense(targets, classes) * (1 - smoothing) + smoothing / classes)
+        return losses.mean(-1).masked_fill(_is_padding(targets), 0).sum()
+
+    return loss
+
+
+def _of_plugin(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+    """A function of (logits, smoothed and mixed targets, options) -> losses (B,); the first two float32 (B, classes).
+
+    The loss of a sample is multiplied by the weight of its class. Padding gets valid targets: no NaN arises.
+    """
+    function = LOSSES.build(options.name, options.kwargs)
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        classes, padding = logits.shape[-1], _is_padding(targets)
+        dense = _dense(targets.clamp(min=0), classes).float()
+        try:
+            losses: torch.Tensor = function(logits.float(), dense * (1 - smoothing) + smoothing / classes)
+        except TypeError as error:  # such as a missing argument
+            reason = f"{error}; it is called with (logits, targets, options) (-debug: traceback)"
+            raise UserError(f"LOSS.NAME {options.name}: {reason}") from error
+        if losses.shape != padding.shape:
+            raise UserError(f"LOSS.NAME {options.name}: must return losses {(*padding.shape,)}, not {(*losses.shape,)}")
+        weights = 1.0 if class_weights is None else dense @ class_weights
+        return (weights * losses).masked_fill(padding, 0).sum()
+
+    return loss
+
+
+def _dense(targets: torch.Tensor, classes: int) -> torch.Tensor:
+    """Targets with a column per class, (B, classes)."""
+    return targets if targets.ndim > 1 else targets.unsqueeze(-1) == torch.arange(classes, device=targets.device)
+
+
+def _is_padding(targets: torch.Tensor) -> torch.Tensor:
+    """bool (B,): the positions without a sample."""
+    return (targets if targets.ndim == 1 else targets[:, 0]) == PADDING
+
+
+def read_class_weights(
+    options: LossOptions, targets: np.ndarray, num_classes: int, device: torch.device
+) -> torch.Tensor | None:
+    """The weights float32 (classes,) of `LOSS.CLASS_WEIGHTS`; None if all are 1.
+
+    balanced: N / (K n) for a class with n of the N training samples, K classes with samples (scikit-learn's formula).
+    Their mean over the samples is 1. With several labels per sample: (N - n) / n, with which the positive and the
+    negative terms of a class have equal weight, as torch's documentation of `pos_weight` has it. A class without
+    samples gets the weight of a class with one.
+
+    Args:
+        targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
+    Raises:
+        UserError: another number of weights than of classes.
+    """
+    weights = options.class_weights
+    if weights is None:
+        return None
+    if weights == "balanced" and targets.ndim == 2:
+        positive = torch.from_numpy(targets.sum(axis=0, dtype=np.int64)).clamp(min=1)
+        return ((len(targets) - positive).clamp(min=1) / positive).to(device)
+    if weights == "balanced":
+        from timm.loss import compute_class_weights
+
+        counts = torch.from_numpy(np.bincount(targets, minlength=num_classes))
+        _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
+        return (balanced * (len(targets) / (balanced.double() @ counts.double())).float()).to(device)
+    if len(weights) != num_classes:
+        raise UserError(
+            f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes "
+            "(MODEL.NUM_CLASSES); give one value per class, or balanced"
+        )
+    return torch.tensor(weights, device=device)
+
+
+# Logits (B, classes); of a model with two heads in training: (class head, distillation head).
+Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+# (outputs, targets, images that the student received) -> loss (), summed over the samples
+StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def build_step_loss(
+    config: Config,
+    student: nn.Module,
+    precision: Precision,
+    targets: np.ndarray | None = None,
+    class_names: Sequence[str] | None = None,
+) -> tuple[StepLoss, list[str]]:
+    """The loss of a step, and log lines about it and the teacher.
+
+    With distillation, a `student` with two heads (timm's distilled DeiT, LeViT, PiT, ...) returns both in training;
+    call this before the model is copied. A student in evaluation mode, or trained without distillation, returns their
+    mean; a student with MODEL.TUNE head does, too, since it stays in evaluation mode.
+
+    targets, class_names: of the training data; None in a trial.
+
+    Raises:
+        UserError: as `read_class_weights` and `build_teacher`.
+    """
+    options, weights, notes = config.train, None, list[str]()
+    if targets is not None:
+        weights = read_class_weights(config.loss, targets, config.model.num_logits, precision.device)
+    if weights is not None:
+        notes = [f"Loss: class weights from {weights.min():.3g} to {weights.max():.3g}"]
+    base = build_loss(config.loss, options.smoothing, weights)
+    if options.distillation_type == "none":
+        return lambda outputs, targets, images: base(outputs, targets), notes
+    teacher, teacher_notes = build_teacher(config, precision, class_names)
+    if set_distilled_training := getattr(student, "set_distilled_training", None):
+        set_distilled_training(True)
+    tau, alpha = options.distillation_tau, options.distillation_alpha
+    compare = partial(soft_targets, tau=tau) if options.distillation_type == "soft" else hard_targets
+
+    def loss(outputs: Outputs, targets: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        class_logits, logits = outputs if isinstance(outputs, tuple) else (outputs, outputs)
+        distillation = compare(logits.float(), teacher(images), _is_padding(targets))
+        return (1 - alpha) * base(class_logits, targets) + alpha * distillation
+
+    notes += [*teacher_notes, f"Distillation: {options.distillation_type}, alpha {alpha:g}, tau {tau:g}"]
+    return loss, notes
+
+
+def class_logits(outputs: Outputs) -> torch.Tensor:
+    """The logits (B, classes) for top-1: the mean of two heads, as in an evaluation."""
+    return outputs if isinstance(outputs, torch.Tensor) else (outputs[0] + outputs[1]) / 2
+
+
+def soft_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor, tau: float) -> torch.Tensor:
+    """tau^2 x KL(teacher || student) of probabilities softened by `tau`, summed over classes and samples.
+
+    As Hinton et al. (2015) and timm's LogitDistillationTask. DeiT's code also divides by the number of classes, so its
+    ALPHA corresponds to a much smaller one here. PaddleViT's is defective: it passes log-probabilities as targets.
+
+    student, teacher: logits float32 (B, classes); padding: bool (B,), the samples that do not count.
+    """
+    ours, theirs = (F.log_softmax(logits / tau, dim=-1) for logits in (student, teacher))
+    divergence = F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
+    return tau**2 * divergence.masked_fill(padding, 0).sum()
+
+
+def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of the student with the teacher's most probable class (Touvron et al., 2021), summed.
+
+    Without label smoothing. Arguments as `soft_targets`.
+    """
+    labels = teacher.argmax(-1).masked_fill(padding, PADDING)
+    return F.cross_entropy(student, labels, reduction="sum", ignore_index=PADDING)
+
+
+TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
+_PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION)
+
+
+class Teacher:
+    """A frozen model in evaluation mode: images of the student -> logits float32 (B, classes), without gradients.
+
+    It computes in the precision of the run, eagerly, and receives the augmented and mixed images of the student (DeiT),
+    with its own normalization and in its own size (bicubic, as Pillow). The host does not wait.
+    """
+
+    def __init__(
+        self, model: nn.Module, precision: Precision, own: Data, student: Data, outputs: Sequence[int] | None = None
+    ) -> None:
+        """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models.
+
+        outputs: of `model`, for each class of the student; None: in the same order.
+        """
+        precision.set_norm_dtypes(model)
+        self.model = precision.compute_copy(model).requires_grad_(False).eval()
+        self.precision, self.size = precision, own.input_size
+        self._outputs = None if outputs is None else torch.tensor(outputs, device=precision.device)
+        self._rescale: list[torch.Tensor] = []  # from the student's normalization: factor and offset (C, 1, 1)
+        if (own.imagenet_mean, own.imagenet_std) != (student.imagenet_mean, student.imagenet_std):
+            mean, std = np.array(own.imagenet_mean), np.array(own.imagenet_std)
+            for values in (student.imagenet_std / std, (student.imagenet_mean - mean) / std):
+                self._rescale.append(torch.tensor(values, dtype=torch.float32, device=precision.device).view(-1, 1, 1))
+
+    @torch.no_grad()
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        with self.precision.autocast():
+            logits: torch.Tensor = self.model(self.preprocess(images))
+        return logits.float() if self._outputs is None else logits.float()[:, self._outputs]
+
+    def preprocess(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (B, C, S, S) with the student's normalization -> images for the teacher, float32."""
+        if self._rescale:
+            factor, offset = self._rescale
+            images = torch.addcmul(offset, images, factor)
+        if images.shape[-2:] == self.size:
+            return images
+        return F.interpolate(images, size=self.size, mode="bicubic", antialias=True)
+
+
+def build_teacher(
+    config: Config, precision: Precision, class_names: Sequence[str] | None = None
+) -> tuple[Teacher, list[str]]:
+    """The teacher of a student with the options of `config`, and log lines about it.
+
+    Its head must have the student's number of classes. class_names: of the run's data, None if it has none.
+
+    Raises:
+        UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
+            model does not accept, or weights that do not fit.
+    """
+    options, student, data = config.train, config.model, config.data
+    weights = options.teacher_file
+    if weights is None:
+        raise UserError(
+            f"TRAIN.TEACHER_WEIGHTS: DISTILLATION_TYPE {options.distillation_type} needs a teacher with weights; give "
+            f"-teacher_model_path=FILE, or set TEACHER_WEIGHTS to {TIMM}, or DISTILLATION_TYPE to none"
+        )
+    try:
+        checkpoint = None if weights == TIMM else read_record(weights)
+    except UserError as error:
+        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS: {error}") from error
+    name, own, num_classes = _find_model(options, weights, checkpoint)
+    if num_classes not in (None, student.num_logits):
+        raise UserError(
+            f"TRAIN.TEACHER_WEIGHTS: the teacher {name} has {num_classes} classes and the student "
+            f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
+        )
+    changes = {"attention": student.attention, "pretrained": weights, "weights_entry": student.weights_entry}
+    model_options = own.with_model(num_classes=student.num_logits, **changes).model
+    outputs = None
+    try:
+        if class_names:
+            outputs = _match_classes(class_names, model_options, data.classes)
+        size = checkpoint.image_size if checkpoint else None
+        model, notes = build_model(model_options, own.data, precision.device, needs_head=True, weights_size=size)
+    except UserError as error:
+        problem = str(error).removeprefix("MODEL.PRETRAINED: ")
+        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
+    if own.data.image_channels != data.image_channels:
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {name} takes images of {own.data.image_channels} channels, and "
+            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
+        )
+    source, *others = notes or [f"weights: {TIMM}"]
+    about = (
+        f"{name}, {source}, {own.data.image_size} pixels, mean {list(own.data.imagenet_mean)}, std "
+        f"{list(own.data.imagenet_std)}, {student.num_logits} classes"
+    )
+    return Teacher(model, precision, own.data, data, outputs), [f"Teacher: {line}" for line in (about, *others)]
+
+
+def _find_model(
+    options: Distillation, weights: str, checkpoint: WeightsRecord | None
+) -> tuple[str, Config, int | None]:
+    """The name, the options and the number of classes, which is None if only the tensors of the file have it.
+
+    The model is TEACHER_MODEL, else the model in the checkpoint, else the file's name without its extension. The
+    preprocessing comes from the checkpoint, else from the recipe, else from timm; missing keys from the family.
+    """
+    if checkpoint and not options.named_teacher:
+        name, model, data = str(checkpoint.model.get("NAME")), architecture(checkpoint.model), {}
+    else:
+        name = options.named_teacher or options.implied_teacher
+        model, data = model_sections(name).values()
+    published = _timm_config(name, model, weights)
+    if checkpoint:
+        data = checkpoint.data
+    elif published and not data:
+        channels, *size = published.input_size
+        data = dict(zip(_PREPROCESSING, (size, channels, list(published.mean), list(published.std)), strict=True))
+    layers = OptionLayers({"MODEL": model, "DATA": data})
+    check_family(layers)
+    sections, _ = complete(layers)
+    preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
+    try:
+        config = check_options({"MODEL": sections["MODEL"], "DATA": preprocessing}, layers)
+    except UserError as error:
+        raise error_from(error, f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
+    if checkpoint:
+        return name, config, checkpoint.num_classes
+    return name, config, published.num_classes if weights == TIMM else None
+
+
+def _match_classes(class_names: Sequence[str], teacher: Model, classes: str | None) -> list[int] | None:
+    """The output of the teacher for each class of the data; None if both have the same order.
+
+    Raises:
+        UserError: the teacher was trained on other classes; or as `match_outputs`.
+    """
+    checkpoint = weights_record(teacher)
+    if checkpoint and checkpoint.class_names:
+        outputs: list[int] = map_labels(class_names, checkpoint.class_names).tolist()
+    else:
+        outputs = match_outputs(class_names, teacher, checkpoint, classes)[0]
+    if -1 in outputs:
+        unknown = shorten(class_names[outputs.index(-1)])
+        raise UserError(f"{unknown} is no class of the teacher; give a teacher of the same classes")
+    outputs += [one for one in range(teacher.num_logits) if one not in outputs]  # NUM_CLASSES is more than the data has
+    return None if outputs == sorted(outputs) else outputs
+
+
+def _timm_config(name: str, model: dict[str, Any], weights: str) -> Any:
+    """timm's `pretrained_cfg` of a model of TYPE timm; None for another type."""
+    if model.get("TYPE") != TIMM:
+        if weights == TIMM:
+            raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: {name} is no model of timm's; give a file of weights")
+        return None
+    timm_name = str(model.get("NAME"))
+    try:
+        published: Any = timm.get_pretrained_cfg(timm_name, allow_unregistered=False)
+    except RuntimeError:
+        hint = did_you_mean(timm_name, timm.list_models(pretrained=True) + timm.list_models())
+        raise UserError(
+            f"TRAIN.TEACHER_MODEL: {timm_name[:80]} is neither a recipe in configs/ nor a model of timm's{hint}"
+        ) from None
+    if weights == TIMM and not published.has_weights:
+        raise UserError(f"TRAIN.TEACHER_WEIGHTS timm: timm has no weights of {timm_name}; give a file of weights")
+    return published

@@ -1,1 +1,0 @@
-"""The loss of a step: on labels, and on the outputs of a teacher."""
