@@ -14,8 +14,8 @@ if __name__ == "__main__":
 
     leave_first_process()  # before the imports, which take a second
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.flags import requested_device
+from configs.command_line import parse_command_line
+from configs.flags import requested_device
 from datasets.loading.worker_server import fork_worker_server
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors

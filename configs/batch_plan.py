@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from configs.reading.yaml_io import format_value
 from configs.schema import Config
+from configs.yaml_io import format_value
 from utils.errors import UserError
 
 _WHOLE_EPOCH = 10**9  # micro-steps: more than any epoch has

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo
 
-from configs.reading.option_layers import OptionLayers
-from configs.reading.yaml_io import read_text
+from configs.yaml_io import read_text
 from utils.errors import UserError, did_you_mean
 
 PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
@@ -138,18 +137,6 @@ def run_plugin(path: str, text: str) -> Plugin:
     if _running[name].text != text:
         raise UserError(f"-plugin {path}: {_running[name].path} has the same name; rename one")
     return _running[name]
-
-
-def add_plugins(layers: OptionLayers, paths: list[str]) -> list[str]:
-    """Runs the plugins at `paths`, of -plugin; PLUGINS of the options then names them. Returns lines for the log."""
-    plugins = [open_plugin(path) for path in paths]
-    entries = [plugin.entry for plugin in plugins]
-    warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
-    if entries:
-        layers.values["PLUGINS"] = entries
-    empty = [plugin.path for plugin in plugins if not plugin.has_parts]
-    warnings += [f"Warning: {path} registers no part; use @register_model, @loss, ..." for path in empty]
-    return [*(f"Plugin: {entry}" for entry in entries), *warnings]
 
 
 def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[str]:

@@ -10,10 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.data_sets import properties_of
-from configs.reading.layer_rules import architecture
-from configs.reading.option_layers import OptionLayers
 from configs.schema import Config, Data, Model
 from configs.schema.data import of_channels
+from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
@@ -30,6 +29,7 @@ SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
+_OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")  # keys of MODEL
 _OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
 
 
@@ -266,16 +266,27 @@ def options_to_export(options: dict[str, Any]) -> dict[str, Any]:
     return {"MODEL": model, "DATA": data} | ({"PLUGINS": plugins} if plugins else {})
 
 
-def add_weight_options(layers: OptionLayers, weights: str) -> None:
-    """Adds the options in the metadata of `weights`; nothing for a file of another program, or a damaged one."""
+def weight_options(weights: str) -> dict[str, Any]:
+    """The options in the metadata of `weights`; {} for a file of another program, or a damaged one."""
     weights = weight_file(weights)
     if not os.path.isfile(weights):
-        return
+        return {}
     try:
-        options = options_to_export(json.loads(read_metadata(weights)[OPTIONS_ENTRY]))
+        return options_to_export(json.loads(read_metadata(weights)[OPTIONS_ENTRY]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return
-    layers.add(options, f"{weights}: metadata")
+        return {}
+
+
+def architecture(model: dict[str, Any]) -> dict[str, Any]:
+    """The section MODEL without the keys that belong to a run: classes, paths of weights, adapters."""
+    return {key: value for key, value in model.items() if key not in _OF_THE_RUN}
+
+
+def described_model(config: dict[str, Any]) -> dict[str, Any]:
+    """The section MODEL of a config.json that timm wrote."""
+    arguments = {"global_pool": config["pretrained_cfg"].get("global_pool")} | config["model_args"]
+    kwargs = {key: value for key, value in arguments.items() if value is not None and key not in OWN_KEYS}
+    return {"TYPE": "timm", "NAME": config["architecture"], "KWARGS": kwargs, "NUM_CLASSES": config.get("num_classes")}
 
 
 WEIGHT_RULES = (

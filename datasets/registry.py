@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs.data_sets import properties_of
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems

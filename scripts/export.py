@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from scripts.exporting.formats import FORMATS, ONNX_PACKAGES, check_target
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
 from utils.errors import UserError

@@ -4,7 +4,7 @@ import argparse
 import itertools
 from pathlib import Path
 
-from configs.reading.flags import Parser, add_flag, entry_parser
+from configs.flags import Parser, add_flag, entry_parser
 from configs.weights import find_weights
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder

@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.shards.index import INDEX_NAME, Index, encode_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
 from utils.errors import UserError, error_from

@@ -18,9 +18,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.flags import Parser, add_flag
-from configs.reading.option_layers import RUN_OPTIONS
-from configs.reading.yaml_io import format_value
+from configs.flags import Parser, add_flag
+from configs.load import RUN_OPTIONS
+from configs.yaml_io import format_value
 from engine.report import REPORT
 from engine.report.comparison import CLASS_COLUMNS, IMAGE_COLUMNS, Group, Rows, compare_mistakes, groups_of
 from engine.report.contents import RunContents, read_contents

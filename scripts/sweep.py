@@ -24,12 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.reading.checks import non_default_options
-from configs.reading.command_line import parse_command_line
-from configs.reading.flags import Parser, add_flag
-from configs.reading.key_help import all_keys
-from configs.reading.yaml_io import shorten
+from configs.command_line import parse_command_line
+from configs.compare import non_default_options
+from configs.flags import Parser, add_flag
+from configs.help import all_keys
 from configs.schema.section import MAX_NAME_CHARS
+from configs.yaml_io import shorten
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from scripts import report
 from scripts.flags import positive, script_parser, split_flags

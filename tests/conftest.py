@@ -23,7 +23,7 @@ from PIL import Image
 from rank_pool import RankPool, environment
 
 from configs.batch_plan import plan_batches
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader

@@ -15,7 +15,7 @@ from utils.processes.launch import exit_with_launcher
 if __name__ == "__main__":  # a loading worker imports this file, too
     exit_with_launcher()
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from utils.distributed import ProcessContext, process_group
 

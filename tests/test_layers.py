@@ -110,7 +110,7 @@ def test_configs_and_the_entry_scripts_import_no_torch():
     """So that -h and a wrong flag are answered at once."""
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PRODUCT_FILES]
     loaded = loaded_with(*(module for module in modules if module.startswith(("configs.", "main_"))))
-    assert {"configs.schema.families.registry", "configs.reading.flags", "configs.rules"} < loaded
+    assert {"configs.schema.families.registry", "configs.flags", "configs.resolve"} < loaded
     assert not {"torch", "torchvision", "timm", "numpy"} & loaded
 
 

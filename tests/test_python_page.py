@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import main_single_gpu
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.transforms.device import Normalize
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.pictures import attention_rollout, to_unit_range

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Wr
 
 from configs.data_sets import properties_of
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.reading.yaml_io import shorten
 from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Section, option
+from configs.yaml_io import shorten
 
 _BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
 MAX_CROP_PCT = 2  # the border is then half of the crop

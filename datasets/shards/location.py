@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 from braceexpand import braceexpand
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from configs.reading.yaml_io import shorten
 from configs.schema.data import secret_in_url
+from configs.yaml_io import shorten
 from datasets.shards.index import INFO_FILE
 from datasets.shards.store import SCHEME, ShardStore, is_local
 from datasets.sources.shared_arrays import to_nfc

@@ -19,7 +19,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, BinaryIO, NamedTuple
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES

@@ -10,8 +10,8 @@ from itertools import product
 
 import numpy as np
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.decoding.decode import JPEG_DECODER, MAX_VALUE, read_grey_values, scale_to_8_bits
 from datasets.decoding.images import BadImage
 from datasets.sources.files.image_files import ImageFiles

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file

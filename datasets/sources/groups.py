@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from configs.data_sets import properties_of
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.sources.files.image_files import Listing
 from datasets.sources.files.rows import table_rows
 from datasets.sources.files.tables import Table

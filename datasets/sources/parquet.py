@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from configs.data_sets import properties_of
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding, LazyImage, open_image
 from datasets.decoding.images import BadImage, UnreadableImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler

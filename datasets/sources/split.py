@@ -9,8 +9,8 @@ from hashlib import blake2b, sha256
 import numpy as np
 
 from configs.data_sets import properties_of
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.sources.files.image_files import Listing
 from datasets.sources.groups import describe_groups, most_frequent, with_groups
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc

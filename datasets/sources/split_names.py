@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from utils.errors import UserError
 
 SPLIT_NAMES = {

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from configs.batch_plan import EpochLayout
-from configs.reading.yaml_io import format_value, parse_value
 from configs.weights import PADDLE
+from configs.yaml_io import format_value, parse_value
 from datasets.sources.samples import list_names
 from engine.checkpoint.run_folder import (
     BEST,

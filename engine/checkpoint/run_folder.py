@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from configs.reading.option_layers import RUN_OPTIONS
+from configs.load import RUN_OPTIONS
 from models.weights.shards import WEIGHTS
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from

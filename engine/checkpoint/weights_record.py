@@ -17,11 +17,19 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from configs.reading.layer_rules import described_model
-from configs.reading.yaml_io import parse_value
 from configs.schema import Data
 from configs.schema.model import Model
-from configs.weights import OPTIONS_ENTRY, PREPROCESSING, SAFETENSORS, TORCH, WeightsRecord, find_weights, format_of
+from configs.weights import (
+    OPTIONS_ENTRY,
+    PREPROCESSING,
+    SAFETENSORS,
+    TORCH,
+    WeightsRecord,
+    described_model,
+    find_weights,
+    format_of,
+)
+from configs.yaml_io import parse_value
 from datasets.sources.class_order import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit

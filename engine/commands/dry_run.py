@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_sessions

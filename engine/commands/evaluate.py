@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import build_eval_loader
 from engine.evaluation.session import build_eval_files, build_sessions

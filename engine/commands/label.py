@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from configs.reading.flags import Prediction
+from configs.flags import Prediction
 from datasets.sources.samples import names_of_labels
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.pictures import EXPLANATIONS, write_maps

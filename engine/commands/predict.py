@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.commands.label import label
 from engine.evaluation.session import build_sessions

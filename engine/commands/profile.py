@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from engine.plan.training import plan_training
 from engine.profiling.profiler import profile_run
 from engine.run.folder import start_log

@@ -5,7 +5,7 @@ import traceback
 from dataclasses import replace
 from importlib import import_module
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from configs.schema import Config
 from configs.schema.data import AUTO
 from datasets.registry import recognize_dataset

@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from engine.features.probe import run_probe
 from engine.plan.training import plan_training
 from engine.run.folder import start_log

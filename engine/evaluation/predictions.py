@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.reading.flags import Prediction
+from configs.flags import Prediction
 from configs.schema import Config
 from datasets.sources.checks import digest_of
 from datasets.sources.samples import Samples

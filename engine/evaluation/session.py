@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from configs.schema import Config, Data
 from configs.schema.model import UNTUNED
 from datasets.loading.loader import Loader, Loaders, build_eval_loader

@@ -16,9 +16,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from configs.reading.checks import shared_options
-from configs.reading.yaml_io import format_value
+from configs.compare import shared_options
 from configs.schema import Config, Parallel
+from configs.yaml_io import format_value
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.processes.failure import State, leaving_state

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.command_line import Command
 from configs.data_sets import IMAGENET_CLASSES, properties_of
+from configs.flags import Prediction, Split
 from configs.parts import check_plugins
-from configs.reading.command_line import Command
-from configs.reading.flags import Prediction, Split
-from configs.rules import Facts, resolve
+from configs.resolve import Facts, resolve
 from configs.schema import Config, Data
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from configs.batch_plan import BatchPlan, plan_batches
+from configs.command_line import Command
+from configs.compare import check_same_architecture, experiment_mismatch, with_defaults
+from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
-from configs.reading.checks import check_same_architecture, experiment_mismatch, with_defaults
-from configs.reading.command_line import Command
-from configs.reading.option_layers import RUN_OPTIONS
-from configs.reading.yaml_io import parse_value
-from configs.rules import Facts, resolve, warnings
+from configs.resolve import Facts, resolve, warnings
 from configs.schema import Config, Data
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
+from configs.yaml_io import parse_value
 from datasets.loading.loader import shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.files.image_checks import check_images

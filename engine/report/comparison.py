@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from engine.report.contents import RunContents, read_matrix
 from engine.report.tables import compared_options, evaluated_images
 from engine.run.facts import FACTS, TrainingData

@@ -10,10 +10,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from configs.compare import with_defaults
+from configs.load import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.parts import PLUGINS_FOLDER
-from configs.reading.checks import with_defaults
-from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
-from configs.reading.yaml_io import read_yaml, shorten
+from configs.yaml_io import read_yaml, shorten
 from engine.run import result
 from engine.run.facts import FACTS, SPLITS, Facts, PixelBaseline, read_facts
 from engine.run.result import FINDINGS, RESULT, Rows, best_epoch, points

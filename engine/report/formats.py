@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from configs.reading.yaml_io import format_value
+from configs.yaml_io import format_value
 from engine.run.result import LARGEST
 from utils.tables import format_duration
 

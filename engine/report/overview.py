@@ -10,9 +10,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from configs.compare import differing_from_defaults
 from configs.data_sets import properties_of
-from configs.reading.checks import differing_from_defaults
-from configs.reading.option_layers import RUN_OPTIONS
+from configs.load import RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
 from engine.report.contents import RunContents
 from engine.report.formats import duration, gigabytes, number, option, percent

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.reading.checks import differing_from_defaults
+from configs.compare import differing_from_defaults
 from engine.report.contents import SEVERAL, Evaluation, RunContents
 from engine.report.formats import duration, gigabytes, number, percent
 from engine.run.facts import EvaluationData, TrainingData

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
+from configs.command_line import Command, recipe_options, to_yaml
+from configs.compare import non_default_lines
+from configs.load import RECIPE_OPTIONS, RUN_OPTIONS
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
-from configs.reading.checks import non_default_lines
-from configs.reading.command_line import Command, parse_command_line, to_yaml
-from configs.reading.option_layers import RECIPE_OPTIONS, RUN_OPTIONS
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, RECORDS, check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_environment
@@ -133,9 +133,8 @@ def _write_recipe(folder: Path, command: Command) -> None:
     """
     if command.recipe is None or command.recipe.name == RUN_OPTIONS or (folder / RECIPE_OPTIONS).exists():
         return
-    argv = [f"-cfg={command.recipe}", *(f"-plugin={plugin.path}" for plugin in running_plugins())]
     with suppress(UserError):
-        atomic_write(folder / RECIPE_OPTIONS, to_yaml(parse_command_line(argv).config))
+        atomic_write(folder / RECIPE_OPTIONS, recipe_options(command.recipe))
 
 
 def begin_status(folder: Path, context: ProcessContext, resume_command: str | None = None, **facts: Any) -> RunStatus:

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any, Protocol
 
-from configs.reading.yaml_io import parse_value, write_yaml
+from configs.yaml_io import parse_value, write_yaml
 from engine.run.facts import read_environment
 from engine.run.log import RunLogger
 from utils.errors import UserError, error_from, hide_passwords, to_single_line

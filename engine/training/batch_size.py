@@ -16,7 +16,7 @@ from itertools import cycle
 import torch
 
 from configs.batch_plan import EpochLayout, plan_batches
-from configs.rules import Facts, resolve
+from configs.resolve import Facts, resolve
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.worker_server import start_worker_server

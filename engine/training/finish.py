@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import BEST, LAST, saved_path

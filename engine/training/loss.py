@@ -17,15 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from configs.load import OptionLayers, model_sections
 from configs.parts import LOSSES
-from configs.reading.checks import check_options
-from configs.reading.layer_rules import architecture, check_family, model_sections
-from configs.reading.option_layers import OptionLayers
-from configs.reading.yaml_io import shorten
-from configs.rules import complete
+from configs.resolve import complete
 from configs.schema import Config, Data, Distillation, Model
 from configs.schema import Loss as LossOptions
-from configs.weights import NORMALIZATION, WeightsRecord
+from configs.weights import NORMALIZATION, WeightsRecord, architecture
+from configs.yaml_io import shorten
 from datasets.batch import PADDING
 from datasets.sources.samples import map_labels
 from engine.checkpoint.weights_record import read_record, weights_record
@@ -339,12 +337,9 @@ def _find_model(
     elif published and not data:
         channels, *size = published.input_size
         data = dict(zip(_PREPROCESSING, (size, channels, list(published.mean), list(published.std)), strict=True))
-    layers = OptionLayers({"MODEL": model, "DATA": data})
-    check_family(layers)
-    sections, _ = complete(layers)
-    preprocessing = {key: value for key, value in sections["DATA"].items() if key in _PREPROCESSING}
+    preprocessing = {key: value for key, value in data.items() if key in _PREPROCESSING}
     try:
-        config = check_options({"MODEL": sections["MODEL"], "DATA": preprocessing}, layers)
+        config, *_ = complete(OptionLayers({"MODEL": model, "DATA": preprocessing}))
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
     if checkpoint:

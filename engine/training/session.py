@@ -14,9 +14,9 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 
 from configs.batch_plan import EpochLayout
-from configs.reading.checks import non_default_options
-from configs.reading.command_line import Command, to_yaml
-from configs.reading.option_layers import RUN_OPTIONS
+from configs.command_line import Command, to_yaml
+from configs.compare import non_default_options
+from configs.load import RUN_OPTIONS
 from configs.schema import Config
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from configs.command_line import to_yaml
+from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
-from configs.reading.checks import changed_options, changes_training
-from configs.reading.command_line import to_yaml
-from configs.reading.yaml_io import format_value
+from configs.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, find_best
 from engine.checkpoint.weights_record import ENTRY
 from engine.parallel.strategy import Strategy

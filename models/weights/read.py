@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from configs.reading.yaml_io import parse_value
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.weights import NPZ, PADDLE, SAFETENSORS, TORCH, find_weights, format_of
+from configs.yaml_io import parse_value
 from models.tuning import A, merge_adapters
 from models.weights.entries import Weights, find_states
 from models.weights.names import State, google_to_timm, summarize_names

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.flags import entry_parser
+from configs.command_line import parse_command_line
+from configs.flags import entry_parser
 from configs.schema import Config
 from scripts.benchmarks.programs import ENTRY, MODES, add_turn_flags, build_program, final_top1, parse_names, run_turn
 from scripts.benchmarks.turns import (

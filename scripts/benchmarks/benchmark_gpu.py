@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.gpu.plan import TABLES, TIMED_IMAGES, Records, build_parts, page, run_part
 from scripts.benchmarks.programs import parse_names

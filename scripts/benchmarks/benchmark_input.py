@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.host import build_host_transform

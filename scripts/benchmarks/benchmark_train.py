@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config, Data
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state

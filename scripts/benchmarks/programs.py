@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import IO, NamedTuple
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, timm_flags
 from scripts.flags import add_flag, positive
 from utils.device import visible_gpus

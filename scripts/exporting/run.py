@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from configs.reading.command_line import Command
+from configs.command_line import Command
 from configs.schema import Amp, Config, Data
 from configs.schema.model import UNTUNED
 from datasets.batch import PADDING

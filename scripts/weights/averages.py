@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.reading.command_line import Command
-from configs.reading.yaml_io import write_yaml
+from configs.command_line import Command
+from configs.yaml_io import write_yaml
 from datasets.loading.loader import build_eval_loader
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.reading.command_line import Command, to_yaml
-from configs.reading.yaml_io import parse_value
+from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
+from configs.yaml_io import parse_value
 from datasets.sources.class_order import BYTES, NATURAL, read_class_list
 from datasets.sources.files.imagenet_sets import wordnet_ids
 from datasets.sources.samples import Samples

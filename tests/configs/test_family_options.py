@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import format_value
+from configs.command_line import parse_command_line
 from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM
 from configs.schema.model import FIXED_KEYS
+from configs.yaml_io import format_value
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]

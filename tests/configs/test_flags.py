@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from configs.reading.checks import key_of_flag, non_default_options
-from configs.reading.command_line import parse_command_line
-from configs.reading.flags import Prediction, entry_parser
-from configs.reading.key_help import all_keys
-from configs.reading.option_layers import flatten
-from configs.reading.yaml_io import read_yaml
+from configs.command_line import parse_command_line
+from configs.compare import non_default_options
+from configs.flags import Prediction, entry_parser, key_of_flag
+from configs.help import all_keys
+from configs.load import flatten
+from configs.yaml_io import read_yaml
 from utils.errors import UserError
 
 WEIGHTS = "-pretrained=vit.pth"

@@ -3,9 +3,9 @@
 import pytest
 from conftest import ROOT
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.key_help import all_keys, options_page
-from configs.rules import FACT_RULES, RULES
+from configs.command_line import parse_command_line
+from configs.help import all_keys, options_page
+from configs.resolve import ALL_RULES
 from configs.schema.config import known_keys
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
@@ -20,7 +20,7 @@ def printed_help(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_the_page_of_all_options_is_current():
-    """Else: python -m configs.reading.key_help > docs/options.md"""
+    """Else: python -m configs.help > docs/options.md"""
     assert (ROOT / "docs/options.md").read_text() == options_page() + "\n"
 
 
@@ -43,7 +43,7 @@ def test_help_on_a_key_has_type_range_default_and_meaning(capsys):
 
 def test_help_on_rules_has_each_rule(capsys):
     printed = printed_help("RULES", capsys)
-    assert all(rule.__doc__.partition("\n")[0] in printed for rule in (*RULES, *FACT_RULES))
+    assert all(rule.__doc__.partition("\n")[0] in printed for rule in ALL_RULES)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from configs.reading.checks import changed_options, non_default_lines, shared_options
-from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.yaml_io import parse_value
+from configs.command_line import parse_command_line, to_yaml
+from configs.compare import changed_options, non_default_lines, shared_options
 from configs.schema import Amp, Config
+from configs.yaml_io import parse_value
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[2]

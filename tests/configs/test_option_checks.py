@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.reading.checks import experiment_mismatch
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
+from configs.compare import experiment_mismatch
 
 MISMATCHES = {
     "SEED=1": "SEED 0, this run has 1",

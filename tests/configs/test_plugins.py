@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import GREY, ROOT, TINY_VIT
 
+from configs.command_line import parse_command_line, to_yaml
 from configs.parts import LOSSES, open_plugin
-from configs.reading.command_line import parse_command_line, to_yaml
-from configs.reading.yaml_io import parse_value
+from configs.yaml_io import parse_value
 from engine.run.folder import next_command
 from utils.errors import UserError
 

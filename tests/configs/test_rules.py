@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.reading.command_line import parse_command_line, to_yaml
-from configs.rules import Facts, resolve, warnings
+from configs.command_line import parse_command_line, to_yaml
+from configs.resolve import Facts, resolve, warnings
 from configs.schema import Config
 from utils.errors import UserError
 

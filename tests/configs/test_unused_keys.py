@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from conftest import TINY_VIT, noise_folder, train
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.option_layers import flatten
-from configs.reading.unused_keys import unused_keys
+from configs.command_line import parse_command_line, unused_keys
+from configs.load import flatten
 from configs.schema import Config
 from configs.schema.section import Section
 from engine.commands.run import run

@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT
 from timm.models import VisionTransformer
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
 from models.build import build_model
 from models.features import FeatureModel, pool_tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_gpu import CONTEXT, GPU, fake_gpu
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.training.batch_size import build_state
 from utils.torch_compat import DispatchMode, op_name, tree_leaves
 

@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT
 from torch.overrides import TorchFunctionMode
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from models import families
 from models.build import build_model

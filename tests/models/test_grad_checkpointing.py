@@ -5,7 +5,7 @@ import torch
 from conftest import ROOT, assert_same_state
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.precision.policy import Precision
 from models.build import build_model
 from utils.errors import UserError

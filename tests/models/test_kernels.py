@@ -9,7 +9,7 @@ from conftest import GREY, TINY_RESNET, states, train
 from timm.layers import Attention
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from models.build import build_model
 from models.kernels import (
     AUTO,

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.models._registry import _model_entrypoints
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from models.build import build_model, outputs_of_weights
 from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
 from utils.errors import Unavailable, UserError

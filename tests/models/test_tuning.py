@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema.families.family import ViT
 from configs.schema.model import Lora
 from models.build import build_model

@@ -9,7 +9,7 @@ from timm.models.vision_transformer import Block
 from timm.optim import param_groups_layer_decay
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.training.batch_size import build_state
 from models.build import build_model
 from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches

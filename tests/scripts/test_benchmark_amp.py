@@ -7,7 +7,7 @@ import signal
 import pytest
 from conftest import GREY, TINY_VIT
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
 from scripts.benchmarks import benchmark_amp, turns
 from scripts.benchmarks.benchmark_amp import parse_flags, rows_of

@@ -9,7 +9,7 @@ import torch
 from conftest import TINY_VIT
 from test_benchmark_train import TIMM, assert_ended
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_input, benchmark_train
 from scripts.benchmarks.gpu import machine, plan
 from scripts.benchmarks.gpu.plan import INVALID, TRAINING, WORKS, Part, build_parts, page, run_part, work_of

@@ -13,7 +13,7 @@ from conftest import samples_for
 from PIL import Image
 
 from configs.batch_plan import plan_batches
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.loading.loader import BatchReader, TrainBatches
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform

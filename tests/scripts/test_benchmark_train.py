@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import TINY_VIT
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.run.step_report import StepReport
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from utils.errors import REFUSED
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from PIL import Image
 from test_layers import loaded_with
 from timm.data import create_transform, resolve_model_data_config
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
 from datasets.decoding.decode import open_image
 from datasets.sources.samples import Samples

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from scripts import export
 

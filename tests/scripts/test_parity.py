@@ -12,7 +12,7 @@ from conftest import samples_for
 from timm.data import create_dataset
 from timm.scheduler import create_scheduler_v2
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
 from engine.training.optimizer import build_schedule

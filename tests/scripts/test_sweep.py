@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
 from utils.errors import Unavailable, UserError

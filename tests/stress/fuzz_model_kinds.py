@@ -22,7 +22,7 @@ from faults.scene import Scene
 from shard_files import checkpoint_state, seal, small_model, write_shards
 from timm.models import VisionTransformer
 
-from configs.reading.command_line import parse_command_line, to_yaml
+from configs.command_line import parse_command_line, to_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained

@@ -9,7 +9,7 @@ import sys
 import pytest
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.decode import open_image
 from datasets.registry import read_samples

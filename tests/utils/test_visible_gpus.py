@@ -9,8 +9,8 @@ import torch
 from conftest import ROOT, train
 
 import main_multi_gpu
-from configs.reading.command_line import parse_command_line
-from configs.reading.flags import requested_device
+from configs.command_line import parse_command_line
+from configs.flags import requested_device
 from utils import device, distributed
 from utils.device import check_compute_capability, cpu_warning, visible_gpus
 from utils.errors import UserError

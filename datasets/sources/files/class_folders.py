@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
 from datasets.sources.files.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
 from datasets.sources.samples import list_names

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.decoding.decode import is_affordable
 from datasets.decoding.headers import HEAD_BYTES, TAIL_BYTES, size_if_whole
 from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc

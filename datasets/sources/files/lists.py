@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.sources.files.class_folders import other_form
 from datasets.sources.files.image_files import ImageFiles, Listing, NearFiles, listing_arrays
 from datasets.sources.files.rows import LABEL_DIGITS, Rows, table_layout, table_rows

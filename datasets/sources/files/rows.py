@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.files.image_files import Listing, NearFiles, listing_arrays
 from datasets.sources.files.tables import (

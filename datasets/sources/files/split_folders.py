@@ -9,8 +9,8 @@ from itertools import chain, combinations, islice, product
 from pathlib import Path
 from shlex import quote
 
-from configs.reading.yaml_io import shorten
 from configs.schema import Data
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.files.class_folders import class_folders_in, has_images, other_form, read_class_folders
 from datasets.sources.files.image_files import ImageFiles, Listing, is_broken_link

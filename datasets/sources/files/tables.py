@@ -13,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from configs.reading.yaml_io import shorten
+from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.split_names import SPLIT_NAMES
 from utils.errors import UserError, error_from

@@ -21,7 +21,7 @@ from conftest import (
 )
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage, BadImageList
 from engine.checkpoint.reader import load_checkpoint

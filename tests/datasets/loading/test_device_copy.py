@@ -8,7 +8,7 @@ import torch
 from conftest import assert_same_state, samples_for
 
 from configs.batch_plan import plan_batches
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.loading.loader import TrainBatches
 from utils.distributed import ProcessContext
 

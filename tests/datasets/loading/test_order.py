@@ -9,7 +9,7 @@ from conftest import GREY, assert_same_state, eval_loader_for, samples_for, trai
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import TrainBatches

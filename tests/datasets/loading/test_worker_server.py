@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 
 # Prints 'loaded' if the server maps torch's libraries before any worker asks for them. The last line asks the server
 # for a process, which it starts after its imports.

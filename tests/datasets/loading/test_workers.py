@@ -19,7 +19,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Data, Train
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage

@@ -11,7 +11,7 @@ from conftest import eval_loader_for, samples_for, train_batches_for
 from range_server import body, range_server, status, wait_for
 from tar_files import jpeg, tar_of, write_shard, write_shards
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler

@@ -12,7 +12,7 @@ from conftest import samples_for
 from PIL import Image
 from source_helpers import write_image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.decoding.decode import JPEG_DECODER
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.in_memory import ImageArray

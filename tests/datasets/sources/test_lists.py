@@ -8,8 +8,8 @@ import pytest
 import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
+from configs.command_line import parse_command_line
 from configs.data_sets import DATA_SETS
-from configs.reading.command_line import parse_command_line
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources.files.lists import Lists, Tables
 from datasets.sources.source import source_class

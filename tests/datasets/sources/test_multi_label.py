@@ -6,7 +6,7 @@ import torch
 from conftest import eval_loader_for, samples_for, train_batches_for
 from source_helpers import assert_refused, options, write_image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on

@@ -8,7 +8,7 @@ from conftest import GREY, TINY_VIT, read_result, train
 from PIL import Image
 from source_helpers import write_image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 
 NAMES = [
     r"$\frac{", "<script>alert(1)<", "\x1b[31m\x1b]0;harm\x07", "two\nlines", "x" * 255, os.fsdecode(b"\xff\xfe\xe9"),

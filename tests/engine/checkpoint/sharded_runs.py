@@ -12,7 +12,7 @@ from shard_files import content
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.checkpoint.reader import open_checkpoint
 from engine.checkpoint.shard_writer import ShardWriter
 from engine.commands.run import run

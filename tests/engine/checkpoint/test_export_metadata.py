@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from utils.errors import UserError

@@ -6,7 +6,7 @@ import signal
 import pytest
 from conftest import assert_same_state, only_run, rows, states, step_rows, train
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.decoding.images import BadImage
 from engine.commands.run import run
 from engine.training.trainer import Trainer

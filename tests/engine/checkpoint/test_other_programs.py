@@ -10,7 +10,7 @@ import torch
 from conftest import CPU
 from timm.models import load_state_dict
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.weights import find_weights
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import CheckpointWriter

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import assert_same_state, only_run, read_result, rows, run_folders, states, step_rows, train
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import parse_value, read_yaml, write_yaml
+from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value, read_yaml, write_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run

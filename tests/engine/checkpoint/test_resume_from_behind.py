@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import assert_same_state, only_run, rows, run_folders, states, train
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run

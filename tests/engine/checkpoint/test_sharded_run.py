@@ -6,7 +6,7 @@ import pytest
 import sharded_runs
 from conftest import assert_same_state, only_run, read_result, states, train
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets import registry
 from engine.checkpoint import run_folder as folder
 from engine.checkpoint.run_folder import check_same_checkpoint, check_shared

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from shard_files import to_shards
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.weights import WeightsRecord, follow
 from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint

@@ -18,7 +18,7 @@ from timm.models import save_for_hf
 from timm.utils.misc import natural_key
 from torch.nn.functional import cross_entropy
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
 from datasets.sources.class_order import find_ambiguity, names_by_number, sort_names

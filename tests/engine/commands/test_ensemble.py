@@ -10,7 +10,7 @@ from conftest import GREY, TINY_VIT, train
 from PIL import Image
 from test_predict import predict
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import Loaders

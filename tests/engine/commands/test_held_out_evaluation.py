@@ -7,7 +7,7 @@ import pytest
 from conftest import TINY_VIT, only_run, read_result, train
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.optimizer import Schedule
 from utils.errors import UserError

@@ -13,7 +13,7 @@ from PIL import Image
 from timm.data import RealLabelsImagenet
 from torch.nn.functional import cross_entropy
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from models.build import build_model
 from utils.errors import UserError

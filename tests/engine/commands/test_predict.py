@@ -15,7 +15,7 @@ import torch
 from conftest import GREY, ROOT, TINY_VIT, environment, only_run, read_result, run_script, train
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
 from engine.evaluation import pictures

@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT, TINY_VIT, noise_folder, only_run, read_result, train
 from timm.models import VisionTransformer
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run.result import Result
 from utils.device import IN_LOADING

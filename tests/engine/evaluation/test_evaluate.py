@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Amp, Config
 from datasets.transforms.device import Normalize
 from engine.evaluation import evaluate

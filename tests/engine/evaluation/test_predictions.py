@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_evaluation_files import Noise
 
-from configs.reading.flags import Prediction
+from configs.flags import Prediction
 from engine.evaluation import predictions as part_file
 from engine.evaluation.predictions import PartFile, Predictions
 from engine.evaluation.results import SampleResults

@@ -14,7 +14,7 @@ import torch
 from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows, run_folders, train
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.features.store import FeatureFile
 from engine.report.contents import read_contents

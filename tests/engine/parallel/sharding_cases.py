@@ -12,8 +12,8 @@ from conftest import GREY, TINY_VIT
 from torch import nn
 
 from configs.batch_plan import EpochLayout, plan_batches
-from configs.reading.command_line import parse_command_line
-from configs.rules import Facts, resolve
+from configs.command_line import parse_command_line
+from configs.resolve import Facts, resolve
 from datasets.batch import Batch
 from engine.progress import EpochProgress
 from engine.training.session import build_train_state

@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Amp, Parallel, Train
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.fsdp import FSDP

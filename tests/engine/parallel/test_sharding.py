@@ -13,7 +13,7 @@ from sharding_cases import FSDP, against_ddp, difference, whole
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
 from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite

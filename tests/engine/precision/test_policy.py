@@ -10,7 +10,7 @@ from precision_cases import BF16, CPU, FP32, policy
 from torch import nn
 from torch.torch_version import TorchVersion
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Amp
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, set_process_switches

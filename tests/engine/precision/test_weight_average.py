@@ -6,7 +6,7 @@ from conftest import ROOT, assert_same_state, read_result, rows, states, train
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Train
 from engine.precision.master_weights import average_warning, build_average
 from models.build import build_model

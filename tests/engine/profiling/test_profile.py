@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import TINY_VIT, only_run, run_script
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.parallel.strategy import Communication
 from engine.profiling.page import Op, Profile, StepTimes, bottlenecks, has_fast_half_precision, profile_page

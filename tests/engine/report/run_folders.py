@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line, to_yaml
+from configs.command_line import parse_command_line, to_yaml
 from engine.report.page import write_report
 from engine.run.facts import (
     FACTS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from run_folders import make_run, read_page, write_facts, write_json, write_table
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.report.contents import read_contents
 from engine.report.overview import verdict_of
 from engine.run.facts import PixelBaseline, Start

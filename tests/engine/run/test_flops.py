@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from engine.run.facts import Model
 from engine.run.flops import PEAKS, describe_model, forward_flops, peak_flops_per_second, training_flops

@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import ROOT, train
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run import folder as folder_module
 from engine.run.facts import FACTS, Environment, RunWarning, read_environment, read_facts, to_json

@@ -9,8 +9,8 @@ from conftest import assert_same_state, digits_flags, only_run, read_result, row
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import parse_value
+from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value
 from engine.training import batch_size
 from engine.training.batch_size import find_batch_size, largest_size
 from utils.errors import UserError

@@ -15,7 +15,7 @@ from timm.models.levit import LevitDistilled
 from timm.models.pit import PoolingVisionTransformer
 from torch import nn
 
-from configs.reading.command_line import parse_command_line, to_yaml
+from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Amp, Config, Data
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data

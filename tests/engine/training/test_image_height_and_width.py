@@ -7,7 +7,7 @@ import timm
 import torch
 from conftest import train
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run.facts import Preprocessing, read_facts
 from scripts import export

@@ -8,7 +8,7 @@ from timm.scheduler import create_scheduler_v2
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Amp, Train
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single

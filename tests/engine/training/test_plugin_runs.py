@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from conftest import ROOT, assert_same_state, digits_flags, states, train
 from safetensors.torch import load_file
 
+from configs.command_line import parse_command_line
 from configs.parts import DEVICE_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
-from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import parse_value
 from configs.schema import Loss, Train
 from configs.schema.train import Optimizer
 from configs.weights import options_to_export
+from configs.yaml_io import parse_value
 from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.report.page import write_report

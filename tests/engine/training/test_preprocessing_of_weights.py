@@ -13,10 +13,10 @@ from timm.data import create_transform, resolve_data_config
 from timm.layers import resample_abs_pos_embed
 from timm.models import save_for_hf
 
-from configs.reading.command_line import parse_command_line
-from configs.reading.yaml_io import read_yaml
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from configs.weights import WeightsRecord, follow
+from configs.yaml_io import read_yaml
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform

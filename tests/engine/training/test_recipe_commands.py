@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT
 
 from configs.batch_plan import EpochLayout, plan_batches
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.training.optimizer import lr_warning
 from engine.training.session import _warnings
 

@@ -8,7 +8,7 @@ import torch
 from conftest import TINY_VIT, assert_same_state, noise_folder, read_result, rows, states, train
 from PIL import Image
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.decode import Decoding, decode_small, open_image
 from datasets.decoding.images import BadImage

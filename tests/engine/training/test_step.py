@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.loading.sampler import epoch_order
 from engine.checkpoint.reader import load_checkpoint

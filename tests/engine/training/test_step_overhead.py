@@ -11,7 +11,7 @@ import torch
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from torch import nn
 
-from configs.reading.command_line import parse_command_line, to_yaml
+from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Model
 from datasets.batch import Batch
 from engine.precision.loss_scaler import LossScaler

@@ -28,7 +28,7 @@ from timm.scheduler.scheduler_factory import scheduler_kwargs
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.transforms.device import TrainTransform

@@ -11,7 +11,7 @@ import pytest
 from conftest import assert_same_state, only_run, read_result, rows, states, train
 from torch import nn
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from configs.schema import Config
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run

@@ -7,7 +7,7 @@ import torch
 from conftest import only_run, read_result, states, train
 from safetensors.torch import load_file
 
-from configs.reading.command_line import parse_command_line
+from configs.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from models.tuning import merge_adapters

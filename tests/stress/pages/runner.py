@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from configs.reading.flags import FLAGS
+from configs.flags import FLAGS
 
 _LIMIT_SECONDS = 600.0
-_PARSE = "import sys; from configs.reading.command_line import parse_command_line as parse; parse(sys.argv[1:])"
+_PARSE = "import sys; from configs.command_line import parse_command_line as parse; parse(sys.argv[1:])"
 
 
 class Runner:

@@ -1,15 +1,21 @@
 """The flags of the entry scripts, the parser of all command lines, and the values of -predict and its flags."""
 
 import argparse
+import itertools
+import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
+from configs.schema.config import known_keys
 from configs.schema.data import AUTO
-from utils.errors import UserError
+from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
+from utils.processes.launcher import check_local_rank
 from utils.status import newest_runs
 
 Split = Literal["train", "val", "test", "all"]
@@ -100,6 +106,23 @@ _ALIASES = {
     "num_workers": ("-j", "--workers"),
     "pretrained": ("--initial-checkpoint",),
 }
+_PROJECT = Path(__file__).parents[1]
+AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
+OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
+    "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
+    "CLIP_GRAD": "TRAIN.GRAD_CLIP", "CUTMIX": "TRAIN.CUTMIX_ALPHA", "DROP": "MODEL.DROPOUT",
+    "DROP_PATH": "MODEL.DROPPATH", "EPOCHS": "TRAIN.NUM_EPOCHS", "HFLIP": "DATA.HFLIP_PROB",
+    "LABEL_SMOOTHING": "TRAIN.SMOOTHING", "LEARNING_RATE": "TRAIN.BASE_LR", "LOG_FREQ": "REPORT_FREQ",
+    "LOG_INTERVAL": "REPORT_FREQ", "PRINT_FREQ": "REPORT_FREQ",
+    "LR": "TRAIN.BASE_LR", "MEAN": "DATA.IMAGENET_MEAN", "MIN_LR": "TRAIN.END_LR", "MIXUP": "TRAIN.MIXUP_ALPHA",
+    "OPT": "TRAIN.OPTIMIZER.NAME", "OPT_BETAS": "TRAIN.OPTIMIZER.BETAS", "OPT_EPS": "TRAIN.OPTIMIZER.EPS",
+    "RATIO": "DATA.RANDOM_CROP_RATIO", "RECOUNT": "TRAIN.RANDOM_ERASE_COUNT", "REMODE": "TRAIN.RANDOM_ERASE_MODE",
+    "REPROB": "TRAIN.RANDOM_ERASE_PROB", "SCALE": "DATA.RANDOM_CROP_SCALE", "SCHED": "TRAIN.LR_SCHEDULER.NAME",
+    "STD": "DATA.IMAGENET_STD", "TRAIN_INTERPOLATION": "DATA.INTERPOLATION", "VAL_INTERVAL": "VALIDATE_FREQ",
+    "VFLIP": "DATA.VFLIP_PROB", "WARMUP_LR": "TRAIN.WARMUP_START_LR", "WD": "TRAIN.WEIGHT_DECAY",
+}  # fmt: skip
+# Of PaddleClas, and of PaddleViT in 2021.
+_FLAGS_ELSEWHERE = {"c": "-cfg=", "o": "-opts ", "teacher_model": "-teacher_model_path="}
 _SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 
 
@@ -208,6 +231,70 @@ def print_first_commands(prog: str) -> None:
     """The answer to a command line without a recipe, data or a model: the usage and examples."""
     missing = "-cfg, -dataset and -data_path are missing; -h lists the flags."
     print(f"{entry_parser(prog).format_usage()}\n{missing}\n\n{_EXAMPLES.format(prog=prog)}", end="", file=sys.stderr)
+
+
+def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
+    """The checked flags; unchecked ones if one of them is -h. Raises UserError for a flag that is unknown or wrong."""
+    arguments, unknown = parser.parse_known_args(words)
+    if arguments.help is not None:
+        return arguments
+    if unknown:
+        _refuse(unknown, words, arguments, parser)
+    *arguments.replaced, arguments.cfg = arguments.cfg or [None]
+    if arguments.cfg and arguments.cfg.endswith(".py"):
+        raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
+    check_local_rank(arguments.local_rank)
+    if arguments.ngpus is not None and arguments.ngpus < 1:
+        raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
+    return arguments
+
+
+def _refuse(unknown: list[str], words: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
+    """Raises UserError with the option that an unknown word, as another program has it, probably stands for."""
+    flag = unknown[0].partition("=")[0][:80]
+    if flag.lstrip("-") == "mae_pretrain":
+        parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
+    if flag.endswith((".yaml", ".yml")):
+        parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
+    is_word = not flag.startswith("-")
+    if is_word and flag.isupper() and "=" in unknown[0]:
+        raise UserError(f"{flag}: is a key, not a flag; write -opts {shlex.quote(unknown[0][:80])}")
+    flags = [one for one in words[: words.index(unknown[0])] if one.startswith("-")] if is_word else []
+    if flags and (last := flags[-1].lstrip("-").partition("=")[0]) in ("predict", "embed"):
+        raise UserError(f"{unknown[0][:80]}: -{last} takes one path; give an image, a folder or a list")
+    if arguments.resume and os.path.exists(unknown[0]):
+        parser.error(f"{unknown[0]}: is no flag; to name several runs, write -resume RUN RUN2 without '='")
+    following = itertools.takewhile(lambda word: not word.startswith("-"), unknown[1:])
+    values = [given] if (given := unknown[0].partition("=")[2]) else [*following] or ["VALUE"]
+    if name := _FLAGS_ELSEWHERE.get(flag.lstrip("-")):
+        raise UserError(f"unknown flag {flag}; use {name}{shlex.join(values)[:200]}")
+    if key := key_of_flag(flag):
+        value = values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+        option = shlex.quote(f"{key}={value[:80]}")
+        raise UserError(f"unknown flag {flag}; use -opts {option} (timm's flags: docs/recipes.md)")
+    if answer := _answer_to_timms(flag):
+        raise UserError(f"unknown flag {flag}, of timm: {answer} (docs/recipes.md)")
+    parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")
+
+
+def key_of_flag(flag: str) -> str | None:
+    """The YAML key that a flag of timm's train.py stands for: one of `OTHER_NAMES`, or the last part of a key."""
+    name, known = flag.lstrip("-").replace("-", "_").upper(), known_keys("vit")
+    by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
+    key = OTHER_NAMES.get(name) or by_leaf.get(name)
+    return None if any(other.startswith(f"{key}.") for other in known) else key
+
+
+def _answer_to_timms(flag: str) -> str:
+    """The row of a flag of timm's train.py in the table of docs/recipes.md; '' without one."""
+    page = _PROJECT / "docs/recipes.md"
+    rows = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    table = ([cell.strip() for cell in row.split("|")[1:4]] for row in rows if row.startswith("| `--"))
+    cells = next((cells for cells in table if f"`{flag}`" in cells[0]), [])
+    text = "; ".join(
+        filter(None, ({"no": "not available", "default": "always so"}.get(cell, cell) for cell in cells[1:]))
+    )
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Help on YAML keys, from the schema: `-h TRAIN`, `-h TRAIN.BASE_LR`, and docs/options.md.
 
-python -m configs.reading.key_help > docs/options.md
+python -m configs.help > docs/options.md
 """
 
 import functools
@@ -12,16 +12,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from configs.flags import key_of_flag
 from configs.parts import TABLES
-from configs.reading.checks import key_of_flag
-from configs.reading.layer_rules import LAYER_RULES
-from configs.rules import FACT_RULES, RULES
+from configs.resolve import ALL_RULES
 from configs.schema import Config
 from configs.schema.config import fields, is_section
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import Model
 from configs.schema.section import Section
-from configs.weights import WEIGHT_RULES
 from utils.errors import UserError, did_you_mean
 
 _COLUMNS = 120
@@ -32,7 +30,7 @@ All keys of YAML files and of `-opts KEY=VALUE`, with their types, defaults, ran
 `python main_single_gpu.py -h TRAIN` prints a section, `-h TRAIN.BASE_LR` a key. The keys of MODEL depend on
 `MODEL.TYPE`; a family may have other defaults: [families.md](families.md).
 
-This page is written from `configs/schema/`: `python -m configs.reading.key_help > docs/options.md`."""
+This page is written from `configs/schema/`: `python -m configs.help > docs/options.md`."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,8 @@ def print_help(topic: str) -> None:
     """Prints the key `topic`, all keys of the section `topic`, or the rules of the options (RULES)."""
     topic, keys = topic.upper().rstrip("."), all_keys()
     if topic == "RULES":
-        rules = (*LAYER_RULES, *RULES, *WEIGHT_RULES, *FACT_RULES)
-        for number, sentence in enumerate(((rule.__doc__ or "").partition("\n")[0] for rule in rules), 1):
-            print(f"{number}. {sentence}")
+        for number, rule in enumerate(ALL_RULES, 1):
+            print(f"{number}. {(rule.__doc__ or '').partition(chr(10))[0]}")
         return
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:

@@ -1,0 +1,242 @@
+"""Command line -> one frozen `Config`: defaults < BASE files < YAML < flags < `-opts`."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from configs.data_sets import properties_of
+from configs.flags import (
+    Prediction,
+    Split,
+    entry_parser,
+    expand_words,
+    parse_flags,
+    print_first_commands,
+    read_prediction,
+    runs_to_predict,
+)
+from configs.help import print_help
+from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_layers
+from configs.parts import Plugin, check_plugins, open_plugin, running_plugins
+from configs.resolve import complete
+from configs.schema import Config
+from configs.schema.section import MAX_NAME_CHARS
+from configs.yaml_io import write_yaml
+from utils.errors import UserError
+from utils.files import absolute_file
+
+_FILES = {  # or names
+    "DATA": ("CACHE_DIR", "IMAGE_ROOT"),
+    "MODEL": ("PRETRAINED", "RESUME"),
+    "TRAIN": ("TEACHER_MODEL", "TEACHER_WEIGHTS"),
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line.
+
+    config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
+    notes: lines for the log about the model family, and about options that differ from the given ones.
+    num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
+    script: the entry script. recipe: the file of -cfg.
+    prediction: of -predict or -embed. split: of -split, to evaluate or to predict.
+    others: of a prediction of several runs, the command of each further run.
+    """
+
+    config: Config
+    given: dict[str, Any]
+    dry_run: bool
+    profile: bool
+    num_processes: int | None
+    device: str | None
+    script: str
+    recipe: Path | None
+    notes: tuple[str, ...]
+    prediction: Prediction | None
+    split: Split | None
+    others: tuple["Command", ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The command in `engine.commands` that runs it."""
+        return "dry_run" if self.dry_run else self.checked_name
+
+    @property
+    def checked_name(self) -> str:
+        """The command that runs without -dry_run."""
+        if self.profile or self.prediction:
+            return "profile" if self.profile else "predict"
+        trains = "probe" if self.config.model.tuned == "probe" else "train"
+        return "eval" if self.config.eval.enabled else trains
+
+    @property
+    def run_name(self) -> str:
+        """The name of the run's folder: NAME, else the stem of the -cfg file, else MODEL.NAME.
+
+        One of PaddleViT's files is called `.yaml`.
+        """
+        stem = self.recipe.stem if self.recipe and self.recipe.name not in (RUN_OPTIONS, ".yaml") else None
+        name = self.config.name or stem or self.config.model.name
+        return "".join(character if character.isprintable() else "_" for character in name)[:MAX_NAME_CHARS]
+
+    @property
+    def needs_worker_server(self) -> bool:
+        """Returns whether this run probably starts loading workers, or measures its batch size in a process."""
+        data = self.config.data
+        loads_in_workers = not properties_of(data.dataset).in_memory and data.num_workers != 0
+        return self.name not in ("dry_run", "predict") and (loads_in_workers or not data.batch_size)  # 0: auto
+
+    def require_selection(self, is_main: bool = True) -> None:
+        """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
+        if self.recipe or "MODEL" in self.given or {"DATASET", "DATA_PATH"} & self.given.get("DATA", {}).keys():
+            return
+        if is_main:
+            print_first_commands(self.script)
+        raise SystemExit(2)
+
+    def with_weights(self, file: Path) -> "Command":
+        """This command with `file` as MODEL.PRETRAINED."""
+        return replace(self, config=self.config.with_model(pretrained=str(file)))
+
+
+def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_options: Sequence[str] = ()) -> Command:
+    """Reads the command line and its YAML files, and completes the options by the rules of configs/resolve.py.
+
+    set_options: KEY=VALUE of `-set`, which override `-opts`.
+
+    Raises:
+        UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file.
+        SystemExit: after -h.
+    """
+    parser = entry_parser(prog)
+    arguments = parse_flags(expand_words(argv), parser)
+    if arguments.help is not None:
+        for path in arguments.plugin:
+            open_plugin(path)
+        print_help(arguments.help) if arguments.help else parser.print_help()
+        parser.exit()
+    prediction = read_prediction(arguments)
+    recipe = Path(arguments.cfg) if arguments.cfg else None
+    commands = list[Command]()
+    runs: list[str | None] = [*runs_to_predict(arguments.resume or [], prediction)]
+    for run in runs or [None]:
+        arguments.resume = run
+        layers = read_layers(arguments, evaluates=bool(arguments.eval or prediction))
+        add_options(layers, set_options, "-set")
+        plugin_notes = _add_plugins(layers, [open_plugin(path) for path in arguments.plugin])
+        config, layers, notes = complete(layers)
+        if arguments.profile:
+            _check_profile(arguments.dry_run, config)
+        command = Command(
+            config=config,
+            given=nest(layers.given()),
+            dry_run=arguments.dry_run,
+            profile=arguments.profile,
+            num_processes=arguments.ngpus,
+            device=arguments.device,
+            script=prog,
+            recipe=recipe,
+            notes=(
+                *(f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced),
+                *plugin_notes,
+                *notes,
+            ),
+            prediction=prediction,
+            split=arguments.split,
+        )
+        unused = _warn_of_unused(layers, command.checked_name, prediction)
+        commands.append(replace(command, notes=(*command.notes, *unused)))
+    return replace(commands[0], others=tuple(commands[1:]))
+
+
+def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[str]:
+    """PLUGINS of the options names the plugins of -plugin. Returns lines for the log."""
+    entries = [plugin.entry for plugin in plugins]
+    warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
+    if entries:
+        layers.add_key("PLUGINS", entries, "-plugin")
+    empty = [plugin.path for plugin in plugins if not plugin.has_parts]
+    warnings += [f"Warning: {path} registers no part; use @register_model, @loss, ..." for path in empty]
+    return [*(f"Plugin: {entry}" for entry in entries), *warnings]
+
+
+def _check_profile(dry_run: bool, config: Config) -> None:
+    others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
+    others["MODEL.TUNE probe"] = config.model.tuned == "probe"
+    if given := [flag for flag, is_given in others.items() if is_given]:
+        raise UserError(f"-profile starts a new short run and cannot be combined with {given[0]}; remove one of them")
+
+
+def recipe_options(recipe: Path) -> str:
+    """The text of `to_yaml` for a recipe without flags. Raises UserError for one that is complete only with flags."""
+    layers = OptionLayers()
+    layers.add_recipe(recipe)
+    _add_plugins(layers, running_plugins())
+    return to_yaml(complete(layers)[0])
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved options as the text of a YAML file, from which `parse_command_line` makes an equal `Config`.
+
+    Paths of data and weights are absolute: the run can be resumed from another folder.
+    """
+    values = config.model_dump(by_alias=True)
+    for section, keys in _FILES.items():
+        values[section] |= {key: absolute_file(path) for key in keys if (path := values[section][key])}
+    data_path = config.data.data_path
+    if "://" not in data_path and not os.path.isabs(data_path):  # it may be a pattern of names
+        values["DATA"]["DATA_PATH"] = os.path.abspath(data_path)
+    return write_yaml(values)
+
+
+_TABLES = (".csv", ".tsv", ".txt", ".jsonl", ".parquet")
+_SAVING = "SAVE_FREQ* KEEP_CHECKPOINTS VALIDATE_FREQ"
+_CROPS = "DATA.RANDOM_CROP_* DATA.?FLIP_PROB DATA.AFFINE_* DATA.*_AUGMENTATIONS"
+_STEPS = (
+    "SEED REPORT_FREQ LOGGERS EVAL_RAW EVAL.SUSPECTS TRAIN.* LOSS.* PARALLEL.* DATA.GLOBAL_BATCH_SIZE DATA.MEMORY_GB "
+    "DATA.REPEATED_AUGMENTATION DATA.BALANCED_SAMPLING DATA.NEAR_COPIES MODEL.TUNE MODEL.LORA.* MODEL.FREEZE_BACKBONE "
+    "MODEL.DROPOUT MODEL.ATTENTION_DROPOUT MODEL.DROPPATH MODEL.GRAD_CHECKPOINTING AMP.*_LOSS_SCALING AMP.INCR_* "
+    "AMP.DECR_* AMP.MAX_SKIPPED_STEPS"
+)
+_EVAL = f"{_SAVING} {_CROPS} {_STEPS}"
+_PREDICT = f"{_EVAL} EVAL.SAVE_LOGITS EVAL.BEST_METRIC DATA.ON_BAD_IMAGE"
+# By command, patterns of keys. The rule of MODEL.TUNE probe (configs/resolve.py) names the keys of its training steps.
+_UNUSED = {
+    "probe": f"{_SAVING} {_CROPS} DATA.MEMORY_GB MODEL.GRAD_CHECKPOINTING",
+    "profile": f"{_SAVING} LOGGERS EVAL.* EVAL_RAW DATA.NEAR_COPIES TRAIN.PATIENCE",
+    "eval": _EVAL,
+    "predict": _PREDICT,
+    "embed": f"{_PREDICT} EVAL.TTA",
+}
+_DATA_SET = (
+    "DATA.DATA_PATH DATA.CLASS_FOLDERS DATA.VAL_FRACTION DATA.SPLIT_SEED DATA.FOLD* DATA.GROUPS DATA.SHUFFLE_SHARDS "
+    "DATA.CACHE_*"
+)
+_TABLE = "DATA.IMAGE_ROOT DATA.COLUMNS DATA.ENCODING"
+
+
+def unused_keys(command: str, path: str | None = None) -> list[str]:
+    """Patterns of the keys that a command does not use. path: of the images to label or to embed."""
+    is_table = path and path.lower().endswith(_TABLES) and not os.path.isdir(path)
+    return f"{_UNUSED.get(command, '')} {_DATA_SET if path else ''} {_TABLE if path and not is_table else ''}".split()
+
+
+def _warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction | None) -> list[str]:
+    """A warning that names the flags, and the keys of -opts, that the command does not use; none for keys of files."""
+    if prediction:
+        command = "embed" if prediction.embeds else "predict"
+    patterns = unused_keys(command, prediction.path if prediction else None)
+    flags: dict[str, list[bool]] = {}  # by flag or, of -opts, by key: is each key unused?
+    for key in layers.given():
+        source = layers.origin(tuple(key.split("."))).removesuffix(": ")
+        if source.startswith("-"):
+            name = key if source in ("-opts", "-set") else source
+            flags.setdefault(name, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
+    unused = [name for name, are_unused in flags.items() if all(are_unused)]
+    title = "MODEL.TUNE probe" if command == "probe" else f"-{command}"
+    title += " PATH" if prediction and prediction.path else ""
+    return [f"Warning: {title} does not use {', '.join(unused)}"] if unused else []

@@ -1,0 +1,147 @@
+"""Compares the options of a run with the defaults and with the options of another run."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from configs.load import expand_switches, flatten, stored_options
+from configs.schema import Config
+from configs.schema.config import model_type
+from configs.schema.families.registry import MODEL_SECTIONS
+from configs.schema.model import without_fixed_keys
+from configs.yaml_io import format_value, parse_value, read_yaml, shorten
+from utils.errors import UserError
+from utils.tables import wrap_parts
+
+_INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
+_OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
+_OF_EXPERIMENT = (
+    "DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS", "SEED",
+)  # fmt: skip
+# They change how the model is trained or computed, but not its weights.
+_SAME_WEIGHTS = (
+    "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
+    "MODEL.TUNE", "MODEL.FREEZE_BACKBONE",
+)  # fmt: skip
+_OF_ARCHITECTURE = ("MODEL.TYPE", "MODEL.EMBED_DIM", "MODEL.DEPTH")
+# They end a training, or change with the number of devices.
+_OF_LENGTH = (
+    "TRAIN.LAST_EPOCH", "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS", "TRAIN.MAX_STEPS", "TRAIN.PATIENCE",
+    "TRAIN.ACCUM_ITER", "TRAIN.COMPILE", "TRAIN.TEACHER_WEIGHTS",
+)  # fmt: skip
+
+
+def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
+    """Both values of each key that differs between two texts of `to_yaml`, by dotted key.
+
+    MODEL.RESUME and NAME are ignored.
+    """
+    before, after = with_defaults(parse_value(then)), dict(flatten(parse_value(now)))
+    return {
+        key: (before.get(key), value)
+        for key, value in after.items()
+        if key not in ("MODEL.RESUME", "NAME") and _comparable(key, before.get(key)) != _comparable(key, value)
+    }
+
+
+def changes_training(key: str) -> bool:
+    """Returns whether the option changes how the weights are trained; the length of the training does not count."""
+    return key in ("AMP.ENABLED", "AMP.LEVEL", "AMP.DTYPE") or (
+        key.startswith(("TRAIN.", "LOSS.")) and key not in _OF_LENGTH
+    )
+
+
+def experiment_mismatch(options_file: Path, config: Config) -> str | None:
+    """'SEED 0, this run has 1' for the first key in which a run differs from `config`; None if there is none.
+
+    The keys are the data set, its fold, the model (MODEL without paths of weights, dropout and kernels) and SEED; of a
+    training, also a NAME that is given, the keys of `changes_training`, and NUM_EPOCHS, which may only grow.
+    """
+    try:
+        stored = {} if options_file.is_file() else stored_options(options_file.parent)
+        before = with_defaults(stored or read_yaml(options_file)[0])
+    except UserError as error:
+        return str(error)
+    for key, value in _values(config).items():
+        then = before.get(key)
+        if _is_of_experiment(key, then, config) and _comparable(key, then) != _comparable(key, value):
+            return f"{key} {shorten(then)}, this run has {shorten(value)}"
+    return None
+
+
+def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
+    """then: the value of the other run."""
+    if key == "MODEL.NUM_CLASSES":
+        return config.model.num_classes is not None  # else it follows the data
+    if key in _OF_EXPERIMENT:
+        return True
+    if key.startswith("MODEL."):
+        return key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
+    if config.eval.enabled:
+        return False
+    if key == "NAME":
+        return None not in (config.name, then)
+    return changes_training(key) or (
+        key == "TRAIN.NUM_EPOCHS" and isinstance(then, int) and then > config.train.num_epochs
+    )
+
+
+def check_same_architecture(before: dict[str, Any], config: Config) -> None:
+    """Raises UserError if the run with the options `before`, by dotted key, cannot have weights for this model."""
+    values = _values(config)
+    for key in _OF_ARCHITECTURE:
+        if before.get(key) != values.get(key):
+            raise UserError(
+                f"-resume: the checkpoint has {key} {before.get(key)}, another model than this run, with "
+                f"{values.get(key)}; without -cfg the options of its run are used"
+            )
+
+
+def _comparable(key: str, value: Any) -> Any:
+    """One folder may be named in several ways."""
+    return os.path.abspath(value) if key == "DATA.DATA_PATH" and isinstance(value, str) else value
+
+
+def shared_options(config: Config) -> dict[str, Any]:
+    """Returns all options but paths and workers, which belong to a host, by dotted key."""
+    return {key: value for key, value in _values(config).items() if key not in _OF_HOST}
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """All options by dotted key, as a YAML file gives them."""
+    return dict(flatten(config.model_dump(by_alias=True, mode="json")))
+
+
+def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
+    family = model_type(values)
+    model = without_fixed_keys(values.get("MODEL", {}), family)  # which runs of earlier versions wrote
+    return _defaults(family) | dict(flatten(expand_switches(values | {"MODEL": model})))
+
+
+def _defaults(family: str) -> dict[str, Any]:
+    # Not checked: general defaults, such as the image size, need not be possible for each family.
+    return _values(Config.model_construct(model=MODEL_SECTIONS[family].model_construct()))
+
+
+def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """(value, default) of the options by dotted key that differ from their defaults; unknown keys are left out."""
+    family = model_type({"MODEL": {"TYPE": options["MODEL.TYPE"]}})
+    defaults = _defaults(family) | {"MODEL.TYPE": "vit"}
+    return {key: (value, defaults[key]) for key, value in options.items() if value != defaults.get(key, value)}
+
+
+def non_default_options(config: Config) -> dict[str, str]:
+    """The options that differ from their defaults by dotted key, as short texts."""
+    return {key: format_value(value) for key, (value, _) in differing_from_defaults(_values(config)).items()}
+
+
+def non_default_lines(config: Config) -> str:
+    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
+
+    Without the options of the training, if the run only evaluates.
+    """
+    unused: tuple[str, ...] = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
+    options = non_default_options(config).items()
+    parts = [part for key, value in options if not (part := f"{key}={value}").startswith(unused)]
+    return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -1,1 +1,0 @@
-"""Command line, YAML files and the options of weights -> one checked `Config`."""

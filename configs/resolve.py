@@ -1,0 +1,381 @@
+"""The rules by which options follow from others, from weights and from facts about the data; `-h RULES` prints them.
+
+The first sentence of a rule's docstring states it; a value that is given wins, unless the rule says otherwise. The
+rules of options change the layers of the command line, and return lines for the log; then the options are checked once.
+The rules of weights (configs/weights.py) and of facts change the checked options, when the facts are known.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from configs.batch_plan import plan_batches
+from configs.data_sets import properties_of
+from configs.load import OptionLayers, decode_quoted, flatten, is_contradiction, mistakes_in, paths
+from configs.schema import Config, Data, Train
+from configs.schema.compute import PRESETS
+from configs.schema.config import known_keys, model_type
+from configs.schema.data import AUTO, of_channels
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS, NOT_IN_TIMM
+from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
+from configs.yaml_io import format_value, shorten
+from utils.errors import UserError, did_you_mean
+from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_config
+from utils.metric_table import metrics_of
+
+WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
+_SIZE, _EVAL_SIZE = "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"
+_PROBE_DATA = {"DATA.GLOBAL_BATCH_SIZE": None, "DATA.BALANCED_SAMPLING": False, "DATA.REPEATED_AUGMENTATION": 1}
+_WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
+# Keys of PaddleViT's earlier YAML files and their present names.
+_RENAMED = {
+    "DISTILL": "DISTILLED", "DROP_PATH": "DROPPATH", "EMBED_DIMS": "EMBED_DIM", "HEADS": "NUM_HEADS",
+    "HIDDEN_SIZE": "EMBED_DIM", "NUM_LAYERS": "DEPTH", "RANDAUGMENT": "RAND_AUGMENT", "STAGE_DEPTHS": "STAGE_DEPTH",
+}  # fmt: skip
+# Of PaddleViT's launcher, of BEiT's tokenizer, of MAE's pre-training; the place of the average; erasing per image.
+_UNUSED = (
+    "DATA.SECOND_IMAGE_SIZE", "LOCAL_RANK", "NGPUS", "TAG", "THROUGHPUT_MODE", "TRAIN.LR_SCHEDULER.MILESTONES",
+    "TRAIN.MODEL_EMA_FORCE_CPU", "TRAIN.NORMALIZE_TARGET", "TRAIN.RANDOM_ERASE_SPLIT",
+)  # fmt: skip
+# Unknown keys if they are on.
+_UNUSED_IF_OFF = (
+    "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID", "MODEL.TRANS.PATCH_GRID",
+    "TRAIN.MULTI_SCALE_SAMPLER_DDP",
+)  # fmt: skip
+_OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
+
+
+def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[str]]:
+    """The checked options of a command line, their layers with all that follows from them, and lines for the log.
+
+    Raises:
+        UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
+    """
+    layers, notes, failure = given.copy(), list[str](), None
+    _check_family(layers)
+    try:
+        for rule in RULES:
+            notes += rule(layers)
+    except (AttributeError, TypeError) as error:  # a value of another type, which the check names
+        failure = error
+    try:
+        config = Config.model_validate(layers.values)
+    except ValidationError as invalid:
+        errors = invalid.errors(include_url=False)
+        wrong = [error for error in errors if not is_contradiction(error)]
+        if decoded := decode_quoted(wrong, given):
+            config, layers, notes = complete(given)
+            return config, layers, [f"Texts read as values: {', '.join(decoded)}", *notes]
+        raise mistakes_in(wrong or errors, layers) from None
+    if failure:
+        raise failure
+    return config, layers, notes
+
+
+def _check_family(layers: OptionLayers) -> None:
+    """Raises UserError if MODEL.TYPE names no family, or one that timm does not have."""
+    model, origin = layers.values.get("MODEL"), layers.origin(("MODEL", "TYPE"))
+    if model is not None and not isinstance(model, dict):
+        raise UserError(f"{layers.origin(('MODEL',))}MODEL is {shorten(model)}: must be a section of keys")
+    name, known = (model or {}).get("TYPE", "vit"), ", ".join(MODEL_SECTIONS)
+    if not isinstance(name, str):
+        raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
+    if (family := name.lower()) in MODEL_SECTIONS:
+        return
+    if family in NOT_IN_TIMM:
+        title, nearest = NOT_IN_TIMM[family]
+        raise UserError(f"{origin}MODEL.TYPE {name}: timm has no {title}; the nearest families: {', '.join(nearest)}")
+    if family == "regnet":  # whose YAML file was not verified
+        timms = "MODEL.TYPE=timm MODEL.NAME=regnety_160"
+        raise UserError(f"{origin}MODEL.TYPE {name}: use -opts {timms}, which reads PaddleViT's weights of it")
+    hint = did_you_mean(family, MODEL_SECTIONS)
+    raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
+
+
+def data_set_follows_path(options: OptionLayers) -> list[str]:
+    """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
+
+    `recognize_dataset` then finds out which data set the path is. Raises UserError if the command line gives both: one
+    of them would be ignored.
+    """
+    data_set = options.get("DATA.DATASET")
+    if properties_of(str(data_set)).has_files:
+        return []
+    name, path = (options.origins.get(("DATA", key), "") for key in ("DATASET", "DATA_PATH"))
+    if name.startswith("-") and path.startswith("-"):
+        raise UserError(f"DATA.DATASET {data_set} ({name}) does not use DATA.DATA_PATH ({path}); remove one")
+    if options.level("DATA.DATA_PATH") <= options.level("DATA.DATASET"):
+        return []
+    options.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
+    return [f"DATA.DATASET: {data_set} ({name}) is replaced by the data of {path}: {options.get('DATA.DATA_PATH')}"]
+
+
+def model_follows_source(options: OptionLayers) -> list[str]:
+    """MODEL.NAME hf-hub:ORG/NAME or local-dir:FOLDER becomes the model that the source's config.json describes.
+
+    The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
+    again: its options describe the model. Raises UserError for a source without a model of timm's.
+    """
+    source = options.get("MODEL.NAME") if model_type(options.values) == "timm" else None
+    if not isinstance(source, str) or not source.startswith((HUB, LOCAL)):
+        return []
+    folder = model_folder(source, f"-model={LOCAL}FOLDER")
+    described = described_model(read_config(folder))
+    kwargs, given = described["KWARGS"], options.get("MODEL.KWARGS")
+    options.set("MODEL.NAME", described["NAME"])
+    options.set("MODEL.KWARGS", kwargs | given if isinstance(given, dict) else given or kwargs)
+    if options.get("MODEL.PRETRAINED") == "timm":
+        options.set("MODEL.PRETRAINED", source.removeprefix(LOCAL))
+    return [f"Model: {source} is {described['NAME']} with MODEL.KWARGS {kwargs} ({folder / CONFIG})"]
+
+
+def old_keys_are_renamed(options: OptionLayers) -> list[str]:
+    """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins."""
+    known = known_keys(model_type(options.values))
+    is_cosine = options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine"  # PaddleViT's name
+    unused, renamed = [], []
+    for path, value in list(paths(options.values)):
+        key = ".".join(path)
+        if (isinstance(value, dict) and value) or (key in known and not (is_cosine and key in _OF_STEP_DECAY)):
+            continue
+        present = _present_name(key, known)
+        is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
+        if key in known or key in _UNUSED or is_off:
+            unused.append(key)
+        elif present != key:
+            renamed.append(f"{key} -> {present}")
+            if options.level(key) > options.level(present):
+                options.add_key(present, value, options.origin(path).removesuffix(": "))
+        else:
+            continue
+        options.remove(key)
+    parts = [f"without effect: {', '.join(unused)}"] if unused else []
+    parts += [f"renamed: {', '.join(renamed)}"] if renamed else []
+    return [f"Warning: old keys; {'; '.join(parts)}"] if parts else []
+
+
+def _present_name(key: str, known: Sequence[str]) -> str:
+    """The key itself if it has no other name."""
+    moved = key if "MODEL.TRANS" in known else key.replace("MODEL.TRANS.", "MODEL.")
+    section, dot, leaf = moved.rpartition(".")
+    renamed = section + dot + _RENAMED.get(leaf, leaf)
+    return renamed if renamed in known and moved not in known else moved
+
+
+def precision_follows_preset(options: OptionLayers) -> list[str]:
+    """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it."""
+    name, level = str(options.get("AMP.PRESET")), options.level("AMP.PRESET")
+    values = {key: value for key, value in PRESETS.get(name, {}).items() if options.level(f"AMP.{key}") < level}
+    if not values:  # or an unknown name, which the check of the options reports
+        return []
+    options.add({"AMP": values}, f"AMP.PRESET {name}")
+    return [f"AMP.PRESET {name}: {', '.join(f'{key} {format_value(value)}' for key, value in values.items())}"]
+
+
+def defaults_follow_family(options: OptionLayers) -> list[str]:
+    """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's."""
+    name = model_type(options.values)
+    family = FAMILIES.get(name)
+    if not family:
+        return []
+    other_scaling = "SQRT_SCALED_LR" in options.values.get("TRAIN", {})
+    other_optimizer = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl")
+    used = []
+    for key, value in flatten(dict(family.defaults)):
+        replaced = options.model_only or (other_scaling and key == "TRAIN.LINEAR_SCALED_LR")
+        replaced |= other_optimizer and key.startswith("TRAIN.OPTIMIZER.")
+        if (key.startswith("MODEL.") or not replaced) and options.set_default(key, copy.deepcopy(value)):
+            used.append(key)
+    notes = [f"Defaults of MODEL.TYPE {name}: {', '.join(used)}"] if used else []
+    notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
+    return notes + ([f"{family.title}, unlike timm's: {family.differs}"] if family.differs else [])
+
+
+def amp_keys_need_amp(options: OptionLayers) -> list[str]:
+    """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
+    if options.get("AMP.ENABLED") is True:
+        return []
+    keys = [key for key in options.given() if key.startswith("AMP.") and key not in _WITHOUT_AMP]
+    unused = [key for key in keys if options.origin(tuple(key.split("."))) == "-opts: "]
+    return [f"{', '.join(unused)}: no effect without -amp"] if unused else []
+
+
+def normalization_follows_weights_of_family(options: OptionLayers) -> list[str]:
+    """With -model and weights of a family of PaddleViT's, mean and standard deviation are the family's."""
+    family = FAMILIES.get(model_type(options.values))
+    if family and options.model_only and options.get("MODEL.PRETRAINED"):
+        for key in NORMALIZATION:
+            options.set_default(f"DATA.{key}", family.defaults["DATA"][key])
+    return []
+
+
+def normalization_follows_channels(options: OptionLayers) -> list[str]:
+    """With DATA.IMAGE_CHANNELS 1, a mean and a standard deviation of RGB that are not given with it are averaged."""
+    level = options.level("DATA.IMAGE_CHANNELS")
+    for key in (f"DATA.{key}" for key in NORMALIZATION):
+        if (values := options.get(key)) is not None and level > options.level(key):
+            options.set(key, of_channels(values, options.get("DATA.IMAGE_CHANNELS")))
+    return []
+
+
+def loss_follows_labels(options: OptionLayers) -> list[str]:
+    """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
+    if options.get("DATA.MULTI_LABEL") is True:
+        options.set_default("LOSS.NAME", "bce")
+    return []
+
+
+def batch_of_rate_follows_rate(options: OptionLayers) -> list[str]:
+    """A BASE_LR of a higher layer than BASE_LR_BATCH_SIZE removes the latter, which belongs to another rate."""
+    if options.level("TRAIN.BASE_LR") > options.level("TRAIN.BASE_LR_BATCH_SIZE"):
+        options.remove("TRAIN.BASE_LR_BATCH_SIZE")
+    return []
+
+
+def distillation_follows_teacher(options: OptionLayers) -> list[str]:
+    """TRAIN.DISTILLATION_TYPE is hard if a family that distils, such as DeiT, has TEACHER_WEIGHTS."""
+    family = FAMILIES.get(model_type(options.values))
+    if not (family and family.teacher_distils and options.get("TRAIN.TEACHER_WEIGHTS")):
+        return []
+    if options.level("TRAIN.DISTILLATION_TYPE"):
+        return []
+    options.set("TRAIN.DISTILLATION_TYPE", "hard")
+    return [f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher"]
+
+
+def token_follows_distillation(options: OptionLayers) -> list[str]:
+    """MODEL.DISTILLED is true with a TRAIN.DISTILLATION_TYPE, in families that have the key."""
+    if "distilled" in MODEL_SECTIONS[model_type(options.values)].model_fields:
+        options.set_default("MODEL.DISTILLED", options.get("TRAIN.DISTILLATION_TYPE") not in (None, "none"))
+    return []
+
+
+def warmup_follows_epochs(options: OptionLayers) -> list[str]:
+    """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
+    epochs, warmup = (options.get(key, Train.model_fields[key[6:].lower()].default) for key in (EPOCHS, WARMUP))
+    if warmup < epochs or options.level(WARMUP) >= options.level(EPOCHS):
+        return []
+    options.set(WARMUP, epochs / 10)
+    source = options.origin(tuple(WARMUP.split("."))).removesuffix(": ") if options.level(WARMUP) else "default"
+    return [f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"]
+
+
+def probe_has_one_epoch(options: OptionLayers) -> list[str]:
+    """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; optimizer, order and steps have no effect.
+
+    Raises:
+        UserError: the strategy shards the model; no batch size.
+    """
+    if options.get("MODEL.TUNE") != "probe" or options.get("EVAL.ENABLED"):
+        return []
+    if (strategy := options.get("PARALLEL.STRATEGY", "ddp")) != "ddp":
+        raise UserError(f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp")
+    sections = {"TRAIN": Train().model_dump(mode="json", by_alias=True), "EVAL_RAW": False, **_PROBE_DATA}
+    used = dict(flatten(sections)) | {EPOCHS: 1, WARMUP: 0}
+    del used["TRAIN.SMOOTHING"]  # of the loss
+    present = dict(flatten(options.values))
+    unused = [key for key, value in used.items() if options.level(key) and present[key] != value]
+    size, own = options.get(_SIZE, Data.model_fields["batch_size"].default), options.get(_EVAL_SIZE)
+    size = size if own in (None, AUTO) else own
+    if size == AUTO:
+        raise UserError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
+    changed = {key: value for key, value in used.items() if key in present} | {EPOCHS: 1, WARMUP: 0}
+    for key, value in (changed | {_SIZE: 1, _EVAL_SIZE: size}).items():
+        options.set(key, value)
+    return [f"MODEL.TUNE probe: {', '.join(unused)} have no effect"] if unused else []
+
+
+RULES: tuple[Callable[[OptionLayers], list[str]], ...] = (
+    data_set_follows_path,
+    model_follows_source,
+    old_keys_are_renamed,
+    precision_follows_preset,
+    defaults_follow_family,
+    amp_keys_need_amp,
+    normalization_follows_weights_of_family,
+    normalization_follows_channels,
+    loss_follows_labels,
+    batch_of_rate_follows_rate,
+    distillation_follows_teacher,
+    token_follows_distillation,
+    warmup_follows_epochs,
+    probe_has_one_epoch,
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts about a run that options depend on; each has its default until it is known.
+
+    ranks: number of processes. classes: of the data. named: whether the data names them; labels that are numbers may
+    leave some out. fitting_batch_size: the size that a resumed run has found, or the largest one that fits into the
+    memory.
+    """
+
+    ranks: int = 1
+    classes: int | None = None
+    named: bool = False
+    fitting_batch_size: int | None = None
+
+
+def resolve(options: Config, facts: Facts) -> Config:
+    """Applies the rules of facts. A resolved run stays as it is: a resumed run is resolved again from `config.yaml`.
+
+    Raises:
+        UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
+            apply to the data.
+    """
+    for rule in FACT_RULES:
+        options = rule(options, facts)
+    _check_best_metric(options)
+    return options
+
+
+def batch_size_follows_memory(options: Config, facts: Facts) -> Config:
+    """DATA.BATCH_SIZE auto is the largest size that fits into the memory; a resumed run keeps its size."""
+    if options.data.batch_size or facts.fitting_batch_size is None:
+        return options
+    return options.with_data(batch_size=facts.fitting_batch_size)
+
+
+def accumulation_follows_global_batch(options: Config, facts: Facts) -> Config:
+    """TRAIN.ACCUM_ITER of a training is DATA.GLOBAL_BATCH_SIZE / (BATCH_SIZE x number of ranks), if that is given."""
+    if options.eval.enabled:
+        return options
+    return options.with_train(accum_iter=plan_batches(options, facts.ranks).accumulation)
+
+
+def classes_follow_data(options: Config, facts: Facts) -> Config:
+    """MODEL.NUM_CLASSES: null is the number of classes of the data."""
+    if options.model.num_classes is not None or facts.classes is None:
+        return options
+    return options.with_model(num_classes=facts.classes)
+
+
+FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
+    batch_size_follows_memory,
+    accumulation_follows_global_batch,
+    classes_follow_data,
+)
+ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES)
+
+
+def _check_best_metric(options: Config) -> None:
+    """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
+    metric, kind, num_classes = options.best_metric, metrics_of(options.data.multi_label), options.model.num_classes
+    possible = [one.name for one in kind if num_classes is None or num_classes >= one.min_classes]
+    if metric.name not in possible:
+        labels = "several labels per image" if options.data.multi_label else "one label per image"
+        data = f"{num_classes} classes" if metric in kind else labels
+        raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
+
+
+def warnings(config: Config, facts: Facts) -> list[str]:
+    """A line for each value of a resolved run that fits its data badly."""
+    classes = facts.classes
+    if not facts.named or classes is None or config.model.num_logits <= classes:
+        return []
+    given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
+    return [f"{given}, but the data has {classes} classes; remove the key to train {classes}"]
