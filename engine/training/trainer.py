@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.run_folder import LAST, build_writer, saved_path
+from engine.checkpoint.run_folder import LAST, saved_path
 from engine.checkpoint.weights_record import split_to_entry
+from engine.checkpoint.writer import build_writer
 from engine.evaluation.results import SampleResults
 from engine.parallel.strategy import RankExchange
 from engine.progress import EpochProgress, Observer

@@ -33,8 +33,7 @@ from results import Result, check_names, measure, parser, report
 from shard_files import to_shards
 
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.run_folder import CheckpointWriter
-from engine.checkpoint.shard_writer import ShardWriter
+from engine.checkpoint.writer import CheckpointWriter, ShardWriter
 from utils.distributed import single_process
 from utils.processes.entry import run_and_report_errors
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.reader import open_checkpoint
-from engine.checkpoint.shard_writer import ShardWriter
+from engine.checkpoint.writer import ShardWriter
 from engine.commands.run import run
 from engine.plan.training import find_on_all_ranks
 from engine.run.log import RunLogger
@@ -103,7 +103,7 @@ def check_writer(context: ProcessContext, folder: Path) -> tuple[bool, str]:
     is_snapshot = all(equal(*pair) for pair in zip(before, tensors(read), strict=True))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError) as error:
         if context.rank == 1:
-            patch.setattr("engine.checkpoint.shard_writer._Writer.write_data", full_disk)
+            patch.setattr("torch.distributed.checkpoint.HuggingFaceStorageWriter.write_data", full_disk)
         writer.save(state, is_best=False, periodic=None)
         writer.wait()
     return is_snapshot, str(error.value)

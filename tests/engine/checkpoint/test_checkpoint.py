@@ -24,18 +24,16 @@ from engine.checkpoint.run_folder import (
     BEST,
     LAST,
     PREVIOUS,
-    CheckpointWriter,
     checkpoints_by_progress,
     remove_checkpoint,
     saved_path,
 )
-from engine.checkpoint.shard_writer import ShardWriter
+from engine.checkpoint.writer import CheckpointWriter, ShardWriter
 from models.weights.shards import read_stored
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 ALONE = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
-Writer = CheckpointWriter | ShardWriter
 
 
 def make_state(epoch: int = 0, **changes) -> dict:
@@ -50,7 +48,7 @@ def shard_writer(folder: Path) -> ShardWriter:
     return ShardWriter(folder, 2, lambda *_: None, ALONE, 60)
 
 
-def save(writer: Writer, epoch: int, is_best: bool = False, **changes) -> None:
+def save(writer: CheckpointWriter, epoch: int, is_best: bool = False, **changes) -> None:
     writer.save(make_state(epoch, **changes), is_best, f"epoch-{epoch:03d}")
     writer.wait()
 
@@ -72,7 +70,7 @@ def run_folder(tmp_path) -> Path:
 @pytest.mark.parametrize(("make", "suffix"), [(file_writer, ".pth"), (shard_writer, ".shards")])
 def test_last_previous_best_and_newest_are_kept(tmp_path, cpu_group, monkeypatch, make, suffix, in_background):
     if not in_background:
-        monkeypatch.setattr(f"{make(tmp_path).__module__}.available_bytes", lambda: 0)
+        monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
     writer = make(tmp_path)
     for epoch in range(1, 6):
         save(writer, epoch, is_best=epoch == 2)
@@ -190,7 +188,7 @@ def test_nothing_to_resume(tmp_path, monkeypatch, resume):
 
 def test_a_model_with_batch_norm_is_saved_without_a_copy(cpu, monkeypatch, tmp_path):
     """Its running statistics are views of one tensor. Host memory is too small for a copy of the state."""
-    monkeypatch.setattr("engine.checkpoint.run_folder.available_bytes", lambda: 0)
+    monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
     argv = ["-dataset=fake", "-batch_size=8", f"-output={tmp_path}", "-opts", *TINY_RESNET, "MODEL.NUM_CLASSES=1000"]
     model = load_checkpoint(train([*argv, "TRAIN.MAX_STEPS=2"], cpu) / LAST)["model"]
     assert model["bn1.num_batches_tracked"] == 2 and model["bn1.running_mean"].any()
@@ -200,7 +198,7 @@ def test_a_model_with_batch_norm_is_saved_without_a_copy(cpu, monkeypatch, tmp_p
 
 
 def test_a_large_part_is_divided_into_files(tmp_path, cpu_group, monkeypatch):
-    monkeypatch.setattr("engine.checkpoint.shard_writer._FILE_BYTES", 400)
+    monkeypatch.setattr("engine.checkpoint.writer._FILE_BYTES", 400)
     model = {f"layer.{number}": torch.full((100,), float(number)) for number in range(3)}
     writer = shard_writer(tmp_path)
     writer.save(content(model=model), False, None)
