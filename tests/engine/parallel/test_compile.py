@@ -18,8 +18,7 @@ from torch.nn.utils import parameters_to_vector
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Parallel, Train
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.fsdp import FSDP
-from engine.parallel.strategy import DDP
+from engine.parallel.strategy import DDP, FSDP
 from engine.precision.policy import Precision
 from models.blocks import local_tensor
 from models.build import build_model

@@ -14,7 +14,7 @@ from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
 from configs.command_line import parse_command_line
-from engine.parallel.fsdp import FSDP as FullyShardedDataParallel
+from engine.parallel.strategy import FSDP as FullyShardedDataParallel
 from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.precision.non_finite import first_non_finite
 from engine.training.optimizer import SHARDED_OPTIMIZERS
