@@ -18,7 +18,7 @@ from configs.schema.section import MAX_NAME_CHARS
 from configs.weights import architecture, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
-from utils.file_formats.torch_file import read_entries
+from utils.file_formats.checkpoint_folder import read_entries
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: the options of its recipe, without flags and -opts

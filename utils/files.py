@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -297,7 +298,10 @@ def verify_checksum(path: Path, required: bool = False) -> None:
         comment = file.read()
         if not comment.startswith(_CHECKSUM_PREFIX):
             if required:
-                raise UserError(f"{path}: is damaged or not a checkpoint of this project (no checksum); use another")
+                raise UserError(
+                    f"{path}: is damaged or not a checkpoint of this project (no checksum); if it has weights of "
+                    f"another program, start with -pretrained={shlex.quote(str(path))}"
+                )
             return
         file.seek(0)
         sha256 = hashlib.sha256()

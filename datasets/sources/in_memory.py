@@ -17,7 +17,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import MappedArrays, share_arrays
 from datasets.sources.source import Source
 from utils.errors import UserError, error_from
-from utils.file_formats.plain_pickle import ForbiddenName, read_plain_pickle
+from utils.file_formats.pickles import ForbiddenName, read_plain_pickle
 from utils.files import open_regular_file
 
 _DIGITS_VAL_FRACTION = 0.2

@@ -29,11 +29,11 @@ from engine.checkpoint.run_folder import (
 )
 from engine.checkpoint.weights_record import ENTRY, is_description, read_split
 from models.weights.read import has_backing_storage
-from models.weights.shards import AVERAGE, WEIGHTS, open_shards, read_stored, with_average
-from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects
+from models.weights.shards import AVERAGE, WEIGHTS, open_shards, read_stored
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects, single_process
 from utils.errors import REFUSED, Unavailable, UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
-from utils.file_formats.torch_file import checked_archive_bytes, read_entries
+from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor, read_entries
+from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import tensors_in, verify_checksum
 from utils.metric_table import metrics_of
 from utils.metrics import NUM_SUMS
@@ -42,7 +42,7 @@ _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier chec
 _CONTENT = {
     "model": dict, AVERAGE: dict | None, "optimizer": dict, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
-    "images": int, "options": str, "class_names": list | None,
+    "total_seconds": float, "images": int, "options": str, "class_names": list | None,
 }  # fmt: skip
 
 
@@ -211,21 +211,13 @@ def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
         return load_checkpoint(path)
     state, problem = dict[str, Any](), None
     try:
-        state = _open_shards(path, context.rank, context.world_size)
+        state = open_shards(path, context.rank, context.world_size)
+        state |= {name: read_stored(state[name]) for name in ("sums", ENTRY) if name in state}
+        _check_content(path, state, StoredTensor)
     except UserError as error:
         problem = error
     if first := next(filter(None, gather_objects(problem, context)), None):
         raise first
-    return state
-
-
-def _open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, Any]:
-    state = open_shards(folder, rank, world_size)
-    if isinstance(state.get("sums"), StoredTensor):
-        state["sums"] = read_stored(state["sums"])
-    if ENTRY in state:
-        state[ENTRY] = read_stored(state[ENTRY])
-    _check_content(folder, state, StoredTensor)
     return state
 
 
@@ -235,33 +227,28 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
+    if path.suffix == SHARDS:
+        return read_stored(open_checkpoint(path, single_process("cpu")))
     if path.suffix in (PADDLE, _PADDLE_OPTIMIZER):
         epoch = re.search(r"Epoch-(\d+)", path.name)
         raise UserError(
             f"{path}: PaddleViT's optimizer state cannot be resumed; start from its weights with "
             f"-pretrained={shlex.quote(str(path.with_suffix(PADDLE)))} and -last_epoch={epoch[1] if epoch else 'EPOCH'}"
         )
-    if path.suffix == SHARDS:
-        return read_stored(_open_shards(path))
     try:
         verify_checksum(path, required=True)
-    except OSError as error:
-        raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
-    except UserError as error:
-        raise UserError(
-            f"{error}; if it has weights of another program, start with -pretrained={shlex.quote(str(path))}"
-        ) from None
-    try:
         archive_bytes = checked_archive_bytes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
         is_backed = all(has_backing_storage(tensor, archive_bytes) for tensor in tensors_in(state))
     except UserError:
         raise
+    except OSError as error:
+        raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
         raise error_from(
             error, f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another"
         ) from None
-    state = with_average(state if isinstance(state, dict) else {})
+    state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")
     if not is_backed:
@@ -274,21 +261,19 @@ def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.
     """tensor_type: of weights. Stored tensors were found to be finite when they were verified."""
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
-    wrong = [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]
+    weights = dict[str, Any]()
+    if not (wrong := [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]):
+        named = ((key, name, one) for key in WEIGHTS for name, one in (state[key] or {}).items())
+        weights = {f"{key} {format_value(name)}": one for key, name, one in named}
+        wrong = [name for name, one in weights.items() if not isinstance(one, tensor_type)]
     if wrong:
-        raise UserError(f"{path}: is not a checkpoint of this program: {', '.join(wrong)} missing or of a wrong type")
+        listed = ", ".join(wrong[:9])
+        raise UserError(f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type")
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
-    for key in WEIGHTS:
-        for name, tensor in (state[key] or {}).items():
-            if not isinstance(tensor, tensor_type):
-                raise UserError(
-                    f"{path}: is not a checkpoint of this program: {key} {format_value(name)} is not a tensor"
-                )
-            if isinstance(tensor, torch.Tensor) and not tensor.isfinite().all():
-                raise UserError(
-                    f"{path}: contains NaN or infinite values in {key} {format_value(name)}; use an earlier checkpoint"
-                )
+    for name, one in weights.items():
+        if isinstance(one, torch.Tensor) and not one.isfinite().all():
+            raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
 
 
 def _is_consistent(state: dict[str, Any]) -> bool:
@@ -306,16 +291,18 @@ def _is_consistent(state: dict[str, Any]) -> bool:
         and 0 <= state["done_steps"] <= steps
         and state["sums"].shape == (NUM_SUMS,)
         and bool(state["sums"][1:].isfinite().all())  # the loss of a step with finite gradients may be infinite
+        and math.isfinite(state["train_seconds"] + state["total_seconds"])
         and is_description(state)
-        and isinstance(state.get("total_seconds", 0.0), float)
         and (state["best"] is None or _is_best(state["best"]))
     )
 
 
 def _is_best(entry: dict[str, Any]) -> bool:
     """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
+    values = {name: value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)}
     known = ({metric.name for metric in metrics_of(multi_label)} for multi_label in (False, True))
-    if entry.keys() - {"epoch"} not in ({"top1", "top5", "loss"}, *known):  # the first of earlier versions
-        return False
-    numbers = [value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)]
-    return type(entry["epoch"]) is int and all(type(value) is float and math.isfinite(value) for value in numbers)
+    return (
+        entry.keys() - {"epoch"} in known
+        and type(entry["epoch"]) is int
+        and all(type(value) is float and math.isfinite(value) for value in values.values())
+    )

@@ -35,11 +35,10 @@ from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
 from models.weights.read import has_backing_storage
-from models.weights.shards import read_content, read_stored
-from utils.file_formats.checkpoint_folder import SHARDS
+from models.weights.shards import read_stored
+from utils.file_formats.checkpoint_folder import SHARDS, read_content
 from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
-from utils.file_formats.inert_pickle import read_torch_file
-from utils.file_formats.torch_file import checked_archive_bytes
+from utils.file_formats.pickles import checked_archive_bytes, read_torch_file
 from utils.files import atomic_write
 
 ENTRY = "split"

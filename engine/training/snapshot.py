@@ -157,8 +157,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         logger.info(f"----- Resume: {changed_batch}")
     if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
-    seconds = checkpoint["train_seconds"]  # an older checkpoint has no total
-    clock = TrainClock(seconds, checkpoint["images"], checkpoint.get("total_seconds", seconds))
+    clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"], checkpoint["total_seconds"])
     unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
     if (folder := found.run_folder) and folder.absolute().parent != Path(state.config.save).absolute():
         unused["SAVE"] = f"the run stays in {folder}"

@@ -15,8 +15,7 @@ from torch import nn
 from models.weights.names import Convert, State, body_names, summarize_names
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import StoredTensor
-from utils.file_formats.inert_pickle import Inert
-from utils.file_formats.plain_pickle import ArrayRecord
+from utils.file_formats.pickles import ArrayRecord, Inert
 
 _MAX_DEPTH, _MAX_PREFIX, _MAX_PREFIXES = 3, 8, 32  # of entries in entries; parts of a prefix; prefixes of an entry
 _ROOT = "the file itself"

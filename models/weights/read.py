@@ -22,9 +22,15 @@ from models.weights.names import State, google_to_timm, summarize_names
 from models.weights.shards import open_shards
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS
-from utils.file_formats.inert_pickle import Inert, pickled_model, read_torch_file
-from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
-from utils.file_formats.torch_file import checked_archive_bytes
+from utils.file_formats.pickles import (
+    ArrayRecord,
+    ForbiddenName,
+    Inert,
+    checked_archive_bytes,
+    pickled_model,
+    read_plain_pickle,
+    read_torch_file,
+)
 from utils.files import open_regular_file, verify_checksum
 
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")

@@ -17,18 +17,15 @@ from models.weights.names import summarize_names
 from utils.errors import UserError
 from utils.file_formats.checkpoint_folder import (
     CONTENT,
-    MAX_JSON_BYTES,
-    FileEntry,
     StoredTensor,
-    decode_content,
+    read_content,
     read_manifest,
-    read_verified,
     refused,
     verify_file,
 )
 from utils.torch_compat import tree_leaves, tree_map_only
 
-AVERAGE = "state_dict_ema"  # timm's name of the entry; `ema` in checkpoints of earlier versions
+AVERAGE = "state_dict_ema"  # timm's name of the entry
 WEIGHTS = ("model", AVERAGE)  # the entries whose values must be finite
 _DTYPE_NAMES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _DTYPE_NAMES}
@@ -44,7 +41,7 @@ def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, A
         UserError: a file is damaged, missing, no part of the checkpoint, or holds non-finite weights.
     """
     files = read_manifest(folder)
-    content = with_average(read_content(folder, files))
+    content = read_content(folder, files)
     found = iter_stored(content)
     stored = {tensor.name: tensor for tensor in found}
     if len(stored) < len(found):
@@ -54,23 +51,6 @@ def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, A
         verify_file(folder / name, files[name])
         _check_finite(folder / name, weights)
     _check_complete(folder, stored)
-    return content
-
-
-def with_average(content: dict[str, Any]) -> dict[str, Any]:
-    """The content with the present name of its entry with the average."""
-    return {AVERAGE if name == "ema" else name: value for name, value in content.items()}
-
-
-def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dict[str, Any]:
-    """All but the tensors, verified: raises UserError for a damaged `content.json` or manifest. files: the manifest."""
-    text = read_verified(folder / CONTENT, (files or read_manifest(folder))[CONTENT], MAX_JSON_BYTES)
-    try:
-        content = decode_content(text, folder)
-        if not isinstance(content, dict):
-            raise TypeError("no dict")
-    except (ValueError, TypeError, KeyError) as error:
-        raise refused(folder / CONTENT, error) from None
     return content
 
 

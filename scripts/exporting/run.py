@@ -31,7 +31,7 @@ from scripts.exporting.hf_folder import load_hf, write_hf
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, print_escaped
-from utils.file_formats.torch_file import checked_archive_bytes
+from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import fsync_path, space_fix
 
 TOLERANCE = 1e-3  # of logits in fp32, absolute

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from utils.file_formats.plain_pickle import ArrayRecord, ForbiddenName, read_plain_pickle
+from utils.file_formats.pickles import ArrayRecord, ForbiddenName, read_plain_pickle
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(min_size=1),

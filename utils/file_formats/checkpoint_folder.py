@@ -10,7 +10,6 @@ are not strings, such as an optimizer's state).
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -27,12 +26,9 @@ if TYPE_CHECKING:  # imported late: scripts read a manifest before they need tor
 
 SHARDS = ".shards"  # the suffix of these folders
 MANIFEST, CONTENT = "manifest.json", "content.json"
-MAX_JSON_BYTES = 32 << 20  # of the content
+_MAX_JSON_BYTES = 32 << 20  # of the manifest, and of the content
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
-_MAX_MANIFEST_BYTES = 8 << 20
-_MAX_DEPTH = 64
-_MAX_DIMENSIONS = 16
 
 
 class FileEntry(NamedTuple):
@@ -47,24 +43,25 @@ def is_checkpoint_folder(path: Path | str) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """The files of a folder. Their names and sizes are checked here, their contents by `read_verified`.
+    """The files of a folder. Their names and sizes are checked here, their contents by `verify_file`.
 
     Raises UserError: no manifest, or the folder has other files than it says.
     """
     try:
-        text = _read_regular(folder / MANIFEST, _MAX_MANIFEST_BYTES).decode("ascii")
-        content = parse_json(text)
+        with open_regular_file(folder / MANIFEST) as file:
+            text = file.read(_MAX_JSON_BYTES).decode("ascii")
+        content = json.loads(text)
         files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-        if content["format"] != _FORMAT or text != _manifest_text(files):
+        if content["format"] != _FORMAT or text != _manifest_text(files) or files[CONTENT].bytes > _MAX_JSON_BYTES:
             raise ValueError("not a manifest of this format")
         found = {path.name: path.lstat() for path in folder.iterdir() if path.name != MANIFEST}
     except FileNotFoundError:
         raise Unavailable(f"{folder}: has no {MANIFEST}: it was not saved completely; use another") from None
     except OSError as error:
         raise error_from(error, f"{folder}: cannot be read: {error.strerror}; use another") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise refused(folder / MANIFEST, error) from None
-    for name in sorted({CONTENT} | files.keys() | found.keys()):
+    for name in sorted(files.keys() | found.keys()):
         is_valid = name in files and name in found and (name == CONTENT or _NAME.fullmatch(name))
         if not is_valid or not stat.S_ISREG(found[name].st_mode) or found[name].st_size != files[name].bytes:
             raise UserError(
@@ -83,23 +80,39 @@ def verify_file(path: Path, entry: FileEntry) -> None:
         raise UserError(f"{path}: is damaged (its checksum does not match); use another")
 
 
-def read_verified(path: Path, entry: FileEntry, max_bytes: int) -> bytes:
-    """The content of a small file; raises a UserError if it has another SHA-256 or is larger than `max_bytes`."""
+def read_content(folder: Path, files: dict[str, FileEntry] | None = None) -> dict[str, Any]:
+    """All but the tensors, with a `StoredTensor` for each, verified. files: the manifest.
+
+    Raises UserError: a damaged content or manifest.
+    """
+    path = folder / CONTENT
+    verify_file(path, (files or read_manifest(folder))[CONTENT])
     try:
-        content = _read_regular(path, max_bytes)
-    except (OSError, ValueError) as error:
+        content = _decode(json.loads(path.read_bytes()), folder)
+        if not isinstance(content, dict):
+            raise TypeError("no dict")
+    except (ValueError, TypeError, RecursionError) as error:
         raise refused(path, error) from None
-    if FileEntry(len(content), hashlib.sha256(content).hexdigest()) != entry:
-        raise UserError(f"{path}: is damaged (its checksum does not match); use another")
     return content
 
 
-def _read_regular(path: Path, max_bytes: int) -> bytes:
-    with open_regular_file(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise ValueError("too large")
-    return content
+def read_entries(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, a file or a folder, whose tensors stay on the disk; empty if it cannot be read.
+
+    The tensors are not verified: for its position, its best evaluation and its options.
+    """
+    try:
+        if is_checkpoint_folder(path):
+            return read_content(path)
+        import torch  # imported late: -h needs none of it
+
+        from utils.file_formats.pickles import checked_archive_bytes
+
+        checked_archive_bytes(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # the libraries raise almost any type for a damaged file
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def describe_file(path: Path) -> FileEntry:
@@ -172,94 +185,53 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
-def encode_content(content: Any) -> "tuple[str, dict[str, torch.Tensor]]":
+def encode_content(content: dict[str, Any]) -> "tuple[str, dict[str, torch.Tensor]]":
     """The content as a JSON text, and its tensors by name: the keys on the way to them, joined by dots.
 
-    Raises ValueError: content of another type, two tensors with one name, or more than MAX_JSON_BYTES.
+    Raises ValueError or TypeError: content of another type, or too much of it.
     """
+    import torch
+
     tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(_encode(content, "", tensors), allow_nan=False, separators=(",", ":"))
-    if len(text) > MAX_JSON_BYTES:
-        raise ValueError(f"{len(text):,} characters besides tensors; the limit is {MAX_JSON_BYTES:,}")
+
+    def encode(value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+            return {"$tensor": [name, str(value.dtype).removeprefix("torch."), list(value.shape)]}
+        if isinstance(value, list | tuple):
+            parts = [encode(part, f"{name}.{number}") for number, part in enumerate(value)]
+            return parts if isinstance(value, list) else {"$tuple": parts}
+        if isinstance(value, dict):
+            entries = {key: encode(part, f"{name}.{key}" if name else str(key)) for key, part in value.items()}
+            is_object = all(isinstance(key, str) and not key.startswith("$") for key in entries)
+            return entries if is_object else {"$items": [[key, part] for key, part in entries.items()]}
+        return value
+
+    text = json.dumps(encode(content, ""), allow_nan=False, separators=(",", ":"))
+    if len(text) > _MAX_JSON_BYTES:
+        raise ValueError(f"{len(text):,} characters besides tensors; the limit is {_MAX_JSON_BYTES:,}")
     return text, tensors
 
 
-def _encode(value: Any, name: str, tensors: "dict[str, torch.Tensor]") -> Any:
-    import torch
-
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, torch.Tensor):
-        if name in tensors:
-            raise ValueError(f"two tensors are named {name}")
-        tensors[name] = value
-        return {"$tensor": [name, str(value.dtype).removeprefix("torch."), list(value.shape)]}
-    if isinstance(value, list | tuple):
-        parts = [_encode(part, _join(name, number), tensors) for number, part in enumerate(value)]
-        return parts if isinstance(value, list) else {"$tuple": parts}
-    if isinstance(value, dict):
-        entries = {key: _encode(part, _join(name, key), tensors) for key, part in value.items()}
-        if all(isinstance(key, str) for key in entries) and not any(key.startswith("$") for key in entries):
-            return entries
-        return {"$items": [[key, part] for key, part in entries.items()]}
-    raise ValueError(f"{name}: {type(value).__name__} is not part of a checkpoint")
-
-
-def _join(name: str, key: Any) -> str:
-    return f"{name}.{key}" if name else str(key)
-
-
-def decode_content(text: str | bytes, folder: Path) -> Any:
-    """The content, with a `StoredTensor` in `folder` for each tensor; raises ValueError for other texts."""
-    return _decode(parse_json(text), folder, 0)
-
-
-def _decode(value: Any, folder: Path, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ValueError("too deep")
+def _decode(value: Any, folder: Path) -> Any:
+    """The value that `encode_content` has encoded; raises ValueError or TypeError for other JSON."""
     if isinstance(value, list):
-        return [_decode(part, folder, depth + 1) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not JSON")
+        return [_decode(part, folder) for part in value]
     if not isinstance(value, dict):
         return value
-    if not any(key.startswith("$") for key in value):
-        return {key: _decode(part, folder, depth + 1) for key, part in value.items()}
     match list(value.items()):
         case [("$tuple", list(parts))]:
-            return tuple(_decode(part, folder, depth + 1) for part in parts)
+            return tuple(_decode(part, folder) for part in parts)
         case [("$items", list(pairs))]:
-            return _decode_items(pairs, folder, depth + 1)
+            return {key: _decode(part, folder) for key, part in pairs}
         case [("$tensor", [str(name), str(dtype), list(shape)])]:
-            if len(shape) > _MAX_DIMENSIONS or not all(type(size) is int and 0 <= size < 2**48 for size in shape):
+            if not all(type(size) is int and size >= 0 for size in shape):
                 raise ValueError("a tensor of an impossible shape")
             return StoredTensor(folder, name, dtype, tuple(shape))
-    raise ValueError("an unknown mark")
+    if any(key.startswith("$") for key in value):
+        raise ValueError("an unknown mark")
+    return {key: _decode(part, folder) for key, part in value.items()}
 
 
-def _decode_items(pairs: list[Any], folder: Path, depth: int) -> dict[Any, Any]:
-    items: dict[Any, Any] = {}
-    for key, part in pairs:
-        if not isinstance(key, str | int | float | bool | None) or key in items:
-            raise ValueError("a key twice, or one that is no scalar")
-        items[key] = _decode(part, folder, depth)
-    return items
-
-
-def parse_json(text: str | bytes) -> Any:
-    """JSON without a key twice; raises ValueError for anything else, also a text that is nested too deep."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            raise ValueError("a key twice")
-        return values
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except RecursionError:
-        raise ValueError("too deep") from None
-
-
-def refused(path: Any, error: BaseException) -> UserError:
+def refused(path: Path, error: BaseException) -> UserError:
     return UserError(f"{path}: is damaged or not a checkpoint of this project ({type(error).__name__}); use another")

@@ -32,6 +32,7 @@ from engine.checkpoint.writer import CheckpointWriter, ShardWriter
 from models.weights.shards import read_stored
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.metric_table import metrics_of
 
 ALONE = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
@@ -286,7 +287,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers
 
 @pytest.mark.parametrize("make", [file_writer, shard_writer])
 def test_the_best_is_read_from_either_kind(tmp_path, cpu_group, make):
-    best = {"top1": 1.0, "top5": 2.0, "epoch": 1, "loss": None}
+    best = {metric.name: 1.0 for metric in metrics_of(multi_label=False)} | {"epoch": 1, "loss": None}
 
     def found(best: dict) -> Path | None:
         last = {"best": best}

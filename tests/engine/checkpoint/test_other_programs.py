@@ -18,7 +18,6 @@ from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import options_of_weights
 from utils.errors import UserError
-from utils.files import atomic_save
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +36,6 @@ def test_timm_and_this_program_read_the_raw_weights_and_the_average(checkpoint, 
     for state in (load_state_dict(str(checkpoint), use_ema), model.state_dict()):
         assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
     assert read_record(str(checkpoint)).class_names == list("0123456789")
-
-
-def test_a_checkpoint_of_an_earlier_version_is_resumed(checkpoint, tmp_path):
-    state = load_checkpoint(checkpoint)
-    average = state.pop("state_dict_ema")
-    atomic_save(tmp_path / "last.pth", state | {"ema": average})
-    found = load_checkpoint(tmp_path / "last.pth")["state_dict_ema"]
-    assert all(torch.equal(found[name], tensor) for name, tensor in average.items())
 
 
 def test_weights_in_a_checkpoint_are_contiguous(checkpoint, tmp_path):

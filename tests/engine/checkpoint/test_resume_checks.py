@@ -2,21 +2,18 @@
 
 import os
 import re
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import assert_same_state, only_run, read_result, rows, run_folders, states, step_rows, train
+from conftest import only_run, read_result, run_folders, step_rows, train
 
 from configs.command_line import parse_command_line
-from configs.yaml_io import parse_value, read_yaml, write_yaml
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
-from engine.run.step_report import EPOCH_COLUMNS
 from utils.errors import UserError
-from utils.files import atomic_save, read_json
+from utils.files import read_json
 from utils.status import STATUS
 
 INVALID_CHANGES = {  # option -> what the error names
@@ -32,11 +29,6 @@ INVALID_CHANGES = {  # option -> what the error names
     "DATA.BALANCED_SAMPLING=true": r"DATA\.BALANCED_SAMPLING false.* true",
     "DATA.BATCH_SIZE=80": "192 samples.* 80",
 }
-# Keys that an earlier version did not write.
-NEWER_KEYS = {
-    "TRAIN": ("LR_SCHEDULER", "SQRT_SCALED_LR", "PATIENCE"), "EVAL": ("BEST_METRIC",),
-    None: ("LOSS", "EVAL_RAW"),
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -117,35 +109,6 @@ def test_two_runs_cannot_use_the_same_folder(stopped, digits_argv, cpu, monkeypa
     with lock_run_folder(stopped), pytest.raises(UserError, match=rf"{stopped}.*process {os.getpid()}"):
         train([f"-resume={stopped}", *digits_argv], cpu)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=4"], cpu)
-
-
-def without_newer_keys(options: dict) -> str:
-    for section, keys in NEWER_KEYS.items():
-        for key in keys:
-            del (options[section] if section else options)[key]
-    return write_yaml(options)
-
-
-def test_a_run_whose_files_lack_newer_options_and_columns_resumes_exactly(digits_run, cpu, tmp_path):
-    """The first epoch, of 22 steps, is done; the missing options have the defaults of their time."""
-    folder = digits_run("TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=23")
-    older = shutil.copytree(folder, tmp_path / "older" / folder.name)
-    (older / "config.yaml").write_text(without_newer_keys(read_yaml(older / "config.yaml")[0]))
-    state = load_checkpoint(older / "last.pth")
-    best = {name: state["best"][name] for name in ("top1", "top5", "loss", "epoch")}
-    for name in ("last.pth", "best.pth"):
-        state = load_checkpoint(older / name)
-        atomic_save(older / name, state | {"options": without_newer_keys(parse_value(state["options"])), "best": best})
-    lines = (older / "metrics.csv").read_text().splitlines()
-    newer = EPOCH_COLUMNS[EPOCH_COLUMNS.index("raw_val_top5") :]
-    (older / "metrics.csv").write_text("".join(f"{line.rsplit(',', len(newer))[0]}\n" for line in lines))
-    for path in (folder, older):
-        train([f"-resume={path}", "-opts", "TRAIN.MAX_STEPS=25"], cpu)
-    assert_same_state(states(older), states(folder) | {"best": best})
-    (row,), (expected,) = rows(older), rows(folder)
-    assert row == expected | dict.fromkeys(newer[:-7] + newer[-6:], "")
-    log = (older / "log.txt").read_text()
-    assert "options that differ from the checkpoint: TRAIN.MAX_STEPS: 23, now 25\n" in log
 
 
 # -resume=auto enters the newest run of the same experiment only.

@@ -15,7 +15,7 @@ from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
 from engine.training.trainer import Trainer
 from utils.errors import UserError
-from utils.file_formats.torch_file import read_entries
+from utils.file_formats.checkpoint_folder import read_entries
 from utils.files import read_json
 
 LONG = (
