@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -32,7 +32,6 @@ from scripts.benchmarks.turns import (
     Figures,
     compare,
     figures_table,
-    mean_of,
     median_and_range,
     memory,
     seed_table,
@@ -59,10 +58,6 @@ class Document(NamedTuple):
     defaults: dict[str, Any]  # of this script
 
 
-def _repeat(number: int) -> Callable[[dict[str, Any]], str]:
-    return lambda one: "".join(f"{value:.4g}s" for value in one["seconds"][number : number + 1])
-
-
 def _speedup(one: dict[str, Any]) -> str:
     """The ratio of the averages; '-' for the first row."""
     first, seconds = one["first"], one["seconds"]
@@ -73,16 +68,19 @@ SPEED_COLUMNS: Columns = {
     "seconds per 100 iterations": lambda one: median_and_range(one["seconds"], ".2f"),
     "images/s": speed,
     "peak memory (GB)": memory,
-    "data wait": mean_of("data_wait_share", ".0%"),
+    "data wait": lambda one: f"{statistics.mean(one['data_wait_share']):.0%}" if "data_wait_share" in one else "",
     "CPU seconds per 100 iterations": lambda one: median_and_range(one["cpu_seconds"], ".2f"),
 }
-_REPEATS = {name: _repeat(index) for index, name in enumerate(("1st", "2nd", "3rd", "4th", "5th", "6th", "7th"))}
+_REPEATS: Columns = {
+    name: lambda one, at=at: "".join(f"{value:.4g}s" for value in one["seconds"][at : at + 1])
+    for at, name in enumerate(("1st", "2nd", "3rd", "4th", "5th", "6th", "7th"))
+}
 _FP32, _VIT_B = ["AMP.PRESET=fp32"], "-cfg=configs/vit_base_patch16_224.yaml"
 
 DOCUMENTS = {
     "paddlevit": Document(  # docs/paddlevit-amp.md, V100
         rows={"AMP off": _FP32, "AMP on": ["AMP.PRESET=torch"]},
-        columns=_REPEATS | {"Average": mean_of("seconds", ".2f", "s"), "Speedup": _speedup},
+        columns=_REPEATS | {"Average": lambda one: f"{statistics.mean(one['seconds']):.2f}s", "Speedup": _speedup},
         published=["78s|78s|79s|78s|78s|79s|78s|78.29s|-", "42s|41s|41s|41s|41s|41s|41s|41.14s|1.903"],
         flags=[_VIT_B, "-batch_size=64"],
         defaults={"rounds": 7},
@@ -148,15 +146,14 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.set_defaults(**document.defaults if document else {})
     flags, rest = split_flags(parser, argv)
     given, table = entry_parser(SCRIPT).parse_args(rest), flags.table
-    is_random = not (flags.loader or flags.accuracy)
-    refused = {
-        "-table: remove -modes and -accuracy; it has its own modes": table and (flags.modes or flags.accuracy),
-        "-table caltech256: remove -batch_size; it has 256 and 512": table == "caltech256" and given.batch_size,
-        "-epochs: is a flag of -accuracy; add it": flags.epochs and not flags.accuracy,
-        "-dataset, -data_path: add -loader; the images are random": is_random and (given.dataset or given.data_path),
-    }
-    for message in (message for message, is_wrong in refused.items() if is_wrong):
-        raise UserError(message)
+    if table and (flags.modes or flags.accuracy):
+        raise UserError("-table: remove -modes and -accuracy; it has its own modes")
+    if table == "caltech256" and given.batch_size:
+        raise UserError("-table caltech256: remove -batch_size; it has 256 and 512")
+    if flags.epochs and not flags.accuracy:
+        raise UserError("-epochs: is a flag of -accuracy; add it")
+    if not (flags.loader or flags.accuracy) and (given.dataset or given.data_path):
+        raise UserError("-dataset, -data_path: add -loader; the images are random")
     defaults = document.flags if document else []
     if not (document or flags.accuracy or given.cfg or given.model or given.resume):
         print(f"No -cfg: the default is {' '.join(defaults := DEFAULTS)}", file=sys.stderr)
@@ -167,10 +164,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Measures speed, memory and accuracy of training in each precision.")
     modes = f"precision modes, of {', '.join(MODES)} (default: {GPU_MODES} on a GPU, {CPU_MODES} on a CPU)"
     add_flag(parser, "modes", metavar="A,B", help=modes)
-    tables = "the table of this document, by default with its settings"
-    add_flag(parser, "table", choices=DOCUMENTS, help=tables)
-    limit = "a mode that needs more has failed"
-    add_flag(parser, "memory_gb", type=positive_number, metavar="X", help=limit)
+    add_flag(parser, "table", choices=DOCUMENTS, help="the table of this document, by default with its settings")
+    add_flag(parser, "memory_gb", type=positive_number, metavar="X", help="a mode that needs more has failed")
     add_flag(parser, "loader", action="store_true", help="train on the images of the recipe, not on random ones")
     add_turn_flags(parser, rounds=5, warmup=8, steps=100)
     add_flag(parser, "accuracy", action="store_true", help="compare the top-1 of the recipe over several seeds")

@@ -10,28 +10,43 @@ docs/benchmarks.md describes the contenders and a turn; all read the same files 
 """
 
 import argparse
+import contextlib
+import os
+import shutil
 import sys
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import timm.data
 import torch
+from torch.utils.data import DataLoader
 
+from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from configs.schema import Config, Train
+from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
-from datasets.transforms.host import build_host_transform
+from datasets.decoding.decode import open_image
+from datasets.decoding.partial_jpeg import Box
+from datasets.loading.loader import TrainBatches
+from datasets.loading.sampler import TrainSampler
+from datasets.registry import read_samples
+from datasets.transforms.device import TrainTransform
+from datasets.transforms.host import build_host_transform, random_crop_box, resize
+from scripts import make_shards
 from scripts.benchmarks.benchmark_train import MODEL
 from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
-from scripts.benchmarks.programs import Program, build_program, first_step
-from scripts.benchmarks.streams import RATIOS, loader_streams, measure_turn, source_streams
+from scripts.benchmarks.programs import build_program, first_step, group_cpu_seconds
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
-from scripts.benchmarks.turns import PER_CPU, Figures, compare, figures_table, ratio_table, speed
+from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed
 from scripts.flags import add_flag, flag_parser, positive, split_flags
-from utils.device import keep_freed_memory
-from utils.distributed import single_process
+from utils.device import keep_freed_memory, synchronize
+from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
 from utils.system import require
@@ -41,21 +56,47 @@ DEFAULTS = ["-batch_size=32", "-num_workers=2"]
 FIRST_STEPS = {"main_single_gpu.py": "jpeg", "timm's train.py": "timm"}
 _ENTRIES = 3000  # images of the folder that the programs of the first step scan
 _LIMIT_SECONDS = 600  # of a first step
+ENDLESS_EPOCHS = 10**6
+EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
+ENTRIES = 8192  # files of the sources, 0.9 GB: more than a cold turn reads
+SHARD_MB = 4  # two windows of 16 shards, which may be there when a cold turn begins, have 1,200 images
+CACHE_GB = 4.0
+NUM_CLASSES = 1000
+_LIMIT_CROPS = 4096
+
+Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
+OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
+ALONE = ", one process"
+FOLDER, LOCAL = "folder", "tar, local"
+FOLDER_UINT8, SMALL = "folder, uint8", "tar, local, -size 256, uint8"
+COLD, WARM, UNCACHED = (f"tar over HTTP, {cache}" for cache in ("cold cache", "warm cache", "no cache"))
+RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
+RATIOS += [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (SMALL, FOLDER_UINT8)]
 
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
-    config = parse_command_line([*DEFAULTS, *rest]).config.model_copy(update={"train": Train()})
-    _check_comparable(config)
+    rest = [*DEFAULTS, *rest]
+    config = parse_command_line(rest).config.model_copy(update={"train": Train()})
+    transform = build_host_transform(config.data, config.train, config.seed)
+    if config.data.image_channels != 3 or transform.device_operations:
+        raise UserError("DATA: the comparison has random crops and flips of RGB images only; remove AFFINE_* and gray")
+    if not config.data.num_workers:
+        raise UserError("-num_workers 0: the loaders need one worker or more")
     if flags.sources:
         require("-sources", "obstore", "braceexpand")
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder, programs = Path(temporary), {}
         images = flags.data or make_images(folder / "images", CAMERA if flags.camera else IMAGENET)
         streams = (source_streams if flags.sources else loader_streams)(images, folder, config, context)
-        programs = first_step_programs(images, folder, [*DEFAULTS, *rest], flags.timm_train)
+        if flags.timm_train:
+            start, argv_of_model = folder / "start", [*MODEL, *rest]
+            check_comparable(parse_command_line(argv_of_model).config)
+            link_images(images, start / "data", _ENTRIES, copies=True)
+            for label, name in FIRST_STEPS.items():
+                programs[label] = build_program(name, argv_of_model, 1, start, flags.timm_train, "val")
         prefetched, size = PREFETCH_FACTOR * config.data.num_workers, config.data.batch_size
 
         def measure(name: str, _: int) -> dict[str, float]:
@@ -68,45 +109,149 @@ def main(argv: list[str]) -> int:
 
 
 def tables(figures: Figures) -> list[str]:
-    """A table of the streams, one of the programs, and their ratios."""
+    """A table of the streams, one of the first steps, and their ratios."""
     starts = {name: figures[name] for name in FIRST_STEPS if name in figures}
     streams = {name: one for name, one in figures.items() if name not in starts}
     texts = [figures_table(streams, {"images/s": speed, "per CPU second": lambda one: speed(one, PER_CPU)})]
     texts.append(ratio_table(figures, RATIOS, PER_CPU, "of images per CPU second"))
-    wall, cpu = (partial(speed, figure=figure) for figure in ("wall_seconds", "cpu_seconds"))
-    texts += [figures_table(starts, {"first step, wall (s)": wall, "CPU (s)": cpu})] if starts else []
-    kinds = {"wall_seconds": "of wall seconds", "cpu_seconds": "of CPU seconds"} if starts else {}
-    return [*texts, *(ratio_table(starts, [tuple(FIRST_STEPS)], *kind) for kind in kinds.items())]
+    if starts:
+        wall, cpu = (partial(speed, figure=figure) for figure in ("wall_seconds", "cpu_seconds"))
+        texts.append(figures_table(starts, {"first step, wall (s)": wall, "CPU (s)": cpu}))
+        texts.append(ratio_table(starts, [tuple(FIRST_STEPS)], "wall_seconds", "of wall seconds"))
+        texts.append(ratio_table(starts, [tuple(FIRST_STEPS)], "cpu_seconds", "of CPU seconds"))
+    return texts
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
-    sources_help = "compare a folder and tar shards (local, over HTTP) instead of loaders"
-    add_flag(parser, "sources", action="store_true", help=sources_help)
+    add_flag(parser, "sources", action="store_true", help="compare a folder and tar shards instead of loaders")
     add_timm_flag(parser)
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
     return parser
 
 
-def _check_comparable(config: Config) -> None:
-    transform = build_host_transform(config.data, config.train, config.seed)
-    if config.data.image_channels != 3 or transform.device_operations:
-        raise UserError("DATA: the comparison has random crops and flips of RGB images only; remove AFFINE_* and gray")
-    if not config.data.num_workers:
-        raise UserError("-num_workers 0: the loaders need one worker or more")
+def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
+    """Our loader, its limit, and timm's, on links to the images, class folders of JPEGs, in the temporary `folder`."""
+    link_images(images, folder / "linked", EPOCH)
+    config = config.with_data(dataset="folder", data_path=str(folder / "linked"))
+    alone = config.with_data(num_workers=0)
+    return {
+        TIMM: lambda: timm_batches(config.data, context.device),
+        OURS: lambda: our_batches(config, context),
+        UINT8: lambda: our_batches(config, context, normalizes=False),
+        LIMIT: lambda: limit_batches(config, context),
+        UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
+        LIMIT + ALONE: lambda: limit_batches(alone, context),
+    }
 
 
-def first_step_programs(images: Path, folder: Path, argv: list[str], timm_train: Path | None) -> dict[str, Program]:
-    """The programs whose first step is timed; none without timm's. folder: gets copies of the images, and the runs."""
-    if not timm_train:
-        return {}
-    check_comparable(parse_command_line([*MODEL, *argv]).config)
-    folder /= "start"
-    link_images(images, folder / "data", _ENTRIES, copies=True)
-    return {label: build_program(n, [*MODEL, *argv], 1, folder, timm_train, "val") for label, n in FIRST_STEPS.items()}
+def source_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
+    """A folder and tar shards with copies of the images, and, if DATA_PATH is a URL, the shards of a web server.
+
+    Each turn starts a fresh loader, a cold turn with an empty cache. All files of this machine are in the memory of the
+    operating system. See docs/benchmarks.md, Data sources.
+    """
+    link_images(images, folder / "files", ENTRIES, copies=True)
+    data, url = ["-dataset=folder", f"-data_path={folder / 'files'}"], config.data.data_path
+    with contextlib.redirect_stdout(sys.stderr):
+        make_shards.main([*data, f"-output={folder / 'shards'}", f"-shard_mb={SHARD_MB}"])
+        make_shards.main([*data, f"-output={folder / 'small'}", f"-shard_mb={SHARD_MB}", "-size=256"])
+
+    def ours(dataset: str, path: Path | str, cache: str = "", normalizes: bool = True) -> Iterator[int]:
+        cache_dir, cache_gb = str(folder / (cache or "no-cache")), CACHE_GB if cache else 0.0
+        source = config.with_data(dataset=dataset, data_path=str(path), cache_dir=cache_dir, cache_gb=cache_gb)
+        return our_batches(source, context, normalizes)
+
+    def cold() -> Iterator[int]:
+        shutil.rmtree(folder / "cold", ignore_errors=True)
+        return ours("tar", url, "cold")
+
+    streams: Streams = {
+        FOLDER: lambda: ours("folder", folder / "files"),
+        LOCAL: lambda: ours("tar", folder / "shards"),
+        FOLDER_UINT8: lambda: ours("folder", folder / "files", normalizes=False),
+        SMALL: lambda: ours("tar", folder / "small", normalizes=False),
+    }
+    if "://" in url:
+        streams |= {COLD: cold, WARM: lambda: ours("tar", url, "warm"), UNCACHED: lambda: ours("tar", url)}
+        with contextlib.closing(streams[WARM]()) as stream:  # downloads the shards of an epoch
+            sum(islice(stream, ENTRIES // config.data.batch_size))
+    return streams
+
+
+def measure_turn(
+    start: Callable[[], Iterator[int]], prefetched: int, seconds: float, device: torch.device
+) -> dict[str, float]:
+    """Images/s, and images per CPU second of all processes, of a new stream over at least `seconds`.
+
+    The turn ends with a whole batch. The first batch and the `prefetched` next ones are not timed.
+    """
+    with contextlib.closing(start()) as stream:
+        sum(islice(stream, 1 + prefetched))
+        cpu_before, started, images = group_cpu_seconds(os.getpgrp()), time.perf_counter(), 0
+        while time.perf_counter() < started + seconds:
+            images += next(stream)
+        synchronize(device)
+        elapsed, cpu_seconds = time.perf_counter() - started, group_cpu_seconds(os.getpgrp()) - cpu_before
+        return {SPEED: images / elapsed, PER_CPU: images / max(cpu_seconds, 0.01)}
+
+
+def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
+    (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
+    batches = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
+    transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
+    for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
+        if normalizes:
+            transform(batch)
+        yield len(batch.images)
+
+
+def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
+    """The limit of our loader: as many processes decode and resize its own crops of files in memory, and drop them."""
+    data, files, crops = config.data, dict[str, bytes](), []
+    (samples,) = read_samples(data, config.model.num_classes, context, "train")
+    transform = build_host_transform(data, config.train, config.seed)
+    batches = TrainSampler(len(samples), data.batch_size, 1, config.seed)
+    for epoch, index, copy in islice(chain.from_iterable(batches), _LIMIT_CROPS):
+        encoded = files.setdefault(os.path.realpath(samples.name(index)), samples.read_bytes(index))
+        size = open_image(encoded, data.image_channels, lambda: "").size
+        rng = transform.generator(epoch, index, copy)
+        crops.append((encoded, random_crop_box(*size, data.random_crop_scale, data.random_crop_ratio, rng)))
+    order, decode = cycle(range(len(crops))), partial(_decode, data)
+    yield from DataLoader(crops, data.batch_size, sampler=order, num_workers=data.num_workers, collate_fn=decode)
+
+
+def _decode(data: Data, crops: list[tuple[bytes, Box]]) -> int:
+    for encoded, box in crops:
+        image = open_image(encoded, data.image_channels, lambda: "")
+        resize(image.crop(box), *data.input_size, data.interpolation)
+    return len(crops)
+
+
+def timm_batches(data: Data, device: torch.device) -> Iterator[int]:
+    """The loader with the arguments of timm's train.py."""
+    loader = timm.data.create_loader(
+        timm.data.create_dataset("", root=data.data_path, split="train", is_training=True),
+        input_size=(3, *data.input_size),
+        batch_size=data.batch_size,
+        is_training=True,
+        num_workers=data.num_workers,
+        device=device,
+        pin_memory=device.type == "cuda",
+        scale=data.random_crop_scale,
+        ratio=data.random_crop_ratio,
+        hflip=data.hflip_prob,
+        color_jitter=None,
+        interpolation=data.interpolation,
+        mean=data.imagenet_mean,
+        std=data.imagenet_std,
+    )
+    for images, targets in chain.from_iterable(repeat(loader)):
+        images.to(device), targets.to(device)
+        yield len(images)
 
 
 if __name__ == "__main__":

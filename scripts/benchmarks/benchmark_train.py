@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         folder = Path(temporary)
         if set(names) - {"ready", "ranks", "bare"}:
             images = flags.data or make_images(folder / "images", IMAGENET)
-            # An epoch is at least as long as all steps of a program in a turn.
+            # An epoch has at least the steps of a turn.
             steps = flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * config.data.num_workers + 3 * flags.interval
             link_images(images, folder / "data", entries=steps * config.data.batch_size)
         programs = {name: build_program(name, rest, flags.interval, folder, flags.timm_train) for name in names}

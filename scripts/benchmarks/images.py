@@ -12,7 +12,6 @@ from utils.errors import UserError
 
 CLASSES = 8
 QUALITY = 90
-_ENDINGS = (".jpg", ".jpeg")
 _GRAIN = 16  # pixels between the random colors that a picture interpolates
 
 
@@ -53,21 +52,20 @@ def link_images(images: Path, folder: Path, entries: int, copies: bool = False) 
     fewer than two class folders with JPEGs.
     """
     root = images / "train" if (images / "train").is_dir() else images
-    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    found = {folder.name: sorted(folder.resolve().rglob("*")) for folder in folders}
-    classes = {name: [file for file in files if file.suffix.lower() in _ENDINGS] for name, files in found.items()}
-    classes = {name: files for name, files in classes.items() if files}
+    classes = {}
+    for parent in sorted(root.glob("*/")):
+        files = sorted(file for file in parent.resolve().rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
+        if files:
+            classes[parent.name] = files
     if len(classes) < 2:
-        raise UserError(
-            f"{images}: has fewer than two folders of JPEGs ({' '.join(_ENDINGS)}); name a folder of class folders"
-        )
+        raise UserError(f"{images}: has fewer than two folders of JPEGs; name a folder of class folders")
     first = [(name, files[0]) for name, files in classes.items()]
     others = [(name, file) for name, files in classes.items() for file in files[1:]]
     random.Random(0).shuffle(others)
     for split, count in (("train", entries), ("val", len(first))):
         for number, (name, image) in enumerate(islice(cycle(first + others), count)):
-            (folder / split / name).mkdir(parents=True, exist_ok=True)
             entry = folder / split / name / f"{number:08d}.jpg"
+            entry.parent.mkdir(parents=True, exist_ok=True)
             if copies:
                 entry.write_bytes(image.read_bytes() + f"{split} {number}".encode())
             else:

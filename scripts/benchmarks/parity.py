@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from configs.schema import Config, Data
+from configs.schema import Data
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
 from scripts.benchmarks.programs import ENTRY, final_top1
@@ -47,7 +47,9 @@ def main(argv: list[str]) -> int:
         def train(name: str, seed: int) -> dict[str, float]:
             output = folder / f"{name}-seed{seed}"
             if name == "ours":
-                return {"top1": final_top1(our_command(rest, seed, data, output), output, "metrics.csv", "val_top1")}
+                words = [*rest, "-dataset=folder", f"-data_path={data}", f"-output={output}", "-opts", f"SEED={seed}"]
+                command = [sys.executable, str(ENTRY), RECIPE, *words]
+                return {"top1": final_top1(command, output, "metrics.csv", "val_top1")}
             command = timm_command(flags.timm_train, rest, seed, data, output, flags.own_weights)
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
@@ -62,10 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
     add_timm_flag(parser, required=True)
     add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
-    images = "class folders in DIR/train and DIR/val (default: the digits)"
-    add_flag(parser, "images", type=Path, metavar="DIR", help=images)
-    own_weights = "timm draws its own initial weights (default: it gets ours)"
-    add_flag(parser, "own_weights", action="store_true", help=own_weights)
+    add_flag(parser, "images", type=Path, metavar="DIR", help="has DIR/train and DIR/val (default: the digits)")
+    add_flag(parser, "own_weights", action="store_true", help="timm draws its own initial weights (default: ours)")
     add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
     return parser
 
@@ -80,11 +80,6 @@ def write_image_folder(data: Data, folder: Path) -> None:
             Image.fromarray(image[0]).save(path)
 
 
-def our_command(rest: list[str], seed: int, data: Path, output: Path) -> list[str]:
-    paths = ["-dataset=folder", f"-data_path={data}", f"-output={output}"]
-    return [sys.executable, str(ENTRY), RECIPE, *rest, *paths, "-opts", f"SEED={seed}"]
-
-
 def timm_command(
     train_py: Path, rest: list[str], seed: int, data: Path, output: Path, own_weights: bool = False
 ) -> list[str]:
@@ -93,15 +88,10 @@ def timm_command(
     flags = timm_flags(config, data, output, interval=NO_LOG, val_split="val")
     if not own_weights:
         weights = output.with_suffix(".pth")
-        write_initial_weights(config, weights)
+        torch.save(build_state(config, single_process()).precision.weights.saved.state_dict(), weights)
         flags += ["--initial-checkpoint", str(weights)]
     explicit = [] if visible_gpus() else EXPLICIT_ATTENTION  # as ours on a CPU
     return [*explicit, sys.executable, str(train_py), *flags]
-
-
-def write_initial_weights(config: Config, path: Path) -> None:
-    """Writes the weights that a run of this configuration starts from."""
-    torch.save(build_state(config, single_process()).precision.weights.saved.state_dict(), path)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from queue import Empty, Queue
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, timm_flags
@@ -90,8 +89,7 @@ def ready_flags() -> list[str]:
 def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, steps: int) -> None:
     """Adds the flags of a benchmark that calls `run_turn` in turns, with these defaults."""
     add_flag(parser, "rounds", type=positive, default=rounds, metavar="N", help=f"turns of each (default: {rounds})")
-    steps_help = f"first steps, not timed (default: {warmup})"
-    add_flag(parser, "warmup", type=positive, default=warmup, metavar="N", help=steps_help)
+    add_flag(parser, "warmup", type=positive, default=warmup, metavar="N", help=f"steps before (default: {warmup})")
     add_flag(parser, "steps", type=positive, default=steps, metavar="N", help=f"timed steps (default: {steps})")
     add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
     add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
@@ -115,13 +113,6 @@ def failure_reason(status: int, lines: Sequence[str]) -> str:
     return "".join((ours or others or lines)[-1:]).strip() or f"ended with status {status}"
 
 
-def run_program(command: Sequence[str]) -> None:
-    """Runs a training. Raises UserError with the reason if it failed."""
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if process.returncode:
-        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
-
-
 def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
     """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file of its run.
 
@@ -130,7 +121,9 @@ def final_top1(command: Sequence[str], output: Path, table: str, column: str) ->
     Raises:
         UserError: the program failed, or the file has no such value.
     """
-    run_program(command)
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode:
+        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
     paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)
     rows = read_rows(paths[-1]) if paths else []
     if not rows or not rows[-1].get(column):
@@ -151,31 +144,34 @@ def run_turn(
     Raises:
         UserError: the program ended, or took longer than `limit_seconds`.
     """
-    with _running(program, limit_seconds) as run:
-        before = arrived = time.perf_counter()
-        first = Reading(0)
+    with _Run(program, limit_seconds) as run:
+        before, first = 0.0, Reading(0, arrived=time.perf_counter())
         while first.steps < warmup:
-            before, (arrived, first) = arrived, run.next_reading()
+            before, first = first.arrived, run.next_reading()
         if program.prefetches:
-            run.use_up_prefetched(quiet_seconds=max(1.0, 2 * (arrived - before)))
-            arrived, first = run.next_reading()
-        last, last_arrived, waited, cpu_before = first, arrived, 0.0, group_cpu_seconds(run.process.pid)
+            first = run.use_up_prefetched(quiet_seconds=max(1.0, 2 * (first.arrived - before)))
+        last, waited, cpu_before = first, 0.0, group_cpu_seconds(run.pid)
         while last.steps < first.steps + steps:
-            before, (last_arrived, last) = last_arrived, run.next_reading()
-            waited += last.data_wait_share * (last_arrived - before)
-        seconds, logged = last_arrived - arrived, program.log.groupindex
-        figures = {"images_per_second": (last.steps - first.steps) * images_per_step / seconds}
-        figures["cpu_seconds_per_second"] = (group_cpu_seconds(run.process.pid) - cpu_before) / seconds
-        figures |= {"peak_memory_bytes": last.memory_bytes} if "gigabytes" in logged else {}
-        return figures | ({"data_wait_share": waited / seconds} if "wait" in logged else {})
+            before, last = last.arrived, run.next_reading()
+            waited += last.data_wait_share * (last.arrived - before)
+        seconds = last.arrived - first.arrived
+        figures = {
+            "images_per_second": (last.steps - first.steps) * images_per_step / seconds,
+            "cpu_seconds_per_second": (group_cpu_seconds(run.pid) - cpu_before) / seconds,
+        }
+        if "gigabytes" in program.log.groupindex:
+            figures["peak_memory_bytes"] = last.memory_bytes
+        if "wait" in program.log.groupindex:
+            figures["data_wait_share"] = waited / seconds
+        return figures
 
 
 def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
     """Wall seconds from the start to the first log line, and CPU seconds of all processes. Errors: as `run_turn`."""
     started = time.perf_counter()
-    with _running(program, limit_seconds) as run:
-        arrived, _ = run.next_reading()
-        return {"wall_seconds": arrived - started, "cpu_seconds": group_cpu_seconds(run.process.pid)}
+    with _Run(program, limit_seconds) as run:
+        wall_seconds = run.next_reading().arrived - started
+        return {"wall_seconds": wall_seconds, "cpu_seconds": group_cpu_seconds(run.pid)}
 
 
 def group_cpu_seconds(group: int) -> float:
@@ -194,28 +190,13 @@ def _cpu_ticks(group: int) -> dict[int, int]:
     return found
 
 
-@contextmanager
-def _running(program: Program, limit_seconds: float) -> Iterator["_Run"]:
-    run = _Run(program, time.monotonic() + limit_seconds)
-    try:
-        yield run
-    except EOFError:
-        with suppress(subprocess.TimeoutExpired):
-            run.process.wait(10)
-        raise UserError(failure_reason(run.process.returncode or 0, run.lines)) from None
-    except Empty:
-        raise UserError(f"not done within {limit_seconds:g} s; last line: {''.join(run.lines[-1:])}") from None
-    finally:
-        run.signal(signal.SIGKILL)
-        run.process.wait()
-
-
 class Reading(NamedTuple):
-    """The figures of a log line. steps: since the start of training."""
+    """The figures of a log line. steps: since the start of training. arrived: our clock at its arrival."""
 
     steps: int
     memory_bytes: float = 0.0
     data_wait_share: float = 0.0
+    arrived: float = 0.0
 
 
 def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
@@ -228,47 +209,54 @@ def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
 
 
 class _Run:
-    """The processes of a program that is running, and its output."""
+    """The processes of a program while the context lasts; they are killed at its end, and after the limit."""
 
-    def __init__(self, program: Program, deadline: float) -> None:
-        self.lines: list[str] = []
-        self._log, self._deadline = program.log, deadline
-        self._arrivals: Queue[tuple[float, str] | None] = Queue()
+    def __init__(self, program: Program, limit_seconds: float) -> None:
+        self._log, self._lines, self._limit_seconds = program.log, list[str](), limit_seconds
         output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        self.process = subprocess.Popen(program.command, process_group=0, **output)
-        threading.Thread(target=self._receive, args=(self.process.stdout,), daemon=True).start()
+        self._process = subprocess.Popen(program.command, process_group=0, **output)
+        self.pid = self._process.pid
+        self._limit = threading.Timer(limit_seconds, self._signal, [signal.SIGKILL])
 
-    def _receive(self, output: IO[str]) -> None:
-        with output:
-            for line in output:
-                self._arrivals.put((time.perf_counter(), line.rstrip("\n")))
-        self._arrivals.put(None)
+    def __enter__(self) -> "_Run":
+        self._limit.start()
+        return self
 
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to all processes."""
+    def __exit__(self, *_: object) -> None:
+        self._limit.cancel()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+
+    def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self.pid, number)
 
-    def next_reading(self, timeout_seconds: float = float("inf")) -> tuple[float, Reading]:
-        """The next one, and our clock at its arrival.
+    def next_reading(self) -> Reading:
+        """Raises UserError if the program has ended, or was killed after the limit."""
+        for line in self._process.stdout:
+            arrived = time.perf_counter()
+            self._lines.append(line.rstrip("\n"))
+            if reading := read_line(self._log, line):
+                return reading._replace(arrived=arrived)
+        if not self._limit.is_alive():
+            raise UserError(f"not done within {self._limit_seconds:g} s; last line: {''.join(self._lines[-1:])}")
+        raise UserError(failure_reason(self._process.wait(), self._lines))
 
-        Raises:
-            EOFError: the program ended.
-            Empty: no line arrived within the timeout, or before the deadline.
+    def use_up_prefetched(self, quiet_seconds: float) -> Reading:
+        """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`.
+
+        Returns the first reading after the pause.
         """
-        while arrival := self._arrivals.get(timeout=max(0.0, min(timeout_seconds, self._deadline - time.monotonic()))):
-            self.lines.append(arrival[1])
-            if reading := read_line(self._log, arrival[1]):
-                return arrival[0], reading
-        raise EOFError
-
-    def use_up_prefetched(self, quiet_seconds: float) -> None:
-        """Pauses the child processes of a program with one rank until it has logged nothing for `quiet_seconds`."""
-        children = [pid for pid in _cpu_ticks(self.process.pid) if pid != self.process.pid]
+        children = [pid for pid in _cpu_ticks(self.pid) if pid != self.pid]
         for pid in children:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        with suppress(Empty):
-            while children:
-                self.next_reading(quiet_seconds)
-        self.signal(signal.SIGCONT)
+        while children:
+            pause = threading.Timer(quiet_seconds, self._signal, [signal.SIGCONT])
+            pause.start()
+            reading = self.next_reading()
+            if not pause.is_alive():
+                return reading
+            pause.cancel()
+        return self.next_reading()

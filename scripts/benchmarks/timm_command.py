@@ -1,6 +1,7 @@
 """The command line of timm's train.py that trains the same model in the same way as a configuration of ours."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def check_comparable(config: Config) -> None:
 def check_recipe(config: Config, recipe: Config) -> None:
     """Raises UserError for an option that differs from the recipe and has no flag of train.py."""
     check_comparable(config)
+    flags = partial(timm_flags, data_root=Path("data"), output=Path("output"), interval=1)
     for section in ("", "amp", "data", "model", "train"):
         options, defaults = (getattr(one, section) if section else one for one in (config, recipe))
         for key in type(options).model_fields:
@@ -47,7 +49,7 @@ def check_recipe(config: Config, recipe: Config) -> None:
                 continue
             changed = defaults.model_copy(update={key: getattr(options, key)})
             changed = recipe.model_copy(update={section: changed}) if section else changed
-            if changed != recipe and _flags(changed) == _flags(recipe):
+            if changed != recipe and flags(changed) == flags(recipe):
                 name = f"{section}.{key}".lstrip(".").upper()
                 raise UserError(f"{name}: the comparison with timm does not support it; remove it")
     epochs = config.train.warmup_epochs
@@ -55,60 +57,15 @@ def check_recipe(config: Config, recipe: Config) -> None:
         raise UserError(f"TRAIN.WARMUP_EPOCHS {epochs:g}: timm's needs a whole number below NUM_EPOCHS; change it")
 
 
-def _flags(config: Config) -> list[str]:
-    return timm_flags(config, Path("data"), Path("output"), interval=1)
-
-
-def timm_flags(config: Config, data: Path, output: Path, interval: int, val_split: str = "") -> list[str]:
+def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val_split: str = "") -> list[str]:
     """Flags of train.py: crop and flip, no checkpoint before the end of an epoch that is evaluated.
 
-    data: has a folder for each split. output: gets a folder for the run. interval: steps between log lines.
+    data_root: has a folder for each split. output: gets a folder for the run. interval: steps between log lines.
     val_split: evaluated every VALIDATE_FREQ epochs and at the end; '' for no evaluation.
     """
-    on_gpu = visible_gpus() > 0
-    values = {  # timm's loader needs a worker
-        "data-dir": data, "train-split": "train", "val-split": val_split, "output": output,
-        "val-interval": config.validate_freq, "log-interval": interval, "seed": config.seed,
-        "device": "cuda" if on_gpu else "cpu", "workers": max(1, config.data.num_workers or 0),
-        **_data_values(config), **_model_values(config), **_training_values(config),
-    }  # fmt: skip
-    # timm's cosine starts after the warm-up, as ours does, with the warm-up as a prefix only.
-    switches = {
-        "sched-on-updates": True, "warmup-prefix": True, "amp": config.amp.enabled, "pin-mem": on_gpu,
-        "model-ema": config.train.model_ema,
-        "model-ema-warmup": config.train.model_ema and config.train.model_ema_warmup,
-        "torchcompile": config.train.compile != "none",
-    }  # fmt: skip
-    if config.amp.enabled:
-        values["amp-dtype"] = config.amp.dtype or ("float16" if on_gpu else "bfloat16")
-    if config.train.compile == "max":
-        values["torchcompile-mode"] = "max-autotune"
-    words = [f"--{name}" for name, is_on in switches.items() if is_on]
-    for name, value in values.items():
-        if value is not None:
-            words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
-    return words
-
-
-def _data_values(config: Config) -> dict[str, Any]:
-    data, (height, width) = config.data, config.data.input_size
-    size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
-    return size | {
-        "batch-size": data.batch_size, "validation-batch-size": data.eval_batch_size,
-        "in-chans": data.image_channels,
-        "mean": data.imagenet_mean, "std": data.imagenet_std,
-        "scale": data.random_crop_scale, "ratio": [bound * (width / height) for bound in data.random_crop_ratio],
-        "hflip": data.hflip_prob,
-        "vflip": data.vflip_prob or None,
-        "train-interpolation": data.interpolation, "interpolation": data.interpolation,
-        "color-jitter": 0, "crop-pct": data.crop_pct,
-    }  # fmt: skip
-
-
-def _model_values(config: Config) -> dict[str, Any]:
-    """Only a Vision Transformer gets its shape and drop rates: other models have other names, and keep timm's."""
-    data, model = config.data, config.model
-    arguments = getattr(model, "kwargs", None) or {}  # of TYPE timm
+    data, model, train, (height, width) = config.data, config.model, config.train, config.data.input_size
+    on_gpu, warmup_epochs = visible_gpus() > 0, int(train.warmup_epochs)
+    arguments = getattr(model, "kwargs", None) or {}  # of TYPE timm: other models keep timm's shape and drop rates
     if model.type == "vit":
         arguments = {
             "pos_drop_rate": model.dropout, "proj_drop_rate": model.dropout, "attn_drop_rate": model.attention_dropout,
@@ -116,23 +73,42 @@ def _model_values(config: Config) -> dict[str, Any]:
             "depth": model.depth, "num_heads": model.num_heads, "mlp_ratio": model.mlp_ratio,
             "qkv_bias": model.qkv_bias,
         }  # fmt: skip
-    values = {"model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath}
-    return values | {"model-kwargs": [f"{name}={value}" for name, value in arguments.items()] or None}
-
-
-def _training_values(config: Config) -> dict[str, Any]:
-    train, optimizer = config.train, config.train.optimizer
-    warmup_epochs = int(train.warmup_epochs)
-    kwargs = [f"{name}={value}" for name, value in (optimizer.kwargs or {}).items()]
-    return {
-        "opt": optimizer.name.lower(), "opt-eps": optimizer.eps, "opt-betas": optimizer.betas,
-        "opt-kwargs": kwargs or None,
-        "momentum": optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
+    size = {"img-size": height} if height == width else {"input-size": (data.image_channels, height, width)}
+    # True: a switch; None, False: left out. timm's loader needs a worker. Its cosine starts after the warm-up, as ours
+    # does, with the warm-up as a prefix only.
+    values: dict[str, Any] = size | {
+        "data-dir": data_root, "train-split": "train", "val-split": val_split, "output": output,
+        "val-interval": config.validate_freq, "log-interval": interval, "seed": config.seed,
+        "device": "cuda" if on_gpu else "cpu", "workers": max(1, data.num_workers or 0), "pin-mem": on_gpu,
+        "batch-size": data.batch_size, "validation-batch-size": data.eval_batch_size,
+        "in-chans": data.image_channels, "mean": data.imagenet_mean, "std": data.imagenet_std,
+        "scale": data.random_crop_scale, "ratio": [bound * (width / height) for bound in data.random_crop_ratio],
+        "hflip": data.hflip_prob, "vflip": data.vflip_prob or None,
+        "train-interpolation": data.interpolation, "interpolation": data.interpolation,
+        "color-jitter": 0, "crop-pct": data.crop_pct,
+        "model": model.name, "num-classes": model.num_logits, "drop-path": model.droppath,
+        "model-kwargs": [f"{name}={value}" for name, value in arguments.items()] or None,
+        "opt": train.optimizer.name.lower(), "opt-eps": train.optimizer.eps, "opt-betas": train.optimizer.betas,
+        "opt-kwargs": [f"{name}={value}" for name, value in (train.optimizer.kwargs or {}).items()] or None,
+        "momentum": train.optimizer.momentum, "weight-decay": train.weight_decay, "clip-grad": train.grad_clip or None,
         "lr": train.base_lr, "warmup-lr": train.warmup_start_lr, "min-lr": train.end_lr,
         "sched": "cosine", "epochs": train.num_epochs - warmup_epochs, "warmup-epochs": warmup_epochs,
+        "sched-on-updates": True, "warmup-prefix": True,
         "grad-accum-steps": train.accum_iter, "smoothing": train.smoothing,
         "mixup": train.mixup_alpha, "cutmix": train.cutmix_alpha,
         "mixup-prob": train.mixup_prob, "mixup-switch-prob": train.mixup_switch_prob, "mixup-mode": "batch",
         "reprob": train.random_erase_prob, "remode": train.random_erase_mode,
+        "model-ema": train.model_ema, "model-ema-warmup": train.model_ema and train.model_ema_warmup,
         "model-ema-decay": train.model_ema_decay,
+        "torchcompile": train.compile != "none",
+        "torchcompile-mode": "max-autotune" if train.compile == "max" else None,
+        "amp": config.amp.enabled,
+        "amp-dtype": (config.amp.dtype or ("float16" if on_gpu else "bfloat16")) if config.amp.enabled else None,
     }  # fmt: skip
+    words = []
+    for name, value in values.items():
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None and value is not False:
+            words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return words

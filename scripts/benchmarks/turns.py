@@ -8,11 +8,11 @@ import json
 import math
 import os
 import shlex
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from statistics import mean, median, stdev, variance
 from typing import Any
 
 import torch
@@ -63,14 +63,14 @@ def compare(
                 "batch_size": batch_size,
                 "command": f"python scripts/{script} {shlex.join(argv)}",
             }
-            line = (
+            text = (
                 "{device}, {threads} threads, load before {load}, torch {torch}, batch size {batch_size}: `{command}`"
             )
-            table, *below = texts(figures)
-            below = [ratio_table(figures, pairs), *below] if pairs else below
-            print(line.format(**environment), table, *below, sep="\n\n")
-            ratios = speed_ratios(figures, pairs)
-            write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
+            table, *others = texts(figures)
+            ratios = [ratio_table(figures, pairs)] if pairs else []
+            print(text.format(**environment), table, *ratios, *others, sep="\n\n")
+            result = {"environment": environment, "figures": figures, "ratios": speed_ratios(figures, pairs)}
+            write_json(file, result)
 
 
 def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:
@@ -88,11 +88,10 @@ def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | Non
             try:
                 measured = measure(name, number)
                 outcome = ", ".join(f"{key} {value:.4g}" for key, value in measured.items())
+                for key, value in measured.items():
+                    one.setdefault(key, []).append(value)
             except UserError as error:
-                measured, outcome = {}, str(error)
-                one["failed"] = outcome
-            for key, value in measured.items():
-                one.setdefault(key, []).append(value)
+                one["failed"] = outcome = str(error)
             print(f"round {number + 1} of {rounds}, {name}: {outcome}", file=sys.stderr, flush=True)
             write_json(file, {"figures": figures})
     if all("failed" in one for one in figures.values()):
@@ -117,8 +116,11 @@ def figures_table(figures: Figures, columns: Columns, published: Sequence[str] =
     """
     rows = []
     for (name, one), line in zip_longest(figures.items(), published, fillvalue=""):
-        failed = [f"failed: {one['failed']}".replace("|", "\\|"), *[""] * (len(columns) - 1)] if "failed" in one else []
-        rows.append([name, *(failed or [cell(one) for cell in columns.values()])])
+        if "failed" in one:
+            cells = [f"failed: {one['failed']}".replace("|", "\\|"), *[""] * (len(columns) - 1)]
+        else:
+            cells = [cell(one) for cell in columns.values()]
+        rows.append([name, *cells])
         if line:
             rows.append([f"{name}, published", *line.split("|")])
     return markdown_table(["", *columns], rows)
@@ -133,19 +135,19 @@ def seed_table(figures: Figures, baseline: str) -> str:
     """Mean and spread of the final top-1, and its difference from the baseline with the standard error."""
     others = figures[baseline].get("top1", []) if "failed" not in figures[baseline] else []
 
-    def spread(one: dict[str, Any]) -> str:
-        return f"{statistics.stdev(one['top1']):.2f}" if len(one["top1"]) > 1 else ""
-
     def difference(one: dict[str, Any]) -> str:
         if one["top1"] is others or min(len(one["top1"]), len(others)) < 2:
             return ""
-        mean = statistics.mean(one["top1"]) - statistics.mean(others)
-        error = math.sqrt(sum(statistics.variance(ones) / len(ones) for ones in (one["top1"], others)))
-        return f"{mean:+.2f} +- {error:.2f}"
+        error = math.sqrt(sum(variance(ones) / len(ones) for ones in (one["top1"], others)))
+        return f"{mean(one['top1']) - mean(others):+.2f} +- {error:.2f}"
 
-    columns: Columns = {"seeds": lambda one: str(len(one["top1"])), "mean top-1": mean_of("top1", ".2f")}
-    columns |= {"standard deviation": spread, "min": lambda one: f"{min(one['top1']):.2f}"}
-    columns |= {f"difference from {baseline} +- standard error": difference}
+    columns: Columns = {
+        "seeds": lambda one: str(len(one["top1"])),
+        "mean top-1": lambda one: f"{mean(one['top1']):.2f}",
+        "standard deviation": lambda one: f"{stdev(one['top1']):.2f}" if len(one["top1"]) > 1 else "",
+        "min": lambda one: f"{min(one['top1']):.2f}",
+        f"difference from {baseline} +- standard error": difference,
+    }
     return figures_table(figures, columns)
 
 
@@ -159,14 +161,9 @@ def memory(one: dict[str, Any]) -> str:
     return f"{max(one['peak_memory_bytes']) / 1e9:.2f}" if "peak_memory_bytes" in one else ""
 
 
-def mean_of(figure: str, number_format: str, unit: str = "") -> Callable[[dict[str, Any]], str]:
-    """A cell with the mean of a figure; empty for a contender without it."""
-    return lambda one: f"{statistics.mean(one[figure]):{number_format}}{unit}" if figure in one else ""
-
-
 def median_and_range(values: Sequence[float], number_format: str) -> str:
     """'median (minimum to maximum)'"""
-    middle, low, high = (f"{value:{number_format}}" for value in (statistics.median(values), min(values), max(values)))
+    middle, low, high = (f"{value:{number_format}}" for value in (median(values), min(values), max(values)))
     return f"{middle} ({low} to {high})"
 
 

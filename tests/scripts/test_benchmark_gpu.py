@@ -1,4 +1,4 @@
-"""benchmark_gpu.py: selection, commands and time limits of the parts, records, page. One test needs a GPU."""
+"""benchmark_gpu.py: commands and time limits of the parts, records, floors, page. One test needs a GPU."""
 
 import json
 import sys
@@ -10,9 +10,8 @@ from conftest import TINY_VIT
 from test_benchmark_train import TIMM, assert_ended
 
 from configs.command_line import parse_command_line
-from scripts.benchmarks import benchmark_amp, benchmark_gpu, benchmark_input, benchmark_train
-from scripts.benchmarks.gpu import machine, plan
-from scripts.benchmarks.gpu.plan import INVALID, TRAINING, WORKS, Part, build_parts, page, run_part, work_of
+from scripts.benchmarks import benchmark_gpu, benchmark_train, machine
+from scripts.benchmarks.benchmark_gpu import INVALID, TABLES, TRAINING, WORKS, Part, build_parts, page, run_part
 from scripts.flags import split_flags
 from utils.errors import UserError
 
@@ -48,15 +47,14 @@ def ran(monkeypatch) -> list[str]:
 
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path, capsys, monkeypatch, gpus):
-    for module in (plan, benchmark_gpu):
-        monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(benchmark_gpu, "visible_gpus", lambda: gpus)
     calls, statuses, argv = 0, [], [f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"]
     while calls < 20 and (not calls or "Not run yet: " in capsys.readouterr().out):
         calls += 1
         statuses.append(benchmark_gpu.main(argv))
         assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
     assert sorted(ran) == sorted(parts_of(*argv)) and ran[:5] == list(parts_of())[:5]
-    assert {"timm", "jpeg_whole", "stream", "stream_compiled"} <= {*ran}
+    assert {"timm", "jpeg_whole", "stream", "stream_compiled", *TABLES} <= {*ran}
     assert statuses == [1, *[0] * (calls - 1)]
     assert "| O1 | failed: why | 1 |" in (tmp_path / "figures.md").read_text()
 
@@ -64,35 +62,16 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
 def test_named_parts_are_repeated_and_the_other_records_kept(ran, tmp_path):
     records = {name: {"outcome": "done", "seconds": 7.0, "result": None} for name in ("O1", "jpeg")}
     (tmp_path / "figures.json").write_text(json.dumps(records))
-    assert benchmark_gpu.main([f"-output={tmp_path}", "-parts=O1,profile"]) == 1
-    assert ran == ["O1", "profile"]
+    assert benchmark_gpu.main([f"-output={tmp_path}", "-parts=O1,tables", "-minutes=60"]) == 1
+    assert ran == ["O1", *TABLES]
     found = json.loads((tmp_path / "figures.json").read_text())
-    assert {name: one["seconds"] for name, one in found.items()} == {"O1": 1.0, "jpeg": 7.0, "profile": 1.0}
-    (tmp_path / "figures.json").write_text("{")  # a damaged record is replaced
-    benchmark_gpu.main([f"-output={tmp_path}", "-parts=jpeg"])
-    assert list(json.loads((tmp_path / "figures.json").read_text())) == ["jpeg"]
-
-
-def test_the_tables_of_the_documents_are_parts(ran, tmp_path):
-    assert benchmark_gpu.main([f"-output={tmp_path}", "-parts=tables,O2", "-minutes=60"]) == 0
-    assert ran == [*plan.TABLES, "O2"]
-    for name in plan.TABLES:
-        command = parts_of(f"-output={tmp_path}")[name].command
-        flags, _ = benchmark_amp.parse_flags(command[command.index("-u") + 2 :])
-        assert (flags.table, flags.json) == (name, tmp_path / f"{name}.json")
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"), [(["-opts", "TRAIN.MODEL_EMA=true"], "TRAIN.MODEL_EMA=false"), (["-parts=jpg"], "-parts.* jpeg")]
-)
-def test_mistakes_are_reported_first(argv, said, ran, tmp_path):
-    with pytest.raises(UserError, match=said):
-        benchmark_gpu.main([f"-output={tmp_path}", *argv])
-    assert ran == []
+    assert {name: one["seconds"] for name, one in found.items()} == {"O1": 1, "jpeg": 7, **dict.fromkeys(TABLES, 1)}
+    with pytest.raises(UserError, match=r"-parts.* jpeg"):
+        benchmark_gpu.main([f"-output={tmp_path}", "-parts=jpg"])
 
 
 def test_every_training_part_is_a_command_of_benchmark_train(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(benchmark_gpu, "visible_gpus", lambda: 2)
     made, configs = parts_of(f"-output={tmp_path}", f"-timm_train={__file__}", "-opts", "SEED=3"), {}
     for name, setting in TRAINING.items():
         command = made[name].command
@@ -110,17 +89,9 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path, monkeypat
     assert configs["O1"].model.dropout == 0 < shipped.dropout
     assert configs["timm"].train.compile == "model"
     assert configs["fsdp"].parallel.strategy == "fsdp" and not configs.keys() - made.keys()
-    monkeypatch.setattr(plan, "visible_gpus", lambda: 1)
-    assert not plan.STRATEGIES.keys() & parts_of().keys()
+    monkeypatch.setattr(benchmark_gpu, "visible_gpus", lambda: 1)
+    assert not benchmark_gpu.STRATEGIES.keys() & parts_of().keys()
     assert made["flash"].command[:2] == ["env", "TORCH_CUDNN_SDPA_DEPRIORITIZED=1"]
-
-
-def test_the_loaders_are_a_command_of_benchmark_input(tmp_path):
-    command = parts_of(f"-output={tmp_path}", "-small_batch=8", "-opts", "SEED=3")["loaders"].command
-    flags, rest = split_flags(benchmark_input._parser(), command[command.index("-u") + 2 :])
-    config = parse_command_line([*benchmark_input.DEFAULTS, *rest]).config
-    benchmark_input._check_comparable(config)
-    assert (flags.json, config.data.batch_size, config.seed) == (tmp_path / "loaders.json", 8, 3)
 
 
 # Parts
@@ -161,7 +132,7 @@ child.wait()
 
 def test_a_part_that_hangs_is_killed_with_its_child_processes_and_keeps_its_result(tmp_path, monkeypatch):
     """It ignores SIGTERM."""
-    monkeypatch.setattr(plan, "TERMINATION_SECONDS", 0.2)
+    monkeypatch.setattr(benchmark_gpu, "TERMINATION_SECONDS", 0.2)
     record = run_part("one", part(HANGS.format(folder=str(tmp_path)), limit_seconds=3.0), tmp_path)
     assert record["outcome"] == "stopped after 3 s; last line: the last line"
     assert record["result"] == {"turns": 1}
@@ -176,7 +147,7 @@ def test_a_floor_has_the_bytes_of_all_ops_but_products_and_attention_and_their_s
     measured = []
     monkeypatch.setattr(machine, "timed", lambda work, device: measured.append(work()) or 1.0)
     matrix, heads = torch.ones(4, 4), torch.ones(1, 2, 8, 16)
-    with machine.KernelTimer(torch.device("cpu")) as step:
+    with machine.TrafficCounter(torch.device("cpu"), times_kernels=True) as step:
         (matrix @ matrix.T).add_(1)
         torch.relu(matrix @ matrix.T)
         matrix @ matrix
@@ -187,7 +158,7 @@ def test_a_floor_has_the_bytes_of_all_ops_but_products_and_attention_and_their_s
 
 
 def test_each_training_part_of_one_gpu_has_the_floor_of_its_own_work():
-    owners = {name: WORKS[work_of(one)] for name, one in TRAINING.items() if one.kind != "ranks"}
+    owners = {name: WORKS[one.work()] for name, one in TRAINING.items() if one.kind != "ranks"}
     shared = {name: owner for name, owner in owners.items() if name != owner}
     assert shared == {
         **dict.fromkeys(("compiled", "flash", "jpeg", "timm", "jpeg_whole", "deterministic"), "O1"),
@@ -243,7 +214,7 @@ def test_the_page_has_shares_of_the_speed_that_the_floor_allows():
 def test_parts_run_on_a_cpu(names, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compilation takes minutes, and has tests of its own
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(plan, "LIMITS", dict.fromkeys(plan.LIMITS, 600))
+    monkeypatch.setattr(benchmark_gpu, "LIMITS", dict.fromkeys(benchmark_gpu.LIMITS, 600))
     tiny = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.DEPTH=1", "DATA.IMAGE_SIZE=32"]
     (tmp_path / "train.py").write_text(TIMM)
     benchmark_gpu.main([

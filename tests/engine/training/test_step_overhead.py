@@ -18,7 +18,7 @@ from engine.precision.loss_scaler import LossScaler
 from engine.training import loss as losses_teacher
 from engine.training.batch_size import build_state, ready_batches
 from models.build import build_model
-from scripts.benchmarks.gpu.machine import TrafficCounter
+from scripts.benchmarks.machine import TrafficCounter
 
 VIT = [
     "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",

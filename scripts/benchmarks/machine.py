@@ -7,13 +7,14 @@ al., 2009). Each figure is written to the file of `-json` when it is measured.
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
@@ -21,8 +22,8 @@ from engine.precision.policy import set_process_switches
 from engine.run.flops import training_flops
 from engine.training.batch_size import build_state, ready_batches
 from engine.training.step import train_steps
+from scripts.benchmarks.benchmark_gpu import WORKS
 from scripts.benchmarks.benchmark_train import DEFAULTS
-from scripts.benchmarks.gpu.plan import WORKS
 from scripts.benchmarks.programs import MODES, READY_OPTIONS
 from scripts.benchmarks.turns import write_json
 from scripts.flags import add_flag, flag_parser, positive, split_flags
@@ -41,7 +42,7 @@ _TRIALS = 3
 
 
 def main(argv: list[str]) -> int:
-    parser = flag_parser("benchmarks/gpu/machine.py", "Measures copies, and the floors of the training parts.")
+    parser = flag_parser("benchmarks/machine.py", "Measures copies, and the floors of the training parts.")
     add_flag(parser, "small_batch", type=positive, required=True, metavar="N")
     add_flag(parser, "large_batch", type=positive, required=True, metavar="N")
     flags, rest = split_flags(parser, argv)
@@ -59,15 +60,10 @@ def main(argv: list[str]) -> int:
 
 
 def copy_bytes_per_second(device: torch.device) -> float:
-    """The best of several copies from the memory of the device to the same memory; bytes read and written count."""
+    """Of copies from the memory of the device to the same memory; bytes read and written count."""
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
-
-    def copy() -> None:
-        for _ in range(_CALLS[device.type]):
-            target.copy_(source)
-
-    return 2 * source.numel() * _CALLS[device.type] / min(timed(copy, device) for _ in range(_TRIALS))
+    return 2 * source.numel() / _fastest(lambda: target.copy_(source), device)
 
 
 def floor_of_step(config: Config, context: ProcessContext) -> dict[str, float]:
@@ -75,7 +71,7 @@ def floor_of_step(config: Config, context: ProcessContext) -> dict[str, float]:
     state, batches = build_state(config, context), cycle(ready_batches(config, context))
     progress = state.new_progress(0)
     train_steps(state, batches, progress, 1, lambda _: None)  # creates the state of the optimizer
-    with KernelTimer(context.device) as step:
+    with TrafficCounter(context.device, times_kernels=True) as step:
         train_steps(state, batches, progress, 2, lambda _: None)
     others = sum(moved for name, moved in step.num_bytes.items() if not name.startswith(ATTENTION))
     flops = training_flops(state.meta_model, config.data) * config.data.batch_size
@@ -86,21 +82,30 @@ class TrafficCounter(DispatchMode):
     """The ops inside the context that are neither matrix products nor views, and the bytes that they move, by op.
 
     An op reads its inputs once and writes its outputs once. The fused attention kernels count, too.
+
+    seconds: of the matrix products, convolutions and attention kernels with `times_kernels`: the first of equal calls,
+    by shapes, strides and dtypes, is repeated and timed.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, times_kernels: bool = False) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.times_kernels, self.seconds = device, times_kernels, 0.0
         self.ops: Counter[str] = Counter()
         self.num_bytes: Counter[str] = Counter()
+        self._seconds_by_call: dict[tuple, float] = {}
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result = op(*args, **(kwargs or {}))
-        name = op_name(op)
+        kwargs = kwargs or {}
+        result, name = op(*args, **kwargs), op_name(op)
         if not (returns_view(op) or name.startswith(_FREE) or name in _PRODUCTS):
-            moved = sum(map(self._bytes_of, tree_leaves(_moved(op, name, args, kwargs or {}, result))))
+            moved = sum(map(self._bytes_of, tree_leaves(_moved(op, name, args, kwargs, result))))
             self.ops[name] += bool(moved)
             self.num_bytes[name] += moved
+        if self.times_kernels and (name in _PRODUCTS or name.startswith(ATTENTION)):
+            call = (name, *map(_layout, tree_leaves([args, kwargs])))
+            if call not in self._seconds_by_call:
+                self._seconds_by_call[call] = _fastest(lambda: op(*args, **kwargs), self.device)
+            self.seconds += self._seconds_by_call[call]
         return result
 
     def _bytes_of(self, value: Any) -> int:
@@ -111,34 +116,15 @@ class TrafficCounter(DispatchMode):
         return torch.Size(sizes).numel() * value.itemsize
 
 
-class KernelTimer(TrafficCounter):
-    """Also the seconds of the matrix products, convolutions and attention kernels.
+def _fastest(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call, the best of several trials of several calls."""
+    calls = _CALLS[device.type]
 
-    The first of equal calls, by shapes, strides and dtypes, is repeated and timed.
-    """
+    def repeat() -> None:
+        for _ in range(calls):
+            work()
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.seconds = 0.0
-        self._seconds_by_call: dict[tuple, float] = {}
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        result, name = super().__torch_dispatch__(op, types, args, kwargs), op_name(op)
-        if name in _PRODUCTS or name.startswith(ATTENTION):
-            call = (name, *map(_layout, tree_leaves([args, kwargs])))
-            if call not in self._seconds_by_call:
-                self._seconds_by_call[call] = self._measure(op, args, kwargs or {})
-            self.seconds += self._seconds_by_call[call]
-        return result
-
-    def _measure(self, op: Any, args: tuple, kwargs: dict) -> float:
-        calls = _CALLS[self.device.type]
-
-        def repeat() -> None:
-            for _ in range(calls):
-                op(*args, **kwargs)
-
-        return min(timed(repeat, self.device) for _ in range(_TRIALS)) / calls
+    return min(timed(repeat, device) for _ in range(_TRIALS)) / calls
 
 
 def _layout(value: Any) -> Any:
