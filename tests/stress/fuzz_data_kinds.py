@@ -204,7 +204,7 @@ def read_tar(data: bytes, folder: Path) -> None:
         assert 0 <= record.offset <= len(data) - record.length
     index = join([to_index(Shard("shard", len(data)), records, "shard")])
     assert len(read_index(encode_index(index), "index")) == len(records)
-    assert all(note.isprintable() for note in remarks.notes())
+    assert all(f"{text} {example}".isprintable() for text, (_, example) in remarks.items())
 
 
 def repair_tar(data: bytes) -> bytes:
