@@ -20,11 +20,9 @@ if __name__ == "__main__":
 
 from configs.command_line import Command, parse_command_line
 from configs.flags import requested_device
-from datasets.loading.worker_server import fork_worker_server
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launch import exit_with_launcher, launch_processes
-from utils.processes.launcher import detect_launcher
+from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
 from utils.system import limit_spinning, without_collections
 
 SCRIPT = "main_multi_gpu.py"
@@ -56,7 +54,9 @@ def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
     try:
         command = parse_command_line(argv, SCRIPT)
         if command.needs_worker_server:
-            fork_worker_server()
+            from datasets.loading.workers import start_worker_server
+
+            start_worker_server(may_fork=True)
         return command, None
     except UserError as error:
         return parse_command_line([], SCRIPT), error

@@ -16,10 +16,9 @@ if __name__ == "__main__":
 
 from configs.command_line import parse_command_line
 from configs.flags import requested_device
-from datasets.loading.worker_server import fork_worker_server
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launcher import check_is_alone
+from utils.processes.launch import check_is_alone
 from utils.system import limit_spinning, without_collections
 
 SCRIPT = "main_single_gpu.py"
@@ -33,11 +32,12 @@ def main(argv: list[str]) -> int:
         raise UserError(f"-ngpus {command.num_processes}: this script uses one process; start main_multi_gpu.py")
     check_is_alone()
     with without_collections():  # after the options are checked: importing torch takes seconds
+        from datasets.loading.workers import start_worker_server
         from engine.commands.run import run
         from utils.distributed import single_process
 
     if command.needs_worker_server:
-        fork_worker_server()
+        start_worker_server(may_fork=True)
     return run(command, single_process(command.device))
 
 

@@ -15,7 +15,7 @@ from configs.schema.config import known_keys
 from configs.schema.data import AUTO
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
-from utils.processes.launcher import check_local_rank
+from utils.processes.launch import check_local_rank
 from utils.status import newest_runs
 
 Split = Literal["train", "val", "test", "all"]

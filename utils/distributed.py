@@ -7,7 +7,7 @@ context of a run of one process, which does not use torch.distributed.
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,19 +19,18 @@ import torch.distributed as dist
 
 from utils.device import check_compute_capability, find_shortage, visible_gpus
 from utils.errors import Unavailable, UserError
-from utils.processes.failure import abort_together
-from utils.processes.launch import exit_with_launcher, receive_key
-from utils.processes.launcher import LOOPBACK, torchrun_variables
-from utils.processes.ranks import RankProcess, RunStore, connect_store
+from utils.processes.failure import RankProcess, RunStore, abort_together
+from utils.processes.launch import LOOPBACK, open_loopback_store, receive_key, torchrun_variables
 from utils.signals import raise_on_signals
 from utils.system import CoreShare, share_on_host
-from utils.threads import DaemonPool
+from utils.threads import DaemonPool, wait_for
 from utils.torch_compat import sign_object_collectives
 
 T = TypeVar("T")
 
 _NCCL_EXTRA_SECONDS = 60  # its own timeout kills the process without a message
 _SIGN_OF_LIFE_SECONDS = 1.0
+_ATTEMPT_SECONDS = 3.0  # of a connection to the store
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,8 @@ def single_process(wanted: str | None = None) -> ProcessContext:
 def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iterator[ProcessContext]:
     """Joins the launcher's processes and yields the context of this one. At its end it waits for all processes.
 
-    wanted: of -device. limit_seconds: how long this process waits for another one that does not respond.
+    Call `exit_with_launcher` before it. wanted: of -device. limit_seconds: how long this process waits for another one
+    that does not respond.
 
     An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
@@ -86,7 +86,6 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
         UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one, or
             a GPU is full or not usable.
     """
-    exit_with_launcher()
     place = torchrun_variables()
     os.environ.update(place)
     if key := receive_key():
@@ -124,6 +123,46 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
         )
         dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
+
+
+def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
+    """The key-value store of all ranks, separate for each restart of the run. place: of `torchrun_variables`.
+
+    torchrun's agents share one store over all restarts, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then each
+    start has its own. Agents that joined a run at different times have counted different numbers of restarts.
+
+    Raises:
+        Unavailable: the store cannot be opened, or another program has its port.
+    """
+    rank, address, port = place["RANK"], place["MASTER_ADDR"], int(place["MASTER_PORT"])
+    has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # of torchrun: one of them owns the store
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if has_agents else "0"
+    is_server = rank == "0" and not has_agents
+
+    def accepts() -> bool:
+        socket.create_connection((address, port), timeout=_ATTEMPT_SECONDS).close()
+        return True
+
+    def connect() -> dist.Store:
+        if not (is_server or wait_for(accepts, limit_seconds)):  # torch would log each attempt at length
+            accepts()  # raises the reason
+        if is_server and address in LOOPBACK:
+            return open_loopback_store(address, port, limit_seconds)
+        timeout = timedelta(seconds=limit_seconds)
+        return dist.TCPStore(address, port, None, is_server, timeout, wait_for_workers=False, multi_tenant=True)
+
+    waits = f"rank {rank} waits for rank 0 at {address}:{port} (MASTER_ADDR, MASTER_PORT), at most {limit_seconds:g} s"
+    thread = DaemonPool(1)  # torch waits without a limit for an answer
+    store = thread.submit(connect)
+    own_limit = limit_seconds + 3 * _ATTEMPT_SECONDS  # `connect` reaches its limit first
+    if not wait_for(store.done, own_limit, (lambda: waits) if place["LOCAL_RANK"] == "0" else None):
+        problem = f"another program listens at {address}:{port}: it does not answer rank {rank} as rank 0 does"
+    elif isinstance(error := store.exception(), OSError | dist.DistError):
+        reason = getattr(error, "strerror", None) or str(error).rpartition("message: ")[2]
+        problem = f"rank {rank} cannot {'open' if is_server else 'connect to'} {address}:{port} ({reason})"
+    else:
+        return dist.PrefixStore(f"attempt {attempt}", store.result())
+    raise Unavailable(f"MASTER_ADDR, MASTER_PORT: {problem}; set them to the host of rank 0 and a free port on it")
 
 
 def all_reduce_sum(tensor: torch.Tensor, context: ProcessContext) -> torch.Tensor:

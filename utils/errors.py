@@ -2,7 +2,9 @@
 
 import difflib
 import errno
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
 
@@ -107,6 +109,20 @@ def escape_control_characters(text: str) -> str:
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+ERROR_LINE = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
+
+
+def print_error(message: str) -> None:
+    """Prints why the run ends, unless another process of `launch_processes` has printed a line."""
+    try:
+        os.close(os.open(os.environ.get(ERROR_LINE, ""), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    except OSError:  # without a launcher, or if the system has deleted old temporary folders
+        pass
+    print_escaped(f"error: {message}", sys.stderr)
 
 
 def print_escaped(text: str, file: TextIO | None = None) -> None:

@@ -7,18 +7,17 @@ import math
 import os
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
-from utils.errors import Unavailable, print_escaped
+from utils.errors import Unavailable, print_error
 from utils.files import own_file
-from utils.processes.launch import claim_error_line, read_stat
 from utils.signals import exit_now
 from utils.status import RUN_LOG
+from utils.system import read_stat
 from utils.threads import wait_for
 
 _EXPIRY_SECONDS, _RENEWAL_SECONDS = 300.0, 30.0
@@ -121,8 +120,7 @@ class _Lease:
                 is_lost = error.errno in (errno.ENOENT, errno.ESTALE) and not self._released.is_set()
                 if is_lost and self.is_essential:
                     reason = f"this process was suspended or cut off for {_EXPIRY_SECONDS:g} s and has lost its lease"
-                    if claim_error_line():
-                        print_escaped(f"error: {self.path.parent}: {reason}; it ends without saving", sys.stderr)
+                    print_error(f"{self.path.parent}: {reason}; it ends without saving")
                     exit_now(1)
 
     def _is_taken(self) -> bool:

@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from utils.files import remove_temporary_folders
 
 # nohup starts a process with SIGHUP ignored, and it stays so: the run outlives its terminal.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, *_HANGUP)
-SIGNAL_NAMES = {int(number): number.name for number in signal.Signals}  # most real-time signals have none
 _DUPLICATE_SECONDS = 1.0  # the terminal and the launcher both send the same Ctrl-C within this time
-
-_received = 0
 
 
 class Interrupted(BaseException):
@@ -42,7 +39,10 @@ class PendingSignal:
     """The number of the first signal received, or 0. On a second one the process exits if either of them is Ctrl-C.
 
     on_first: called with the name of the first one, in its handler, so that it may take no lock.
+    first: the number of the signal that ends this process; 0 if there is none.
     """
+
+    first: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.number = 0
@@ -57,26 +57,15 @@ class PendingSignal:
 
     def note(self, number: int) -> None:
         """Records a signal, perhaps one that another rank has received."""
-        global _received
         if not self.number:
             self.number, self._since = number, time.monotonic()
-            _received = number
+            PendingSignal.first = number
             self.on_first(signal.Signals(number).name)
-
-
-def received_signal() -> int:
-    """The number of the signal that ends this process; 0 if there is none."""
-    return _received
 
 
 def raise_on_signals() -> None:
     """Makes the first signal raise `Interrupted`."""
     handle_signals(_raise)
-
-
-def record_signals() -> None:
-    """Makes no signal raise an exception."""
-    handle_signals(PendingSignal().receive)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
@@ -106,13 +95,18 @@ def defer_signals(pending: PendingSignal) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def signal_name(number: int) -> str:
+    """'SIGKILL'; 'signal 40' for a real-time signal, most of which have no name."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
 def kill_children() -> None:
     """Kills the worker processes. They ignore SIGTERM, and a stopped or hanging one would block the exit."""
     for child in multiprocessing.active_children():
         child.kill()
 
 
-def exit_now(status: int) -> None:
+def exit_now(status: int) -> NoReturn:
     """Exits without Python's exit handlers, which could block."""
     kill_children()
     remove_temporary_folders()

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -147,6 +147,14 @@ def _install(modules: Iterable[str]) -> str:
 
 def _pip_name(module: str) -> str:
     return _PIP_NAMES.get(module, module)
+
+
+def read_stat(pid: int | str) -> tuple[str, str, str]:
+    """State, parent and start time (in clock ticks since the host started); empty texts if there is no such process."""
+    with suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+        return fields[0], fields[1], fields[19]
+    return "", "", ""
 
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")

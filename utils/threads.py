@@ -1,4 +1,4 @@
-"""Background threads that delay no exit (calls with results, and a watchdog), and waits with a limit.
+"""Background threads that delay no exit, waits with a limit, and lines about long waits.
 
 Python waits at exit for the threads of a `ThreadPoolExecutor`, and for all of its calls that have not begun. Use it for
 work that must be complete, such as a checkpoint. Use `DaemonPool` for work that may be lost, such as a request to a
@@ -14,14 +14,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from ctypes import c_double
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, TypeVar
 
 from utils.errors import print_escaped
 
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
-TICK_SECONDS = 0.5
 
 
 class DaemonPool:
@@ -61,42 +60,6 @@ def _end(calls: _Calls, num_threads: int) -> None:
             call[0].cancel()
     for _ in range(num_threads):
         calls.put(None)
-
-
-class Watchdog:
-    """Calls `on_timeout` once, in its thread, after more than `limit_seconds` without a call of `reset`.
-
-    The thread only counts its ticks: the call that it watches may block, and Python cannot interrupt it. A process that
-    was itself stopped, or had no processor, does not count its own pause.
-    """
-
-    def __init__(self, limit_seconds: float, on_timeout: Callable[[], None]) -> None:
-        self.limit_seconds, self._on_timeout = limit_seconds, on_timeout
-        self.seconds = 0.0
-        self.has_expired = False
-        self._stopped = Event()
-
-    def start(self) -> None:
-        Thread(target=self._run, daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def reset(self) -> None:
-        """Counts from 0 again, also after a pause."""
-        self.seconds = 0.0
-
-    def pause(self) -> None:
-        """Counts no time until `reset`."""
-        self.seconds = -math.inf
-
-    def _run(self) -> None:
-        while not self._stopped.wait(TICK_SECONDS):
-            self.seconds += TICK_SECONDS
-            if self.seconds > self.limit_seconds:
-                self.has_expired = True
-                self._on_timeout()
-                return
 
 
 _QUIET_SECONDS = 10.0

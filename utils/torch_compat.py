@@ -1,4 +1,4 @@
-"""Private names of torch and Python's standard library, one function or alias each; checked: torch 2.10, 2.11, 2.15.
+"""Private names of torch, one function or alias each; checked: torch 2.10, 2.11, 2.15.
 
 In this order: torch.distributed, GradScaler, optimizers, attention, torch.compile, autograd, ops, loading workers.
 """
@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from multiprocessing import current_process, forkserver
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from typing import Any, BinaryIO, cast
@@ -265,21 +264,6 @@ def pinning_has_ended(iterator: Iterator[Any]) -> bool:
     """
     thread = getattr(iterator, "_pin_memory_thread", None)
     return thread is not None and not thread.is_alive()
-
-
-def set_multiprocessing_folder(path: str) -> None:
-    """Sets the folder of multiprocessing's sockets, also of its child processes: Process._config["tempdir"]."""
-    process: Any = current_process()
-    process._config["tempdir"] = path
-
-
-def close_fork_server_pipe() -> None:
-    """Closes a worker's copy of the pipe that keeps the fork server alive: ForkServer._forkserver_alive_fd.
-
-    The fork server exits when no process has the pipe open (Python 3.11 to 3.14).
-    """
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
 
 
 def multiplies_bfloat16_with_onednn() -> bool:

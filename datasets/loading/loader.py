@@ -18,12 +18,12 @@ from configs.schema import Config, Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
 from datasets.decoding.images import BadImage, BadImageList
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
-from datasets.loading.worker_server import start_worker_server
 from datasets.loading.workers import (
     POLL_SECONDS,
     default_num_workers,
     iter_with_timeout,
     start_worker,
+    start_worker_server,
 )
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform, build_eval_host_transform, build_host_transform

@@ -1,39 +1,43 @@
-"""Loading workers: their number and end, and errors about workers that fail."""
+"""Loading workers: their number, the server that forks them, their end, and errors about workers that fail."""
 
 import atexit
 import ctypes
 import errno
 import functools
+import math
+import multiprocessing
 import os
 import shutil
 import signal
+import sys
+import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from multiprocessing import connection
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
-from typing import Any
+from threading import Event, Thread
+from typing import Any, NoReturn, cast
 
 from torch.utils.data import DataLoader
 
-from utils.errors import Unavailable
-from utils.processes.launch import end_with_parent
-from utils.signals import SIGNAL_NAMES, kill_children
+from utils.errors import Unavailable, error_from
+from utils.files import TemporaryFolder
+from utils.processes.entry import repair_standard_streams
+from utils.processes.launch import end_with_parent, inherited_import_path
+from utils.signals import TERMINATION_SIGNALS, kill_children, signal_name
 from utils.system import CoreShare
-from utils.threads import Watchdog, share_waits
-from utils.torch_compat import (
-    close_fork_server_pipe,
-    loader_workers,
-    pinning_has_ended,
-    release_loader_event,
-    start_loader,
-)
+from utils.threads import share_waits
+from utils.torch_compat import loader_workers, pinning_has_ended, release_loader_event, start_loader
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
 START_SECONDS = 30.0  # additional time for the first batch: workers import torch
+TICK_SECONDS = 0.5
 _DEATH_SECONDS = 1.0  # until the death of a worker is visible
 _MAX_WORKERS = 16
 _MAIN_PROCESS_CORES = 2
+_PRELOADED = ["datasets.loading.loader"]
 SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size), lower -num_workers, or use no workers: -num_workers=0"
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "probably out of host memory; lower -num_workers, or give the job more host memory",
@@ -42,7 +46,6 @@ _CAUSES: dict[int, str] = {
 _SHARED_MEMORY = "/dev/shm"  # macOS has none
 _MIN_SHARED_BYTES = 2**20  # per worker: its semaphores, and a batch of a few images
 _WORKER_FILES, _OTHER_FILES = 8, 16  # descriptors: pipes and batches of a worker; checkpoints and logs
-_PINNING_ENDED = "the thread that pins batches has ended; its error is above, probably too many open files"
 _FILES_FIX = "raise the limit (ulimit -n 65536), or lower -num_workers"
 
 
@@ -55,20 +58,104 @@ def default_num_workers(share: CoreShare, on_gpu: bool) -> int:
     return max(1, min(_MAX_WORKERS, share.cores - _MAIN_PROCESS_CORES if on_gpu else share.cores))
 
 
-def start_worker(told_at: ctypes.c_double, worker: int) -> None:
-    """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank."""
-    share_waits(told_at)
-    end_with_parent(signal.SIGKILL)
-    close_fork_server_pipe()
+def start_worker_server(may_fork: bool = False) -> None:
+    """Starts Python's fork server, the parent process of the workers, unless it runs.
+
+    The server has no threads: a fork of a process with threads can deadlock. It has the modules of the workers in
+    memory, which it imports while the caller continues. Terminals and launchers send signals to all processes. Only the
+    rank handles them, because it may need more batches before it ends: they are blocked in the server, and the workers
+    inherit that.
+
+    may_fork: on Linux, the server is a fork of this process: it need not import torch again. The process must have no
+        GPU, no locks and no log yet.
+
+    Raises:
+        UserError: the server cannot open its socket.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+    try:
+        process: Any = multiprocessing.current_process()
+        process._config["tempdir"] = _socket_folder().name  # also of the child processes
+        with inherited_import_path(PYTHONWARNINGS="ignore:resource_tracker"):  # of semaphores that it removes
+            resource_tracker.ensure_running()  # it inherits the blocked signals, and unblocks some of them here
+        signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
+        with inherited_import_path(), _forking() if may_fork and sys.platform == "linux" else nullcontext():
+            forkserver.ensure_running()
+    except OSError as error:  # such as 'AF_UNIX path too long'
+        raise error_from(
+            error,
+            f"TMPDIR: workers cannot open a socket in {tempfile.gettempdir()} ({error.strerror or error}); set it to a "
+            "short path, such as /tmp, or use no workers: -num_workers=0",
+        ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
 
 
 @functools.cache
-def _kill_workers_at_exit() -> None:
-    """Kills workers that hang, at exit: Python would wait for them without a limit.
+def _socket_folder() -> TemporaryFolder:
+    """As long as this process, in place of multiprocessing's own `pymp-*`, which a killed process leaves."""
+    return TemporaryFolder("mp")
 
-    Call it after the workers have started: exit functions run in reverse order.
+
+@contextmanager
+def _forking() -> Iterator[None]:
+    """In the block, `ForkServer.ensure_running` forks this process, unless it has threads, instead of starting Python.
+
+    It starts it by multiprocessing.util.spawnv_passfds (Python 3.11 to 3.14), which is not documented.
     """
-    atexit.register(kill_children)
+    module: Any = util
+    spawn = module.spawnv_passfds
+
+    def fork(path: str, arguments: list[str], descriptors: list[int]) -> int:
+        sys.stdout.flush()  # the fork would print it again
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts OpenBLAS's threads
+            child = os.fork()  # OpenBLAS ends them before it
+        if not child:
+            _serve(*descriptors)
+        if len(os.listdir("/proc/self/task")) == 1:
+            return child
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return cast(int, spawn(path, arguments, descriptors))
+
+    module.spawnv_passfds = fork
+    try:
+        yield
+    finally:
+        module.spawnv_passfds = spawn
+
+
+def _serve(listener: int, alive: int, *key: int) -> NoReturn:
+    """Runs the server as a new process would: with default signal handlers, and no other open files but `sys.stderr`.
+
+    Descriptors: of its socket, of the pipe that closes when no process needs it, and of its key, since Python 3.14.
+    """
+    try:
+        end_with_parent(signal.SIGKILL)
+        for number in filter(lambda number: callable(signal.getsignal(number)), signal.valid_signals()):
+            signal.signal(number, signal.SIG_DFL)
+        kept = {0, 1, 2, sys.stderr.fileno(), listener, alive, *key}
+        for opened in set(map(int, os.listdir("/proc/self/fd"))) - kept:
+            with suppress(OSError):  # the one that has listed them
+                os.close(opened)
+        run: Any = forkserver.main
+        run(listener, alive, _PRELOADED, **({"authkey_r": key[0]} if key else {}))
+    finally:
+        os._exit(0)
+
+
+def start_worker(told_at: ctypes.c_double, worker: int) -> None:
+    """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank.
+
+    The server exits when no process has its pipe open (Python 3.11 to 3.14).
+    """
+    share_waits(told_at)
+    repair_standard_streams()
+    end_with_parent(signal.SIGKILL)
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
 
 
 def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
@@ -87,9 +174,19 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     except (OSError, EOFError) as error:
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
         raise Unavailable(_exhausted_resource(error) or otherwise) from error
-    wait.attach(iterator)
-    _kill_workers_at_exit()
-    return _with_timeout(iterator, wait, limit_seconds)
+    # Kills workers that hang at exit, for which Python would wait without a limit, first: the functions run in reverse.
+    atexit.unregister(kill_children)
+    atexit.register(kill_children)
+
+    def limited_batches() -> Iterator[Any]:
+        with wait.limited(limit_seconds + START_SECONDS):
+            wait.attach(iterator)
+            for batch in iterator:
+                wait.seconds, wait.limit_seconds = -math.inf, limit_seconds
+                yield batch
+                wait.seconds = 0.0
+
+    return limited_batches()
 
 
 def _check_limits(workers: int) -> None:
@@ -106,28 +203,41 @@ class _WorkerWait:
     """Every wait for a message of a worker: a batch, or the answer of one that starts again.
 
     To receive a message, torch waits without a limit once it has begun. A worker that is stopped at that moment would
-    block the rank forever: the watchdog kills the workers.
+    block the rank forever: after the limit, a thread kills the workers. It only counts its ticks: a rank that was
+    itself stopped, or had no processor, does not count its own pause.
+
+    seconds: of the wait so far.
     """
 
     def __init__(self) -> None:
+        self.seconds = self.limit_seconds = 0.0
         self._workers = list[BaseProcess]()
         self._death: str | None = None
+        self._has_expired = False
 
     @contextmanager
-    def limited(self, seconds: float) -> Iterator[Watchdog]:
-        """The watchdog of the waits in the block; the workers are killed if it raises."""
-        self._watchdog = Watchdog(seconds + POLL_SECONDS, self._expire)
-        self._watchdog.start()
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Limits the waits in the block; the workers are killed if it raises."""
+        self.seconds, self.limit_seconds, stopped = 0.0, seconds, Event()
+        Thread(target=self._watch, args=(stopped,), daemon=True).start()
         try:
-            yield self._watchdog
+            yield
         except BaseException:
             self._kill()
             raise
         finally:
-            self._watchdog.stop()
+            stopped.set()
 
     def attach(self, iterator: Any) -> None:
         self._iterator, self._workers = weakref.ref(iterator), loader_workers(iterator)
+
+    def _watch(self, stopped: Event) -> None:
+        while not (self._has_expired or stopped.wait(TICK_SECONDS)):
+            self.seconds += TICK_SECONDS
+            if self.seconds > self.limit_seconds + POLL_SECONDS:
+                self._has_expired = True
+                self._death = _death_message(self._workers)
+                self._kill()
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -135,44 +245,30 @@ class _WorkerWait:
         if self._workers and (iterator := self._iterator()):  # else it has ended with its workers
             release_loader_event(iterator)
 
-    def _expire(self) -> None:
-        self._death = _death_message(self._workers)
-        self._kill()
-
     def receive(self, iterator: Any, receive: Callable[[], Any]) -> Any:
         """The next message; `receive` raises an error after POLL_SECONDS without one."""
         self.attach(iterator)
-        limit_seconds = self._watchdog.limit_seconds - POLL_SECONDS
         while True:
             try:
                 return receive()
             except Exception as error:
+                problem = _exhausted_resource(error) or self._death
                 timed_out = str(error).startswith("DataLoader timed out")
                 if timed_out and pinning_has_ended(iterator):
-                    raise Unavailable(f"{_PINNING_ENDED}; {_FILES_FIX}") from error
-                if timed_out and self._watchdog.seconds < limit_seconds:
+                    ended = "the thread that pins batches has ended; its error is above, probably too many open files"
+                    problem = f"{ended}; {_FILES_FIX}"
+                elif timed_out and self.seconds < self.limit_seconds:
                     continue
-                unanswered = (
-                    f"no loading worker has answered for {limit_seconds:.0f} s; check that the disk of DATA.DATA_PATH "
-                    "responds, or raise TIMEOUT_SECONDS"
-                )
-                problem = _exhausted_resource(error) or self._death
-                problem = problem or (
-                    unanswered if timed_out or self._watchdog.has_expired else _death_message(self._workers)
-                )
+                elif timed_out or self._has_expired:
+                    problem = problem or (
+                        f"no loading worker has answered for {self.limit_seconds:.0f} s; check that the disk of "
+                        "DATA.DATA_PATH responds, or raise TIMEOUT_SECONDS"
+                    )
+                else:
+                    problem = problem or _death_message(self._workers)
                 if problem is None:
                     raise
                 raise Unavailable(problem) from error
-
-
-def _with_timeout(iterator: Iterator[Any], wait: _WorkerWait, limit_seconds: float) -> Iterator[Any]:
-    with wait.limited(limit_seconds + START_SECONDS) as watchdog:
-        watchdog.reset()
-        for batch in iterator:
-            watchdog.pause()
-            watchdog.limit_seconds = limit_seconds + POLL_SECONDS
-            yield batch
-            watchdog.reset()
 
 
 def _exhausted_resource(error: Exception) -> str | None:
@@ -192,4 +288,4 @@ def _death_message(workers: list[BaseProcess]) -> str | None:
     if status >= 0:
         return f"loading worker {worker} exited with status {status}; for details, use no workers: -num_workers=0"
     cause = _CAUSES.get(-status, "perhaps by a damaged file; for details, use no workers: -num_workers=0")
-    return f"loading worker {worker} was killed by {SIGNAL_NAMES.get(-status, f'signal {-status}')}, {cause}"
+    return f"loading worker {worker} was killed by {signal_name(-status)}, {cause}"

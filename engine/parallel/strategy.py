@@ -28,7 +28,7 @@ from configs.yaml_io import format_value
 from models.blocks import blocks_of, local_tensor
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError
-from utils.processes.failure import State, leaving_state
+from utils.processes.failure import has_lost_connection
 from utils.torch_compat import (
     BatchNorm,
     ddp_figures,
@@ -398,7 +398,7 @@ class RankExchange:
             try:
                 self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             except RuntimeError as error:  # NCCL may use another network than gloo
-                if leaving_state(error) is not State.FAILED:
+                if has_lost_connection(error):
                     raise
                 raise Unavailable(
                     f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "

@@ -19,7 +19,7 @@ from configs.batch_plan import EpochLayout, plan_batches
 from configs.resolve import Facts, resolve
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.loading.worker_server import start_worker_server
+from datasets.loading.workers import start_worker_server
 from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes

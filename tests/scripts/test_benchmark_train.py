@@ -18,7 +18,7 @@ from scripts.benchmarks.programs import BARE, OURS, Program, build_program, firs
 from scripts.flags import split_flags
 from utils.errors import UserError
 from utils.metrics import Metrics
-from utils.processes.launch import read_stat
+from utils.system import read_stat
 
 TINY = ["-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]
 

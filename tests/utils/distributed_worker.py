@@ -14,8 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
-from utils.processes.launch import exit_with_launcher, launch_processes
-from utils.processes.launcher import detect_launcher
+from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
 
 if detect_launcher():
     exit_with_launcher()

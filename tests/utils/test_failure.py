@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from utils import threads
+from utils import distributed, threads
+from utils.distributed import connect_store
 from utils.errors import UserError
-from utils.processes import failure, ranks
-from utils.processes.failure import Membership, State, describe_silent_store, diagnose, leaving_state
-from utils.processes.ranks import Message, RankProcess, RunStore, connect_store
+from utils.processes import failure
+from utils.processes.failure import (
+    Membership,
+    Message,
+    RankProcess,
+    RunStore,
+    describe_silent_store,
+    diagnose,
+    has_lost_connection,
+)
 from utils.signals import Interrupted
 
 LIMIT_SECONDS = 30
@@ -114,27 +122,25 @@ def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("text", "state"),
+    ("text", "is_lost"),
     [
-        ("Connection closed by peer [127.0.0.1]:1234", State.LOST_A_RANK),
-        ("Timed out waiting 3000ms for recv operation to complete", State.LOST_A_RANK),
-        ("writev [10.0.0.1]:1: No route to host", State.LOST_A_RANK),
-        ("a bug", State.FAILED),
+        ("Connection closed by peer [127.0.0.1]:1234", True),
+        ("Timed out waiting 3000ms for recv operation to complete", True),
+        ("writev [10.0.0.1]:1: No route to host", True),
+        ("a bug", False),
     ],
 )
-def test_errors_of_the_connection_are_told_from_others(text, state):
-    assert leaving_state(RuntimeError(text)) is state
-    assert leaving_state(ValueError(text)) is State.FAILED
-    assert leaving_state(SystemExit(text)) is State.INTERRUPTED
+def test_errors_of_the_connection_are_told_from_others(text, is_lost):
     signal_of_the_launcher = Interrupted(signal.SIGTERM)
     signal_of_the_launcher.__context__ = RuntimeError(text)  # raised while this error was handled
-    assert leaving_state(signal_of_the_launcher) is (state if state is State.LOST_A_RANK else State.INTERRUPTED)
+    assert has_lost_connection(RuntimeError(text)) == has_lost_connection(signal_of_the_launcher) == is_lost
+    assert not has_lost_connection(ValueError(text)) and not has_lost_connection(SystemExit(text))
 
 
 @pytest.fixture
 def short_waits(monkeypatch):
     monkeypatch.setattr(threads, "_QUIET_SECONDS", 0.3)
-    monkeypatch.setattr(ranks, "_ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(distributed, "_ATTEMPT_SECONDS", 0.3)
 
 
 def place(port: int, rank: int = 1) -> dict[str, str]:

@@ -19,8 +19,8 @@ from engine.checkpoint.run_folder import lock_run_folder
 from utils import locks
 from utils.errors import Unavailable
 from utils.locks import locked
-from utils.processes.launch import read_stat
 from utils.status import RUN_LOG
+from utils.system import read_stat
 
 HOLDER = """
 import errno, fcntl, sys, time

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from utils.signals import Interrupted, PendingSignal, defer_signals, raise_on_signals, received_signal
+from utils.signals import Interrupted, PendingSignal, defer_signals, raise_on_signals
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
 
@@ -17,7 +17,7 @@ def test_only_the_first_signal_raises_an_exception():
         os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert caught.value.status == 130 and received_signal() == signal.SIGINT
+    assert caught.value.status == 130 and PendingSignal.first == signal.SIGINT
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -32,7 +32,7 @@ def test_signals_after_a_deferred_one_raise_no_exception(is_own):
         else:
             pending.note(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert pending.number == received_signal() == signal.SIGTERM and told == ["SIGTERM"]
+    assert pending.number == PendingSignal.first == signal.SIGTERM and told == ["SIGTERM"]
 
 
 def test_signals_after_a_block_without_one_raise_an_exception():

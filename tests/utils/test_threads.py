@@ -3,9 +3,7 @@ import threading
 
 import pytest
 
-from utils.threads import DaemonPool, Watchdog
-
-LIMIT_SECONDS = 30
+from utils.threads import DaemonPool
 
 
 def threads() -> set[threading.Thread]:
@@ -36,28 +34,3 @@ def test_close_cancels_the_calls_that_have_not_begun():
     assert all(other.cancelled() for other in others) and not first.done()
     may_end.set()
     assert first.result(10)
-
-
-def test_watchdog_counts_the_time_since_the_last_reset():
-    expired = threading.Event()
-    watchdog = Watchdog(60.0, expired.set)
-    watchdog.pause()
-    watchdog.seconds += 100
-    assert watchdog.seconds < 0
-    watchdog.reset()
-    assert watchdog.seconds == 0
-    watchdog.seconds += 60
-    watchdog.start()
-    assert expired.wait(LIMIT_SECONDS) and watchdog.has_expired
-
-
-def test_a_stopped_watchdog_does_not_expire(monkeypatch):
-    monkeypatch.setattr("utils.threads.TICK_SECONDS", 0.01)
-    before = threads()
-    watchdog = Watchdog(60.0, pytest.fail)
-    watchdog.start()
-    watchdog.stop()
-    watchdog.seconds = 100
-    for thread in threads() - before:
-        thread.join(LIMIT_SECONDS)
-    assert not threads() - before and not watchdog.has_expired

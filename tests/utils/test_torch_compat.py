@@ -1,10 +1,7 @@
 """The private names of torch behave as utils/torch_compat.py expects. A failure here means that torch has changed."""
 
-import inspect
-import os
 import pickle
 from datetime import timedelta
-from multiprocessing import forkserver
 
 import pytest
 import torch
@@ -122,18 +119,6 @@ def test_release_loader_event():
     iterator._workers_done_event._cond._lock.acquire()  # as a worker that was killed
     torch_compat.release_loader_event(iterator)
     assert list(iterator) == [torch.tensor([1]), torch.tensor([2])]
-
-
-def test_close_fork_server_pipe(monkeypatch):
-    server = forkserver._forkserver
-    assert "_forkserver_alive_fd" in inspect.getsource(forkserver.ForkServer.ensure_running)
-    reader, writer = os.pipe()
-    monkeypatch.setattr(server, "_forkserver_alive_fd", writer)
-    torch_compat.close_fork_server_pipe()
-    assert os.read(reader, 1) == b""  # the writing end is closed
-    os.close(reader)
-    with pytest.raises(OSError):
-        os.close(writer)
 
 
 def test_folders_of_the_compile_cache(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from configs.flags import requested_device
 from utils import device, distributed
 from utils.device import check_compute_capability, cpu_warning, visible_gpus
 from utils.errors import UserError
-from utils.processes.ranks import RankProcess
+from utils.processes.failure import RankProcess
 
 GPU = torch.device("cuda", 0)
 CUDA_132 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"

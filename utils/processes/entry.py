@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, Unavailable, UserError, print_escaped, to_single_line
-from utils.processes.launch import claim_error_line
-from utils.processes.launcher import rank_of_process
+from utils.errors import Findings, Unavailable, UserError, print_error, to_single_line
+from utils.processes.launch import rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
 
@@ -24,7 +23,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
 
     The end of the run is recorded in its status.json.
     """
-    _repair_standard_streams()
+    repair_standard_streams()
     raise_on_signals()
     threading.excepthook = _report_thread_exception
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -38,8 +37,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
             raise
         # An error of all ranks is printed once: the launcher terminates the ranks that wait.
         time.sleep(min(0.5 * rank_of_process(), 3.0))
-        if claim_error_line():
-            print_escaped(f"error: {message}", file=sys.stderr)
+        print_error(message)
         return error.status
     except Interrupted as signal:
         record_run_end("interrupted", signal.status, signal=str(signal))
@@ -68,10 +66,11 @@ def _report_thread_exception(error: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(error)
 
 
-def _repair_standard_streams() -> None:
+def repair_standard_streams() -> None:
     """Replaces a closed stream by the null device; a terminal or a pipe that goes away later stops no run.
 
     Otherwise the next file that is opened, such as a checkpoint, would receive its descriptor and all printed text.
+    `sys.stderr` has its own descriptor: `captured_stderr` takes what libraries write to 2, not the lines of a thread.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -84,7 +83,8 @@ def _repair_standard_streams() -> None:
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):  # no test has replaced it
             stream.flush()
-            binary = io.BufferedWriter(_TolerantFile(stream.fileno(), "w", closefd=False))
+            descriptor = os.dup(2) if name == "stderr" else 1
+            binary = io.BufferedWriter(_TolerantFile(descriptor, "w", closefd=False))
             text = io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
             setattr(sys, name, text)
 

@@ -1,29 +1,175 @@
-"""Starts a script once per device, and ends the processes with their launcher.
+"""Starts a script once per device, or finds the launcher that has started this process, and its rank.
 
-torch is imported only where processes are started, because its import is slow.
+torchrun, srun and mpirun pass the rank in different environment variables. `torchrun_variables` translates them to
+torchrun's; no other module depends on the launcher. torch is imported only where processes are started: its import is
+slow.
 """
 
 import contextlib
 import ctypes
 import math
 import os
+import re
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from utils.errors import Unavailable
+from utils.errors import ERROR_LINE, Unavailable, UserError, print_error
 from utils.files import TemporaryFolder
-from utils.processes.launcher import KEY_PIPE, PARENT_PID
-from utils.signals import SIGNAL_NAMES, handle_signals
+from utils.signals import handle_signals, signal_name
 
-_REPORT = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+# Environment variables of the processes that `launch_processes` starts: a process, and an open file.
+_PARENT_PID, _KEY_PIPE = "AMPVIT_PARENT_PID", "AMPVIT_KEY_PIPE"
 SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 _TERMINATION_SECONDS = 30  # the same after the failure of one of them
 _POLL_SECONDS = 0.1
+LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
+
+# Variables of SkyPilot, of torchrun's options and of PaddlePaddle, and their values where this process is the only one.
+_ALONE = {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+_ALONE |= {"PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ID": "0"}
+# rank, world size, local rank, local world size
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+_OPEN_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_MPICH = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # Intel MPI as well
+_LAUNCHERS = (_TORCHRUN, _OPEN_MPI, _MPICH, _SRUN)
+
+
+def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
+    """'torchrun', 'srun' or 'mpirun'; None if this script is to start the processes of this host itself.
+
+    The order matters: under Slurm, mpirun starts its processes through srun. An srun of a single task (an interactive
+    shell, or one task with all GPUs) and a batch script, which has no step, count as started without a launcher.
+
+    Raises:
+        UserError: a variable has no possible value; RANK or WORLD_SIZE is set, but it is unknown which of the
+            processes on this host this one is; or SkyPilot, Kubeflow or PaddlePaddle started this script several times.
+    """
+    _check_numbers(env)
+    if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():
+        return "torchrun"
+    launcher, count = None, "1"
+    if mpi := _mpi_variables(env):
+        launcher, count = "mpirun", env.get(mpi[1], "1")
+    elif int(env.get(_SRUN[1], 1)) > 1:
+        launcher, count = "srun", env[_SRUN[1]]
+    elif "RANK" in env and env.get("WORLD_SIZE") == "1":
+        return "torchrun"
+    if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
+        found = " and ".join(name for name in ("RANK", "WORLD_SIZE") if name in env)
+        # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
+        raise UserError(
+            f"{found} without LOCAL_RANK: this process cannot know its rank; start torchrun on every host or pod, or "
+            "unset RANK and WORLD_SIZE to train on this host alone"
+        )
+    for name, alone in _ALONE.items():
+        if launcher is None and env.get(name, alone) != alone:
+            raise UserError(
+                f"{name} is {env[name]!r}: every node or process would train apart; start torchrun on each host "
+                f"(docs/clusters.md), or unset {name} to train on this host alone"
+            )
+    return launcher
+
+
+def _check_numbers(env: Mapping[str, str]) -> None:
+    for names in _LAUNCHERS:
+        for name in names:
+            if not env.get(name, "0").isdecimal():
+                raise UserError(f"{name} is {env[name]!r}: must be a number; launchers set it, otherwise unset it")
+        for rank, count in zip(names[::2], names[1::2], strict=False):  # srun gives no local count
+            if int(env.get(rank, 0)) >= int(env.get(count, sys.maxsize)):
+                raise UserError(f"{rank} is {env.get(rank, 0)}: must be below {count}, {env[count]}")
+            if names is not _SRUN and int(env.get(names[-1], 1)) > int(env.get(names[1], sys.maxsize)):
+                raise UserError(f"{names[-1]} is {env[names[-1]]}: must be at most {names[1]}, {env[names[1]]}")
+
+
+def _mpi_variables(env: Mapping[str, str]) -> tuple[str, ...] | None:
+    if _OPEN_MPI[0] in env:
+        if missing := next((name for name in _OPEN_MPI[1:3] if name not in env), None):
+            raise UserError(f"{_OPEN_MPI[0]} without {missing}: start this script with mpirun, which sets both")
+        return _OPEN_MPI
+    return _MPICH if _MPICH[0] in env and _MPICH[2] in env else None
+
+
+def rank_of_process(env: Mapping[str, str] = os.environ) -> int:
+    """The rank in a launcher's variables, before the process has joined its group; 0 if there is none."""
+    rank = next((env[names[0]] for names in _LAUNCHERS if names[0] in env), "")
+    return int(rank) if rank.isdecimal() else 0
+
+
+def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
+    """Raises UserError if this process, or this node, is one of several that a launcher started."""
+    _check_numbers(env)
+    alone = _ALONE | {"RANK": "0"} | {names[1]: "1" for names in _LAUNCHERS}
+    for name, value in alone.items():
+        if env.get(name, value) != value:
+            raise UserError(
+                f"{name} is {env[name]!r}: a launcher started several processes, this script uses one; use "
+                f"main_multi_gpu.py, or unset {name}"
+            )
+
+
+def check_local_rank(given: int | None, env: Mapping[str, str] = os.environ) -> None:
+    """Raises UserError if the flag --local-rank, of torch's former launcher, contradicts LOCAL_RANK."""
+    launched = env.get("LOCAL_RANK", "0")
+    if given is not None and str(given) != launched:
+        raise UserError(f"--local-rank {given}: LOCAL_RANK is {launched}; leave the flag to the launcher")
+
+
+def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a launched process.
+
+    MASTER_ADDR and MASTER_PORT in the environment have priority. Raises UserError as `detect_launcher`, and if the
+    address of the main process is unknown, or no address or port.
+    """
+    launcher, port = detect_launcher(env), env.get("MASTER_PORT", "29500")
+    if not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise UserError(f"MASTER_PORT is {port!r}: must be a free port on the host of rank 0, 1 to 65535")
+    if re.search(r"[\s/@]|^$", env.get("MASTER_ADDR", "localhost")):  # its value may contain a password
+        raise UserError("MASTER_ADDR: must be the host of rank 0 alone, or not set where all ranks are on one host")
+    if launcher == "torchrun":
+        defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True))
+        defaults |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return {name: env.get(name, default) for name, default in defaults.items()}
+    if launcher == "srun":
+        counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])  # '2(x3),1' is 2, 2, 2 and 1
+        repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+        per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
+        numbers = [*(env[name] for name in _SRUN), per_node[int(env.get("SLURM_NODEID", 0))]]
+        nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
+        job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+    else:
+        variables = _mpi_variables(env)
+        assert variables  # the launcher is mpirun
+        *names, local_world_size = variables
+        numbers = [*(env[name] for name in names), env.get(local_world_size, env[names[1]])]
+        nodes = env.get("SLURM_NODELIST")
+        job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or str(os.getuid())
+    address = env.get("MASTER_ADDR") or ("127.0.0.1" if numbers[3] == numbers[1] else nodes and first_host(nodes))
+    if not address:
+        raise UserError("MASTER_ADDR: not set; set it to the host of rank 0 (mpirun -x MASTER_ADDR=...)")
+    return dict(zip(_TORCHRUN, numbers, strict=True)) | {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": env.get("MASTER_PORT", str(20000 + zlib.crc32(job.encode()) % 10000)),  # no ephemeral port
+    }
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of Slurm's node list: 'node03' for 'node[03-05,9],x'."""
+    first_item = re.match(r"(?:\[[^\]]*\]|[^,\[])+", nodelist)
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first_item[0] if first_item else nodelist)
 
 
 def exit_with_launcher() -> None:
@@ -35,7 +181,7 @@ def exit_with_launcher() -> None:
     handle_signals(signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
-    if os.environ.get(PARENT_PID, str(os.getppid())) != str(os.getppid()):
+    if os.environ.get(_PARENT_PID, str(os.getppid())) != str(os.getppid()):
         raise SystemExit(1)  # the launcher was killed before prctl was called
 
 
@@ -55,22 +201,25 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
     """
     import torch
 
-    from utils.processes.ranks import open_loopback_store
-
     received: list[int] = []
     processes: list[subprocess.Popen[bytes]] = []
     store = open_loopback_store("127.0.0.1")
     folder = TemporaryFolder("launch")
-    os.environ[_REPORT] = os.path.join(folder.name, "reported")
-    variables = os.environ | {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes))),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),  # as torchrun
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_processes)),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
-        PARENT_PID: str(os.getpid()),
-    }
+    os.environ[ERROR_LINE] = os.path.join(folder.name, "reported")
+    threads = max(1, torch.get_num_threads() // num_processes)
+    defaults = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun
+    variables = (
+        defaults
+        | os.environ
+        | {
+            "WORLD_SIZE": str(num_processes),
+            "LOCAL_WORLD_SIZE": str(num_processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
+            _PARENT_PID: str(os.getpid()),
+        }
+    )
     key = secrets.token_bytes(32)
     handle_signals(lambda number, frame: received.append(number))
     try:
@@ -80,7 +229,7 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
                 pipe, end = os.pipe()  # an environment stays in /proc, and child processes inherit it
                 os.write(end, key)
                 os.close(end)
-                of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, KEY_PIPE: str(pipe)}
+                of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, _KEY_PIPE: str(pipe)}
                 processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe]))
                 os.close(pipe)
             except OSError as error:
@@ -92,12 +241,27 @@ def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
         folder.cleanup()
 
 
+def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) -> "dist.TCPStore":
+    """A key-value store that only processes of this host reach; torch's own socket listens on all interfaces.
+
+    address: of `LOOPBACK`. port: 0 for a free one.
+    """
+    import torch.distributed as dist
+
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, port))
+        port, timeout = server.getsockname()[1], timedelta(seconds=limit_seconds)
+        descriptor = server.detach()
+        return dist.TCPStore(address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
+
+
 def receive_key() -> bytes:
     """The key of the ranks that `launch_processes` has started, for the first call; empty without it.
 
     Call it after the server of workers is forked, which would have the key in its memory.
     """
-    if not (pipe := os.environ.pop(KEY_PIPE, "")):
+    if not (pipe := os.environ.pop(_KEY_PIPE, "")):
         return b""
     with open(int(pipe), "rb") as opened:
         return opened.read()
@@ -120,8 +284,15 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
                 _send(processes, signal.SIGTERM)
             deadline = time.monotonic() + (SHUTDOWN_SECONDS if interrupted else _TERMINATION_SECONDS)
         time.sleep(_POLL_SECONDS)
-    interrupted = interrupted and (len(ended) < len(processes) or any(ended.values()))
-    return 128 + received[0] if interrupted else _failure_status(ended)
+    if interrupted and (len(ended) < len(processes) or any(ended.values())):
+        return 128 + received[0]
+    failed = [(rank, status) for rank, status in ended.items() if status]
+    rank, status = min(failed, key=lambda one: one[1] == -signal.SIGTERM, default=(0, 0))  # sent by this process
+    if status >= 0:
+        return status
+    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
+    print_error(f"the process of rank {rank} was terminated by {signal_name(-status)}{hint}")
+    return 128 - status
 
 
 def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_seconds: float) -> None:
@@ -142,48 +313,12 @@ def _send(processes: list[subprocess.Popen[bytes]], number: int) -> None:
             os.killpg(process.pid, number)
 
 
-def claim_error_line() -> bool:
-    """Returns whether this process is to print why the run ends: the first one that asks under `launch_processes`."""
-    try:
-        os.close(os.open(os.environ.get(_REPORT, ""), os.O_CREAT | os.O_EXCL))
-    except OSError as error:  # without a launcher, or if the system has deleted old temporary folders, it prints
-        return not isinstance(error, FileExistsError)
-    return True
-
-
-def _failure_status(ended: dict[int, int]) -> int:
-    """The exit status of the process that failed first; the launcher terminates the others with SIGTERM. 0: none has.
-
-    ended: the statuses by rank, in the order of their ends.
-    """
-    failed = sorted((rank for rank in ended if ended[rank]), key=lambda rank: ended[rank] == -signal.SIGTERM)
-    status = ended[failed[0]] if failed else 0
-    if status >= 0:
-        return status
-    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
-    name = SIGNAL_NAMES.get(-status, f"signal {-status}")
-    if claim_error_line():
-        print(f"error: the process of rank {failed[0]} was terminated by {name}{hint}", file=sys.stderr, flush=True)
-    return 128 - status
-
-
-def read_stat(pid: int | str) -> tuple[str, str, str]:
-    """State, parent and start time (in clock ticks since the host started); empty texts if there is no such process."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-        return fields[0], fields[1], fields[19]
-    return "", "", ""
-
-
 @contextmanager
 def inherited_import_path(**variables: str) -> Iterator[None]:
     """Gives Python processes that start in the block the import path of this one.
 
-    They are started with `python -c`, which imports from the working folder first: its files are data, and may have the
-    names of modules. Python 3.11 to 3.13 do not give the path to the fork server, which ignores that a module is
-    missing.
-
-    variables: other environment variables for the processes.
+    They are started with `python -c`, which imports from the working folder first: its files may have the names of
+    modules. Python 3.11 to 3.13 do not give the path to the fork server. variables: more of their environment.
     """
     variables |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
     before = {name: os.environ[name] for name in variables if name in os.environ}

@@ -16,9 +16,8 @@ import multiprocessing, sys
 from multiprocessing import forkserver
 from pathlib import Path
 sys.path[0] = sys.argv[1]
-from datasets.loading.worker_server import start_worker_server
+from datasets.loading.workers import start_worker_server
 if __name__ == "__main__":
-    assert "torch" not in sys.modules
     before = dict(__import__("os").environ)
     start_worker_server()
     assert dict(__import__("os").environ) == before
@@ -45,19 +44,29 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     assert (done.stdout.split(), done.stderr) == (["started", "loaded"], "")
 
 
-# Prints whether the server is a fork of this process and what a worker has inherited; then again beside a thread.
+# Prints whether the server is a fork of this process and what a worker has inherited; then again beside a thread. Lines
+# of Python reach stderr while a library's are captured, in the rank and in the worker.
 FORKING_PROGRAM = """
 import multiprocessing, os, signal, sys, threading, warnings
 from multiprocessing import forkserver
 from pathlib import Path
 sys.path[0] = sys.argv[1]
 warnings.simplefilter("error")
-from datasets.loading.worker_server import fork_worker_server
+from datasets.decoding.partial_jpeg import captured_stderr
+from datasets.loading.workers import start_worker_server
+from utils.processes.entry import repair_standard_streams
+def write_beside_a_library(line):
+    with captured_stderr() as lines:
+        print(line, file=sys.stderr, flush=True)
+        os.write(2, b"of a library")
+    assert lines == ["of a library"], lines
 def inherited(opened):
+    repair_standard_streams()  # as `start_worker` does
+    write_beside_a_library("of a worker")
     handler = signal.getsignal(signal.SIGTERM)
     print("torch" in sys.modules, handler == signal.SIG_DFL, os.path.exists(f"/proc/self/fd/{opened}"), flush=True)
 def report():
-    fork_worker_server()
+    start_worker_server(may_fork=True)
     server = forkserver._forkserver._forkserver_pid
     files = [Path(f"/proc/{process}/cmdline").read_text() for process in (server, "self")]
     worker = multiprocessing.get_context("forkserver").Process(target=inherited, args=(opened.fileno(),))
@@ -66,6 +75,8 @@ def report():
     print("forked" if files[0] == files[1] else "anew", worker.exitcode, flush=True)
 if __name__ == "__main__":
     import torch
+    repair_standard_streams()
+    write_beside_a_library("of the rank")
     calls = []
     torch._C._cuda_getDeviceCount = lambda: calls.append(1) or 0  # initializes CUDA: a fork could not use it
     from engine.commands.run import run
@@ -88,7 +99,8 @@ def test_the_server_is_forked_from_a_process_without_threads(tmp_path):
     command = [sys.executable, str(program), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     lines = ["once True True False", "forked 0", "True True False", "anew 0"]
-    assert (done.stdout.splitlines(), done.stderr) == (lines, "")
+    assert done.stdout.splitlines() == lines
+    assert done.stderr.splitlines() == ["of the rank", "of a worker", "of a worker"]
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
 from datasets.loading.sampler import EvalSampler
-from datasets.loading.worker_server import start_worker_server
-from datasets.loading.workers import default_num_workers
+from datasets.loading.workers import default_num_workers, start_worker_server
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
 from utils import threads
