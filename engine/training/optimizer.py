@@ -45,7 +45,13 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
     name = _timm_name(chosen)
     if options.layer_decay is not None and not hasattr(model, "group_matcher"):
         raise UserError("TRAIN.LAYER_DECAY: this model does not define its layers (no group_matcher); set it to null")
-    _register(chosen)
+    if chosen.name in OPTIMIZERS:  # of a plugin: timm's table has no public function to add it (timm 1.0)
+        own = OPTIMIZERS[chosen.name][0]
+        if name not in timm.optim.list_optimizers() and "_" not in name:
+            has: Any = {f"has_{k}": k in inspect.signature(own).parameters for k in ("eps", "momentum", "betas")}
+            default_registry.register(timm.optim.OptimInfo(name, own, **has))
+        elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not own:
+            raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
     known = [str(one) for one in timm.optim.list_optimizers()]
     if name not in known:
         hint = did_you_mean(name, known)
@@ -56,7 +62,10 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         arguments["fused"] = True
     try:
         arguments |= _given_arguments(name, chosen)
-        _try_step(arguments, next(model.parameters()).device)
+        weight = nn.Parameter(torch.ones(2, 2, device=next(model.parameters()).device))
+        weight.grad = torch.ones_like(weight)
+        with run_eagerly():  # such an optimizer may need a closure, or other values in KWARGS
+            timm.optim.create_optimizer_v2([weight], **arguments).step()
         optimizer = timm.optim.create_optimizer_v2(model, layer_decay=options.layer_decay, **arguments)
     except UserError:
         raise
@@ -67,20 +76,17 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         fix = "; use a MOMENTUM above 0, or KWARGS={nesterov: false}" if reason.startswith("Nesterov") else ""
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
     zero_momentum(optimizer, chosen)
-    if options.head_lr_scale != 1:
-        _scale_head(optimizer, model, options.head_lr_scale)
+    if (
+        options.head_lr_scale != 1
+    ):  # the head gets groups of its own, whose `lr_scale` also has the factor of LAYER_DECAY
+        heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
+        groups = []
+        for group in optimizer.param_groups:
+            for in_head, scale in ((False, 1.0), (True, options.head_lr_scale)):
+                if part := [parameter for parameter in group["params"] if (parameter in heads) == in_head]:
+                    groups.append(group | {"params": part, "lr_scale": group.get("lr_scale", 1.0) * scale})
+        optimizer.param_groups[:] = groups
     return optimizer
-
-
-def _register(chosen: Optimizer) -> None:
-    """Adds the optimizer of a plugin to timm's table, which has no public function for it (timm 1.0)."""
-    if chosen.name in OPTIMIZERS:
-        optimizer, name = OPTIMIZERS[chosen.name][0], _timm_name(chosen)
-        if name not in timm.optim.list_optimizers() and "_" not in name:
-            has: Any = {f"has_{k}": k in inspect.signature(optimizer).parameters for k in ("eps", "momentum", "betas")}
-            default_registry.register(timm.optim.OptimInfo(name, optimizer, **has))
-        elif "_" in name or timm.optim.get_optimizer_class(name, bind_defaults=False) is not optimizer:
-            raise UserError(f"TRAIN.OPTIMIZER.NAME {name}: is timm's, or has _, which timm does not read; rename it")
 
 
 def _timm_name(chosen: Optimizer) -> str:
@@ -102,14 +108,6 @@ def _given_arguments(name: str, chosen: Optimizer) -> dict[str, Any]:
     if "deterministic" in parameters:  # Kron draws random numbers: equal ones on all ranks and in a resumed run
         own["deterministic"] = True
     return {key: value for key, value in own.items() if value is not None} | given
-
-
-def _try_step(arguments: dict[str, Any], device: torch.device) -> None:
-    """Steps such an optimizer of one weight: it may need a closure, or other values in KWARGS."""
-    weight = nn.Parameter(torch.ones(2, 2, device=device))
-    weight.grad = torch.ones_like(weight)
-    with run_eagerly():
-        timm.optim.create_optimizer_v2([weight], **arguments).step()
 
 
 def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> str:
@@ -151,18 +149,6 @@ def zero_momentum(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> None:
     for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) and chosen.momentum else ():
         for parameter in group["params"]:
             optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-
-
-def _scale_head(optimizer: torch.optim.Optimizer, model: nn.Module, scale: float) -> None:
-    """Gives the parameters of the head groups of their own, whose `lr_scale` also has the factor of LAYER_DECAY."""
-    heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
-    groups = []
-    for group in optimizer.param_groups:
-        for in_head in (False, True):
-            if part := [parameter for parameter in group["params"] if (parameter in heads) == in_head]:
-                factor = group.get("lr_scale", 1.0) * (scale if in_head else 1.0)
-                groups.append(group | {"params": part, "lr_scale": factor})
-    optimizer.param_groups[:] = groups
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -253,6 +239,10 @@ def lr_warning(options: Train, images_per_step: int) -> str | None:
 
 def schedule_warnings(options: Train) -> list[str]:
     """A line for a warm-up longer than half of the run, and for a rate that rises after the warm-up."""
-    long = f"TRAIN.WARMUP_EPOCHS {options.warmup_epochs:g} exceeds half of NUM_EPOCHS {options.num_epochs}; lower it"
-    rising = f"TRAIN.END_LR {options.end_lr:g} exceeds BASE_LR {options.base_lr:g}, so the rate rises; lower it"
-    return [long] * (options.warmup_epochs > options.num_epochs / 2) + [rising] * (options.end_lr > options.base_lr)
+    warnings, warmup, epochs = [], options.warmup_epochs, options.num_epochs
+    if warmup > epochs / 2:
+        warnings.append(f"TRAIN.WARMUP_EPOCHS {warmup:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
+    if options.end_lr > options.base_lr:
+        rises = f"exceeds BASE_LR {options.base_lr:g}, so the rate rises"
+        warnings.append(f"TRAIN.END_LR {options.end_lr:g} {rises}; lower it")
+    return warnings

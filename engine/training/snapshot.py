@@ -9,22 +9,18 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from torch import nn
-
 from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, find_best
 from engine.checkpoint.weights_record import ENTRY
-from engine.parallel.strategy import Strategy
 from engine.progress import EpochProgress, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.weights.shards import AVERAGE, read_model_state, read_optimizer_state
-from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
@@ -78,7 +74,8 @@ class RunPosition:
     """The position of a run, and its results so far.
 
     Attributes:
-        best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`).
+        best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`); None if there is none, or
+            if no checkpoint has its weights.
         best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
         best_path: the checkpoint of a resumed run with the weights of `best`.
     """
@@ -161,11 +158,15 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
     if (folder := found.run_folder) and folder.absolute().parent != Path(state.config.save).absolute():
         unused["SAVE"] = f"the run stays in {folder}"
-    for key, reason in ((key, reason) for key, reason in unused.items() if changed.pop(key, (None, None))[1]):
-        logger.info(f"----- Resume: {key} has no effect: {reason}")
+    for key, reason in unused.items():
+        if changed.pop(key, (None, None))[1]:
+            logger.info(f"----- Resume: {key} has no effect: {reason}")
     if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items()]:
         logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
-    return RunPosition(progress, clock, *_restore_best(found, state.context))
+    best = checkpoint["best"]
+    path = find_best(found, state.context) if best else None
+    is_here = bool(best) and path is None and found.place.is_best
+    return RunPosition(progress, clock, best if path or is_here else None, is_here, path)
 
 
 _FIXED = (  # for the whole run: its state has other entries with another value
@@ -196,36 +197,19 @@ def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:
-    strategy = state.strategy
+    strategy, weights, groups = state.strategy, state.precision.weights, state.optimizer.param_groups
     try:
-        _load_weights(strategy, state.precision.weights.saved, checkpoint["model"])
-        state.precision.weights.sync_after_load()
-        if state.average:
-            _load_weights(strategy, state.average.module, checkpoint[AVERAGE])
-        strategy.load_optimizer_state(
-            state.optimizer, read_optimizer_state(checkpoint["optimizer"], state.optimizer.param_groups)
-        )
+        strategy.load_model_state(weights.saved, read_model_state(checkpoint["model"], weights.saved.state_dict()))
+        weights.sync_after_load()
+        if average := state.average and state.average.module:
+            strategy.load_model_state(average, read_model_state(checkpoint[AVERAGE], average.state_dict()))
+        strategy.load_optimizer_state(state.optimizer, read_optimizer_state(checkpoint["optimizer"], groups))
         state.precision.load_state_dict(checkpoint["precision"], changed)
         zero_momentum(state.optimizer, state.config.train.optimizer)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         if "parameter group" in str(error) and (keys := [key for key in _GROUPING if key in changed]):
+            problem = "divides the parameters into other groups than the run"
             fix = "set it as before, or start a new run with -pretrained"
-            raise UserError(
-                f"{', '.join(keys)}: divides the parameters into other groups than the run; {fix}"
-            ) from None
+            raise UserError(f"{', '.join(keys)}: {problem}; {fix}") from None
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
         raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None
-
-
-def _load_weights(strategy: Strategy, model: nn.Module, entry: dict[str, Any]) -> None:
-    strategy.load_model_state(model, read_model_state(entry, model.state_dict()))
-
-
-def _restore_best(found: FoundCheckpoint, context: ProcessContext) -> tuple[dict[str, Any] | None, bool, Path | None]:
-    """The best result, unless no checkpoint has its weights; whether it must be saved again; and its checkpoint."""
-    best = found.state["best"]
-    if best is None:
-        return None, False, None
-    if path := find_best(found, context):
-        return best, False, path
-    return (best, True, None) if found.place.is_best else (None, False, None)

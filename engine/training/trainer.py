@@ -26,7 +26,7 @@ from engine.training.run_files import Evaluated, PeftFolder, RunReport, TrainBat
 from engine.training.session import Record, Session
 from engine.training.small_images import BaselineThread
 from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
-from engine.training.step import NonFiniteGradients, TrainState, train_steps
+from engine.training.step import NonFiniteGradients, train_steps
 from utils.distributed import broadcast_object
 from utils.errors import UserError
 from utils.files import read_json
@@ -49,7 +49,9 @@ class Trainer:
         self.config, self.context, self.position = self.plan.config, self.state.context, session.position
         config, context, status = self.config, self.context, record.status
         self.split_entry = split_to_entry(self.plan.split)
-        self.slow_ranks = SlowRanks(_forward_is_local(self.state), context, status)
+        # Sharded models gather weights in the forward pass, and DDP sends buffers: they wait for other ranks.
+        is_local = not self.state.strategy.is_sharded and not any(True for _ in self.state.wrapped.buffers())
+        self.slow_ranks = SlowRanks(is_local, context, status)
         self.exchange = RankExchange(context, config.timeout_seconds)
         self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
@@ -76,10 +78,26 @@ class Trainer:
 
     def train(self) -> None:
         """Trains to the last epoch, to `TRAIN.MAX_STEPS`, or until a signal arrives."""
-        batches = iter(()) if self.has_ended() else self._batches()  # the workers start
+        session, progress, train = self.session, self.progress, self.config.train
+        batches: Iterator[Batch] = iter(())
+        if not self.has_ended():  # the workers start
+            batches = session.batches.iterate(
+                progress.epoch, progress.done_batches, train.num_epochs, session.bad_images, session.val_batches
+            )
         with self.started():
-            while not self.has_ended() and self._train_epoch(batches):
-                pass
+            while not self.has_ended():
+                progress = self.progress
+                stop_step = min(progress.steps, (train.max_steps or sys.maxsize) - progress.epoch * progress.steps)
+                self.start_epoch()
+                try:
+                    train_steps(self.state, batches, progress, stop_step, self.after_step)
+                except NonFiniteGradients as error:
+                    self._abort(error)
+                if progress.done_steps < progress.steps:
+                    self._save()
+                    break
+                if not self.end_epoch():
+                    break
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -98,14 +116,6 @@ class Trainer:
                     self.wait_until_saved()
                 raise
             self.wait_until_saved()
-
-    def _batches(self) -> Iterator[Batch]:
-        """The batches from the current position to the end of the last epoch."""
-        done = self.progress.done_batches
-        session = self.session
-        return session.batches.iterate(
-            self.progress.epoch, done, self.config.train.num_epochs, session.bad_images, session.val_batches
-        )
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
@@ -129,20 +139,6 @@ class Trainer:
             return False
         return self._is_due(epochs_done, self.config.validate_freq) and epochs_done - best["epoch"] >= train.patience
 
-    def _train_epoch(self, batches: Iterator[Batch]) -> bool:
-        """Trains, evaluates, reports and saves one epoch; returns whether the run continues."""
-        progress, max_steps = self.progress, self.config.train.max_steps or sys.maxsize
-        stop_step = min(progress.steps, max_steps - progress.epoch * progress.steps)
-        self.start_epoch()
-        try:
-            train_steps(self.state, batches, progress, stop_step, self.after_step)
-        except NonFiniteGradients as error:
-            self._abort(error)
-        if progress.done_steps < progress.steps:
-            self._save()
-            return False
-        return self.end_epoch()
-
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one."""
         self.record.reporter.start_epoch(self.progress)
@@ -155,7 +151,11 @@ class Trainer:
         raw: Metrics | None = None
         is_best = False
         if self._is_due(epochs_done, config.validate_freq):
-            self._save_before_evaluation()
+            # An evaluation that fails, for example at a bad image, then costs no epoch.
+            seconds = time.monotonic() - self._save_started
+            is_worth_it = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
+            if broadcast_object(is_worth_it, self.context):
+                self._save()
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             for observer in self.observers:
                 observer.after_evaluation()
@@ -182,6 +182,10 @@ class Trainer:
         if self.writer:
             self.writer.check()
         self._save_if_due(progress.step, self.state.timer.take())
+
+    def after_eval_batch(self) -> None:
+        """A run resumed from a checkpoint that is saved here repeats the evaluation."""
+        self._save_if_due()
 
     def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
         """Exchanges the request to save and, after a step, its `seconds` with the other ranks."""
@@ -225,20 +229,6 @@ class Trainer:
         log_validation(self.record.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         return metrics, results
 
-    def _save_before_evaluation(self) -> None:
-        """Saves, so that an evaluation that fails, for example at a bad image, costs no epoch.
-
-        It does not if the steps since the last save took less than 20 times as long as its write.
-        """
-        seconds = time.monotonic() - self._save_started
-        is_due = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
-        if broadcast_object(is_due, self.context):
-            self._save()
-
-    def after_eval_batch(self) -> None:
-        """A run resumed from a checkpoint that is saved here repeats the evaluation."""
-        self._save_if_due()
-
     def _abort(self, error: NonFiniteGradients) -> None:
         self.record.reporter.stop(self.progress)
         self.state.precision.scaler.restart()
@@ -272,8 +262,3 @@ class Trainer:
             observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         self.record.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
-
-
-def _forward_is_local(state: TrainState) -> bool:
-    """Returns whether the forward pass waits for no other rank: sharded models gather weights, DDP sends buffers."""
-    return not state.strategy.is_sharded and not any(True for _ in state.wrapped.buffers())
