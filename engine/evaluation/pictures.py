@@ -91,17 +91,30 @@ def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluat
     if grid is None or not modules:
         return "attention maps need a ViT: this model has no attention over one grid of patches"
     num_prefix = getattr(model, "num_prefix_tokens", 1)
-    rollout = _Rollout(len(images), num_prefix + grid[0] * grid[1], images.device)
-    handles = [module.register_forward_hook(rollout.add_layer) for module in modules]
+    identity = torch.eye(num_prefix + grid[0] * grid[1], device=images.device)
+    product, fits = identity.expand(len(images), -1, -1), True
+
+    def add_layer(module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
+        """The output of timm's modules `attn_drop` are maps (B, H, T, T) if the layer attends over all tokens.
+
+        timm's AttentionExtract would keep the maps of all layers.
+        """
+        nonlocal product, fits
+        fits = fits and maps.ndim == 4 and (maps.shape[0], *maps.shape[2:]) == (len(product), *identity.shape)
+        if fits:
+            with torch.autocast(maps.device.type, enabled=False):
+                product = (maps.float().mean(1) + identity) / 2 @ product
+
+    handles = [module.register_forward_hook(add_layer) for module in modules]
     try:
         with explicit_attention(model), evaluator.precision.autocast(), run_eagerly():
             model(images)
     finally:
         for handle in handles:
             handle.remove()
-    if not rollout.fits:
+    if not fits:
         return "attention maps need a ViT: the layers of this model attend over different sets of patches"
-    output = rollout.product[:, 0] if reads_class_token(model) else rollout.product[:, num_prefix:].mean(1)
+    output = product[:, 0] if reads_class_token(model) else product[:, num_prefix:].mean(1)
     return to_unit_range(output[:, num_prefix:].unflatten(1, grid))
 
 
@@ -114,26 +127,6 @@ def to_unit_range(maps: torch.Tensor) -> torch.Tensor:
 def reads_class_token(model: nn.Module) -> bool:
     """Tells whether the output of a ViT is its class token, not the mean of the patches."""
     return getattr(model, "num_prefix_tokens", 1) > 0 and getattr(model, "global_pool", "token") == "token"
-
-
-class _Rollout:
-    """The product over the layers, from forward hooks of timm's modules `attn_drop`, whose output are the maps.
-
-    timm's AttentionExtract would keep the maps (B, H, T, T) of all layers.
-    """
-
-    def __init__(self, batch_size: int, num_tokens: int, device: torch.device) -> None:
-        self.identity = torch.eye(num_tokens, device=device)
-        self.product = self.identity.expand(batch_size, -1, -1)
-        self.fits = True
-
-    def add_layer(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
-        """maps: (B, H, T, T) if the layer attends over all tokens."""
-        self.fits = self.fits and maps.ndim == 4 and maps.shape[0] == len(self.product)
-        self.fits = self.fits and maps.shape[-2:] == self.identity.shape
-        if self.fits:
-            with torch.autocast(maps.device.type, enabled=False):
-                self.product = (maps.float().mean(1) + self.identity) / 2 @ self.product
 
 
 def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:

@@ -40,21 +40,14 @@ def average_precisions(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
     ranked = np.nan_to_num(scores, nan=float(np.finfo(np.float32).min))
     precisions = np.full(targets.shape[1], np.nan)
     for label in np.flatnonzero(targets.any(axis=0)):
-        precisions[label] = 100 * _average_precision(targets[:, label], ranked[:, label])
+        order = np.argsort(-ranked[:, label], kind="stable")
+        values = ranked[order, label]
+        # A threshold is a score that occurs: samples with equal scores are selected together.
+        selected = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values))
+        hits = np.cumsum(targets[order, label], dtype=np.int64)[selected - 1]
+        increases = np.diff(hits / hits[-1], prepend=0)  # of recall
+        precisions[label] = 100 * np.sum((hits / selected * increases)[::-1])  # the lowest score first, as scikit-learn
     return precisions
-
-
-def _average_precision(targets: np.ndarray, scores: np.ndarray) -> float:
-    """The sum over the thresholds of precision x increase of recall. targets: 0 or 1 (N,), scores (N,).
-
-    A threshold is a score that occurs: samples with equal scores are selected together.
-    """
-    order = np.argsort(-scores, kind="stable")
-    targets, scores = targets[order], scores[order]
-    selected = np.append(np.flatnonzero(scores[1:] != scores[:-1]) + 1, len(scores))
-    hits = np.cumsum(targets, dtype=np.int64)[selected - 1]
-    increases = np.diff(hits / hits[-1], prepend=0)
-    return float(np.sum((hits / selected * increases)[::-1]))  # from the lowest score on, as scikit-learn adds
 
 
 @dataclass(frozen=True)

@@ -150,17 +150,15 @@ def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext,
 
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:
-    transform = Normalize(config.data).to(context.device)
-    flips, metric, keeps_logits = config.eval.tta == "flip", config.eval.best_metric, config.eval.save_logits
     return Evaluator(
-        transform=transform,
+        transform=Normalize(config.data).to(context.device),
         precision=precision,
         strategy=strategy,
         context=context,
-        flips=flips,
+        flips=config.eval.tta == "flip",
         multi_label=config.data.multi_label,
-        best_metric=metric,
-        keeps_logits=keeps_logits,
+        best_metric=config.eval.best_metric,
+        keeps_logits=config.eval.save_logits,
     )
 
 
@@ -169,9 +167,7 @@ def build_eval_files(
 ) -> EvaluationFiles:
     """The files of the evaluations of `samples`, in `name` in the folder of a run."""
     names = names_of_labels(samples, config.model.num_logits)
-    return EvaluationFiles(
-        folder=folder / name, samples=samples, data=config.data, class_names=names, evaluator=evaluator
-    )
+    return EvaluationFiles(folder / name, samples, config.data, names, evaluator)
 
 
 def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:

@@ -37,7 +37,11 @@ class LossScaler(torch.amp.GradScaler):
         super().__init__(device.type, self.initial_scale, *rules)
         self.dynamic = scales and options.use_dynamic_loss_scaling
         self.backoff_after, self.min_scale = options.decr_every_n_nan_or_inf, options.min_loss_scaling
-        self.max_skipped, self.total_norm = _max_skipped_steps(options), total_norm
+        self.total_norm = total_norm
+        self.max_skipped = options.max_skipped_steps or None  # consecutive skipped steps; None: no limit
+        if options.max_skipped_steps is None:  # the steps in which the scale falls to its minimum, plus 2
+            shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)
+            self.max_skipped = math.ceil(shrinks - 1e-9) * options.decr_every_n_nan_or_inf + 2
         self.scale(torch.zeros((), device=device))  # creates the tensors of the base class
         self._counts = torch.zeros(2, device=device)  # skipped steps: in total, and consecutive
         self.last_skipped = torch.zeros((), dtype=torch.bool, device=device)  # whether the last step was skipped
@@ -95,10 +99,8 @@ class LossScaler(torch.amp.GradScaler):
         total_and_consecutive, consecutive = self._counts, self._counts[1]
         total_and_consecutive.add_(self._overflow)
         consecutive.mul_(self._overflow)
-        if self.dynamic:
-            self._update_scale(consecutive)
-
-    def _update_scale(self, consecutive: torch.Tensor) -> None:
+        if not self.dynamic:
+            return
         scale, tracker, overflow = torch_compat.loss_scale(self), torch_compat.growth_tracker(self), self._overflow
         shrinks = overflow
         if self.backoff_after > 1:
@@ -146,12 +148,3 @@ class LossScaler(torch.amp.GradScaler):
         super().load_state_dict(super().state_dict() | saved)
         torch_compat.loss_scale(self).clamp_(min=self.min_scale)
         self._counts.copy_(torch.tensor(state["counts"]))
-
-
-def _max_skipped_steps(options: Amp) -> int | None:
-    """The limit of consecutive skipped steps; None: no limit. Default: the steps in which the loss scale falls to its
-    minimum, plus 2."""
-    if options.max_skipped_steps is not None:
-        return options.max_skipped_steps or None
-    shrinks = math.log(options.min_loss_scaling / options.init_loss_scaling, options.decr_ratio)
-    return math.ceil(shrinks - 1e-9) * options.decr_every_n_nan_or_inf + 2
