@@ -56,9 +56,9 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
     Raises:
         UserError: the global batch is not a multiple of the batch size over all ranks.
     """
-    if options.model.tuned == "probe":
+    if options.model.tune.kind == "probe":
         return BatchPlan(1, _WHOLE_EPOCH, ranks)
-    total, batch_size = options.data.global_batch_size, options.data.batch_size or 1
+    total, batch_size = options.data.global_batch_size, options.data.micro_batch
     if total is None:
         return BatchPlan(batch_size, options.train.accum_iter, ranks)
     steps, rest = divmod(total, batch_size * ranks)

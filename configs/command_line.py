@@ -23,6 +23,7 @@ from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_laye
 from configs.parts import Plugin, check_plugins, open_plugin, running_plugins
 from configs.resolve import complete
 from configs.schema import Config
+from configs.schema.data import AUTO
 from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import write_yaml
 from utils.errors import UserError
@@ -70,7 +71,7 @@ class Command:
         """The command that runs without -dry_run."""
         if self.profile or self.prediction:
             return "profile" if self.profile else "predict"
-        trains = "probe" if self.config.model.tuned == "probe" else "train"
+        trains = "probe" if self.config.model.tune.kind == "probe" else "train"
         return "eval" if self.config.eval.enabled else trains
 
     @property
@@ -88,7 +89,7 @@ class Command:
         """Returns whether this run probably starts loading workers, or measures its batch size in a process."""
         data = self.config.data
         loads_in_workers = not properties_of(data.dataset).in_memory and data.num_workers != 0
-        return self.name not in ("dry_run", "predict") and (loads_in_workers or not data.batch_size)  # 0: auto
+        return self.name not in ("dry_run", "predict") and (loads_in_workers or data.batch_size == AUTO)
 
     def require_selection(self, is_main: bool = True) -> None:
         """Prints the usage and first commands, and exits, if neither a YAML file nor data nor a model is named."""
@@ -166,7 +167,7 @@ def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[str]:
 
 def _check_profile(dry_run: bool, config: Config) -> None:
     others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
-    others["MODEL.TUNE probe"] = config.model.tuned == "probe"
+    others["MODEL.TUNE probe"] = config.model.tune.kind == "probe"
     if given := [flag for flag, is_given in others.items() if is_given]:
         raise UserError(f"-profile starts a new short run and cannot be combined with {given[0]}; remove one of them")
 

@@ -8,7 +8,7 @@ from configs.load import expand_switches, flatten, stored_options
 from configs.schema import Config
 from configs.schema.config import model_type
 from configs.schema.families.registry import MODEL_SECTIONS
-from configs.schema.model import without_fixed_keys
+from configs.schema.model import present_keys
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
 from utils.tables import wrap_parts
@@ -21,7 +21,7 @@ _OF_EXPERIMENT = (
 # They change how the model is trained or computed, but not its weights.
 _SAME_WEIGHTS = (
     "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
-    "MODEL.TUNE", "MODEL.FREEZE_BACKBONE",
+    "MODEL.TUNE",
 )  # fmt: skip
 _OF_ARCHITECTURE = ("MODEL.TYPE", "MODEL.EMBED_DIM", "MODEL.DEPTH")
 # They end a training, or change with the number of devices.
@@ -115,7 +115,7 @@ def _values(config: Config) -> dict[str, Any]:
 def with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by dotted key, with the defaults of the keys that its version did not write."""
     family = model_type(values)
-    model = without_fixed_keys(values.get("MODEL", {}), family)  # which runs of earlier versions wrote
+    model = present_keys(values.get("MODEL", {}), family)
     return _defaults(family) | dict(flatten(expand_switches(values | {"MODEL": model})))
 
 

@@ -1,6 +1,6 @@
-"""The data sets, by DATA.DATASET, and their properties; all other code asks for a property, not for a name."""
+"""The properties of the data sets, by DATA.DATASET; code asks for a property, not for a name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 IMAGENET_CLASSES = 1000
@@ -10,8 +10,6 @@ IMAGENET_CLASSES = 1000
 class DataSet:
     """A data set.
 
-    source: 'module:class', a subclass of `datasets.sources.source.Source`.
-    packages: imported by its module, or when it is read.
     has_columns: DATA.COLUMNS names its columns.
     may_be_folder: without its files, class folders in DATA_PATH are read as the data set `folder`.
     may_be_table: a table or parquet files in DATA_PATH are read as such.
@@ -23,8 +21,6 @@ class DataSet:
     synsets: timm's list of the classes of ImageNet that it has: a set for evaluations, which mask the other classes.
     """
 
-    source: str
-    packages: tuple[str, ...] = ()
     has_columns: bool = False
     may_be_folder: bool = False
     may_be_table: bool = False
@@ -38,58 +34,28 @@ class DataSet:
     synsets: str | None = None
 
 
-def _imagenet(source: str = "ImageNetFolders", synsets: str = "imagenet") -> DataSet:
-    return DataSet(f"datasets.sources.files.imagenet_sets:{source}", num_classes=IMAGENET_CLASSES, synsets=synsets)
-
-
+_IMAGENET = DataSet(num_classes=IMAGENET_CLASSES, synsets="imagenet")
 DATA_SETS: dict[str, DataSet] = {
-    "imagenet2012": DataSet(
-        "datasets.sources.files.lists:Lists",
-        may_be_folder=True,
-        may_be_table=True,
-        has_test=True,
-        num_classes=IMAGENET_CLASSES,
-    ),
-    "folder": DataSet(
-        "datasets.sources.files.split_folders:ClassFolders", may_be_table=True, may_lack_splits=True, has_test=True
-    ),
+    "imagenet2012": DataSet(may_be_folder=True, may_be_table=True, has_test=True, num_classes=IMAGENET_CLASSES),
+    "folder": DataSet(may_be_table=True, may_lack_splits=True, has_test=True),
     "csv": DataSet(
-        "datasets.sources.files.lists:Tables",
-        has_columns=True,
-        may_be_table=True,
-        may_lack_splits=True,
-        has_test=True,
-        multi_label=True,
-        groups_by="column",
+        has_columns=True, may_be_table=True, may_lack_splits=True, has_test=True, multi_label=True, groups_by="column"
     ),
-    "parquet": DataSet(
-        "datasets.sources.parquet:Parquet",
-        ("pyarrow",),
-        has_columns=True,
-        may_lack_splits=True,
-        has_test=True,
-        groups_by="field",
-    ),
-    "caltech101": DataSet("datasets.sources.files.class_folders:Caltech101"),
-    "caltech256": DataSet("datasets.sources.files.class_folders:Caltech256"),
-    "cifar10": DataSet("datasets.sources.in_memory:Cifar10", in_memory=True),
-    "cifar100": DataSet("datasets.sources.in_memory:Cifar100", in_memory=True),
-    "tar": DataSet(
-        "datasets.shards.data_set:TarShards",
-        ("obstore", "braceexpand"),
-        may_lack_splits=True,
-        has_test=True,
-        groups_by="field",
-    ),
-    "digits": DataSet("datasets.sources.in_memory:Digits", ("sklearn",), has_files=False, in_memory=True),
-    "fake": DataSet("datasets.sources.in_memory:Fake", has_files=False, in_memory=True),
-    "imagenet-a": _imagenet(synsets="imagenet_a"),
-    "imagenet-r": _imagenet(synsets="imagenet_r"),
-    "imagenet-v2": _imagenet(),
-    "imagenet-real": _imagenet("ImageNetReal"),
+    "parquet": DataSet(has_columns=True, may_lack_splits=True, has_test=True, groups_by="field"),
+    "caltech101": DataSet(),
+    "caltech256": DataSet(),
+    "cifar10": DataSet(in_memory=True),
+    "cifar100": DataSet(in_memory=True),
+    "tar": DataSet(may_lack_splits=True, has_test=True, groups_by="field"),
+    "digits": DataSet(has_files=False, in_memory=True),
+    "fake": DataSet(has_files=False, in_memory=True),
+    "imagenet-a": replace(_IMAGENET, synsets="imagenet_a"),
+    "imagenet-r": replace(_IMAGENET, synsets="imagenet_r"),
+    "imagenet-v2": _IMAGENET,
+    "imagenet-real": _IMAGENET,
 }
 
 
 def properties_of(name: str) -> DataSet:
     """Returns the properties of a data set; of an unknown one, perhaps of an old run, the defaults."""
-    return DATA_SETS.get(name, DataSet(""))
+    return DATA_SETS.get(name, DataSet())

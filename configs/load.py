@@ -15,7 +15,7 @@ from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
-from configs.weights import architecture, weight_options
+from configs.weights import OF_EVERY_MODEL, architecture, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.file_formats.checkpoint_folder import read_entries
@@ -24,7 +24,6 @@ RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: the options of its recipe, without flags and -opts
 _RECIPES = Path(__file__).parent
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
-_COMMON = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
 
 
 class OptionLayers:
@@ -266,7 +265,7 @@ def _set_model(layers: OptionLayers, name: str) -> None:
     """Replaces the architecture by the one of `model_sections`; the number of classes and the weights stay."""
     named, model = model_sections(name)["MODEL"], layers.values.get("MODEL")
     if isinstance(model, dict):
-        for key in model.keys() - _COMMON:  # of another family: they may not apply to the new one
+        for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
             del model[key]
     for key, value in named.items():
         layers.add_key(f"MODEL.{key}", value, f"-model {name}")

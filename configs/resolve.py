@@ -310,8 +310,7 @@ class Facts:
     """The facts about a run that options depend on; each has its default until it is known.
 
     ranks: number of processes. classes: of the data. named: whether the data names them; labels that are numbers may
-    leave some out. fitting_batch_size: the size that a resumed run has found, or the largest one that fits into the
-    memory.
+    leave some out. fitting_batch_size: the size that a resumed run has found.
     """
 
     ranks: int = 1
@@ -329,13 +328,13 @@ def resolve(options: Config, facts: Facts) -> Config:
     """
     for rule in FACT_RULES:
         options = rule(options, facts)
-    _check_best_metric(options)
+    check_best_metric(options)
     return options
 
 
 def batch_size_follows_memory(options: Config, facts: Facts) -> Config:
     """DATA.BATCH_SIZE auto is the largest size that fits into the memory; a resumed run keeps its size."""
-    if options.data.batch_size or facts.fitting_batch_size is None:
+    if options.data.batch_size != AUTO or facts.fitting_batch_size is None:
         return options
     return options.with_data(batch_size=facts.fitting_batch_size)
 
@@ -362,7 +361,7 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES)
 
 
-def _check_best_metric(options: Config) -> None:
+def check_best_metric(options: Config) -> None:
     """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
     metric, kind, num_classes = options.best_metric, metrics_of(options.data.multi_label), options.model.num_classes
     possible = [one.name for one in kind if num_classes is None or num_classes >= one.min_classes]

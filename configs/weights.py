@@ -14,6 +14,7 @@ from configs.schema import Config, Data, Model
 from configs.schema.data import of_channels
 from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
+from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
@@ -30,7 +31,7 @@ NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")  # keys of MODEL
-_OF_EVERY_MODEL = {field.alias for field in Model.model_fields.values()} - {"TYPE", "NAME"}
+OF_EVERY_MODEL = {*(field.alias for field in Model.model_fields.values()), FREEZE_BACKBONE} - {"TYPE", "NAME"}
 
 
 def find_weights(path: str) -> Path:
@@ -156,7 +157,7 @@ def follow(
     notes, of_data = list[str](), given.get("DATA", ())
     if evaluates and record and record.model:
         of_model, model = given.get("MODEL", ()), options.model
-        if set(of_model) <= _OF_EVERY_MODEL:
+        if set(of_model) <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
             notes.append(f"Model: {model.name}, as the checkpoint describes it")
         if model.num_classes is None:
@@ -170,7 +171,8 @@ def follow(
 
 def model_follows_weights(record: WeightsRecord, model: Model, given: Collection[str]) -> Model:
     """In an evaluation, MODEL is the section of the training, unless a key of the architecture is given."""
-    values = architecture(record.model) | {key: getattr(model, key.lower()) for key in {"PRETRAINED", "RESUME", *given}}
+    kept = {"PRETRAINED", "RESUME", *given} - {FREEZE_BACKBONE}
+    values = architecture(record.model) | {key: getattr(model, key.lower()) for key in kept}
     try:
         return MODEL_SECTIONS[values["TYPE"]].model_validate(values)
     except (KeyError, TypeError, ValidationError):

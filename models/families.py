@@ -1,11 +1,10 @@
 """The families of PaddleViT that timm has: options -> timm's constructor and arguments.
 
-The other functions are the constructors of families for which timm has none with the right arguments; `Family.timm`
-names them. Their docstrings say how the model differs from timm's of the same name.
+`CONSTRUCTORS` has the families for which no name of timm's has the right arguments. The docstrings of the functions
+say how the model differs from timm's of the same name.
 """
 
 import copy
-import importlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from timm.models.convmixer import ConvMixer
 from timm.models.metaformer import MetaFormer
 from timm.models.mlp_mixer import Affine, GatedMlp, MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock
 from timm.models.mobilevit import MobileVitBlock  # its import makes the block type "mobilevit" known
+from timm.models.volo import VOLO
 from torch import nn
 
 from configs.schema import Data
@@ -33,20 +33,14 @@ def build_family(options: Model, data: Data) -> nn.Module:
     family = FAMILIES[options.type]
     arguments = shared_arguments(options, data) | family.arguments(options, data)
     with errors_of_building(f"MODEL.TYPE: {options.type}", data):
-        model = _constructor(family.timm_for(options))(**arguments)
+        name = family.timm_for(options)
+        model = timm.create_model(name, **arguments) if name else CONSTRUCTORS[options.type](**arguments)
     for name, module in model.named_modules():
         for pattern, eps in family.norm_eps.items():
             if re.fullmatch(pattern, name):
                 module.eps = eps
     check_image_size(model, family.title, data)
     return model
-
-
-def _constructor(timm_name: str) -> Callable[..., nn.Module]:
-    module, colon, attribute = timm_name.partition(":")
-    if colon:
-        return getattr(importlib.import_module(module), attribute)
-    return lambda **arguments: timm.create_model(timm_name, **arguments)
 
 
 # timm's class with three kinds of blocks and any arguments; timm's names fix them.
@@ -201,3 +195,19 @@ def _residual(width: int, stride: int) -> ByoBlockCfg:
 def _transformer(width: int, transformer_dim: int, depth: int) -> ByoBlockCfg:
     kwargs = {"transformer_dim": transformer_dim, "transformer_depth": depth, "patch_size": 2, "num_heads": 8}
     return ByoBlockCfg(type="mobilevit", d=1, c=width, s=1, block_kwargs=kwargs)
+
+
+CONSTRUCTORS: dict[str, Callable[..., nn.Module]] = {
+    "coat": coat,
+    "coat_lite": coat,
+    "convmixer": convmixer,
+    "gatedmlp": gated_mlp,
+    "halo": halonet,
+    "mae": fine_tuned_mae,
+    "mixer": mixer,
+    "mobileone": mobileone,
+    "mobilevit": mobilevit,
+    "poolformer": poolformer,
+    "resmlp": resmlp,
+    "volo": VOLO,
+}

@@ -31,9 +31,9 @@ from utils.torch_compat import BatchNorm
 
 def tune(model: nn.Module, options: Model) -> None:
     """Freezes what MODEL.TUNE does not train, and adds its adapters. Raises UserError for a model without that part."""
-    kind, _, blocks = options.tuned.partition(":")
+    kind = options.tune.kind
     if kind == "last":
-        _train_last_blocks(model, int(blocks), options.name)
+        _train_last_blocks(model, options.tune.blocks, options.name)
     elif kind == "lora":
         add_adapters(model, options.lora, options.name)
     elif kind != "full":
@@ -41,9 +41,9 @@ def tune(model: nn.Module, options: Model) -> None:
 
 
 def random_backbone_warning(options: Model) -> str | None:
-    if options.tuned == "full" or options.pretrained:
+    if options.tune.kind == "full" or options.pretrained:
         return None
-    return f"MODEL.TUNE={options.tuned} keeps random weights: give the weights of the backbone with -pretrained"
+    return f"MODEL.TUNE={options.tune} keeps random weights: give the weights of the backbone with -pretrained"
 
 
 def _freeze_backbone(model: nn.Module) -> None:
@@ -88,12 +88,12 @@ def set_training(model: nn.Module, options: Model) -> None:
 
     With adapters all blocks are in training mode, but batch norms.
     """
-    if options.tuned not in ("full", "lora"):
+    if options.tune.kind not in ("full", "lora"):
         _set_modes(model, after=True)
         return
     model.train()
     for module in model.modules():
-        if options.tuned == "lora" and isinstance(module, BatchNorm):
+        if options.tune.kind == "lora" and isinstance(module, BatchNorm):
             module.eval()
 
 

@@ -8,10 +8,10 @@ from pydantic import BeforeValidator, model_validator
 from pydantic.fields import FieldInfo
 
 from configs.schema.compute import Amp, Parallel
-from configs.schema.data import Data
+from configs.schema.data import AUTO, Data
 from configs.schema.families.family import ViT
 from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
-from configs.schema.model import FIXED_KEYS
+from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.section import Name, Names, Path, Section, as_names, option
 from configs.schema.train import Loss, Train
 from utils.metric_table import Metric, MetricName, best_metric
@@ -78,7 +78,7 @@ class Config(Section):
     def best_metric(self) -> Metric:
         return best_metric(self.eval.best_metric, self.data.multi_label)
 
-    def with_model(self, **changes: str | int | None) -> "Config":
+    def with_model(self, **changes: Any) -> "Config":
         """A copy with other values of some MODEL keys."""
         return self.model_copy(update={"model": self.model.model_copy(update=changes)})
 
@@ -123,14 +123,14 @@ class Config(Section):
             )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
-        if self.eval.enabled and not self.data.eval_batch_size:
+        if self.eval.enabled and self.data.batch_size == AUTO and not self.data.batch_size_eval:
             raise ValueError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
         if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
             raise ValueError(
                 "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's "
                 "scripts) or soft, or remove the teacher"
             )
-        if self.eval.suspects and not self.eval.enabled and (self.model.tune != "probe" or self.data.multi_label):
+        if self.eval.suspects and not self.eval.enabled and (self.model.tune.kind != "probe" or self.data.multi_label):
             raise ValueError("EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false")
         if self.eval_raw and not self.train.model_ema:
             raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
@@ -152,8 +152,8 @@ class Config(Section):
 
 @functools.cache
 def known_keys(family: str) -> tuple[str, ...]:
-    """The keys and sections of a run whose model is of this family; also MODEL's keys with one possible value."""
-    fixed = (f"MODEL.{key}" for key in FIXED_KEYS.get(family, ()))
+    """The keys and sections of a run whose model is of this family; also keys of MODEL that are in no field."""
+    fixed = (f"MODEL.{key}" for key in (*FIXED_KEYS.get(family, ()), FREEZE_BACKBONE))
     return (*(key for key, _ in (*fields(Config), *fields(MODEL_SECTIONS[family], "MODEL."))), *fixed)
 
 

@@ -4,7 +4,7 @@ import codecs
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from configs.data_sets import properties_of
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
@@ -16,14 +16,6 @@ MAX_CROP_PCT = 2  # the border is then half of the crop
 MAX_PIXELS = 64_000_000
 
 AUTO = "auto"
-# An integer for type checkers; 0 stands for 'auto' until `find_batch_size` has replaced it.
-BatchSize = Annotated[
-    int,
-    Field(ge=1),
-    WrapValidator(lambda size, check: 0 if size == AUTO else check(size)),
-    PlainSerializer(lambda size: size or AUTO),
-]
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(.?)", re.DOTALL)
 
 
@@ -53,7 +45,7 @@ def of_channels(values: Any, channels: Any) -> Any:
 
 
 class Data(Section):
-    batch_size: BatchSize = option(
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
         256,
         "images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / devices "
         "that fits into the memory, found before the run; a resumed run keeps it",
@@ -176,8 +168,13 @@ class Data(Section):
         return self.image_size if isinstance(self.image_size, tuple) else (self.image_size, self.image_size)
 
     @property
+    def micro_batch(self) -> int:
+        """BATCH_SIZE as a number; 1 as long as it is auto."""
+        return self.batch_size if isinstance(self.batch_size, int) else 1
+
+    @property
     def eval_batch_size(self) -> int:
-        return self.batch_size_eval or self.batch_size
+        return self.batch_size_eval or self.micro_batch
 
     def _check_tables(self) -> None:
         for key, value in (self.columns or {}).items():
@@ -234,7 +231,7 @@ class Data(Section):
     def _check(self) -> "Data":
         if problem := secret_in_url(self.data_path):
             raise ValueError(f"DATA_PATH: {problem}")
-        if not self.batch_size and not self.global_batch_size:
+        if self.batch_size == AUTO and not self.global_batch_size:
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
         if self.multi_label and not properties_of(self.dataset).multi_label:
             raise ValueError(

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from configs.data_sets import IMAGENET_CLASSES
 from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple, option
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any
-# value, since the key has no effect. `Model` removes them before it checks the others: they are in no field.
+# value, since the key has no effect. They are in no field.
+FREEZE_BACKBONE = "FREEZE_BACKBONE"
 _HEADS: dict[str, Any] = {"ATTN_HEAD_SIZE": None, "QK_SCALE": None}  # EMBED_DIM / NUM_HEADS, 1 / sqrt(ATTN_HEAD_SIZE)
 _COAT = {"PATCH_SIZE": 4, "NUM_HEADS": 8}  # the position encodings have windows for 8 heads
 _MOBILEVIT = {"PATCH_SIZE": 2, "DEPTHS": [2, 4, 3], "NUM_HEADS": 8, "MLP_RATIO": 2, "QKV_BIAS": True, "QK_SCALE": None}
@@ -35,29 +38,57 @@ FIXED_KEYS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def without_fixed_keys(values: Any, family: str, section: str = "") -> Any:
-    """The section MODEL without the keys in `FIXED_KEYS` that have their value. section: in MODEL, such as "TRANS."."""
-    fixed = FIXED_KEYS.get(family, {})
-    if not isinstance(values, dict) or not fixed:
+def present_keys(values: Any, family: str) -> Any:
+    """The section MODEL as its schema has it: without the keys in `FIXED_KEYS` that have their value, TUNE head for
+    `FREEZE_BACKBONE: true` of PaddleViT's Caltech files.
+
+    Raises:
+        ValueError: FREEZE_BACKBONE with another TUNE.
+    """
+    if not isinstance(values, dict):
         return values
-    return {
-        key: without_fixed_keys(value, family, f"{section}{key}.")
-        for key, value in values.items()
-        if f"{section}{key}" not in fixed or not _is_fixed(value, fixed[f"{section}{key}"])
-    }
+    values = _without_fixed_keys(values, FIXED_KEYS.get(family, {}))
+    if (frozen := values.get(FREEZE_BACKBONE)) is True or frozen is False:
+        del values[FREEZE_BACKBONE]
+    if frozen is True:
+        if (tune := values.get("TUNE", "full")) not in ("full", "head"):
+            raise ValueError(f"FREEZE_BACKBONE is TUNE=head, not TUNE={tune}; remove one of them")
+        values["TUNE"] = "head"
+    return values
 
 
-def _is_fixed(value: Any, fixed: Any) -> bool:
-    return fixed is ... or as_tuple(value) == as_tuple(fixed) or (fixed is None and value is False)
+def _without_fixed_keys(values: dict[str, Any], fixed: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """section: in MODEL, such as "TRANS."."""
+    kept = {}
+    for key, value in values.items():
+        only = fixed.get(name := f"{section}{key}")
+        if name in fixed and (only is ... or as_tuple(value) == as_tuple(only) or (only is None and value is False)):
+            continue
+        kept[key] = _without_fixed_keys(value, fixed, f"{name}.") if isinstance(value, dict) else value
+    return kept
 
 
-def _check_tune(tune: str) -> str:
-    if not re.fullmatch(r"full|head|lora|probe|last:[1-9][0-9]{0,3}", tune):
-        raise ValueError("must be full, head, last:N with a number of blocks N, lora or probe")
-    return tune
+@dataclass(frozen=True)
+class Tune:
+    """The trained part of a model besides its head: all (full), nothing (head), the last `blocks`, adapters (lora);
+    probe: nothing, and the head is solved for.
+    """
 
+    kind: str = "full"
+    blocks: int = 0
 
-UNTUNED: Mapping[str, Any] = {"tune": "full", "freeze_backbone": False}  # of a model that is not trained
+    @classmethod
+    def parse(cls, text: Any) -> "Tune":
+        """Raises PydanticCustomError for another text than `str` of a `Tune`."""
+        if isinstance(text, Tune):
+            return text
+        match = re.fullmatch(r"(full|head|lora|probe)|last:([1-9][0-9]{0,3})", text) if isinstance(text, str) else None
+        if not match:
+            raise PydanticCustomError("tune", "must be full, head, last:N with a number of blocks N, lora or probe")
+        return cls(match[1] or "last", int(match[2] or 0))
+
+    def __str__(self) -> str:
+        return f"last:{self.blocks}" if self.kind == "last" else self.kind
 
 
 class Lora(Section):
@@ -88,7 +119,7 @@ class Model(Section):
     num_classes: int | None = option(
         None, "number of classes; null: as many as the data has, for imagenet2012 always 1000", ge=1
     )
-    tune: Annotated[str, AfterValidator(_check_tune)] = option(
+    tune: Annotated[Tune, PlainValidator(Tune.parse), PlainSerializer(str)] = option(
         "full", "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
     )
     features: Literal["pre_logits", "token", "avg", "token_avg"] = option(
@@ -97,7 +128,6 @@ class Model(Section):
         "avg: the average of the patch tokens; token_avg: both",
     )
     lora: Lora = Lora()
-    freeze_backbone: bool = option(False, "PaddleViT's key of TUNE head")
     dropout: Probability = option(0.0, "dropout rate after the position embedding and the projections")
     attention_dropout: Probability = option(0.0, "dropout rate of the attention weights")
     droppath: Probability = option(
@@ -116,11 +146,6 @@ class Model(Section):
     )
 
     @property
-    def tuned(self) -> str:
-        """The trained part: `tune`, or PaddleViT's key of it."""
-        return "head" if self.freeze_backbone else self.tune
-
-    @property
     def num_logits(self) -> int:
         """The width of the head: NUM_CLASSES, or 1000 if the model is built without data."""
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
@@ -132,14 +157,8 @@ class Model(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _remove_fixed_keys(cls, values: Any) -> Any:
-        return without_fixed_keys(values, cls.model_fields["type"].default)
-
-    @model_validator(mode="after")
-    def _check_frozen(self) -> "Model":
-        if self.freeze_backbone and self.tune not in ("full", "head"):
-            raise ValueError(f"FREEZE_BACKBONE is TUNE=head, not TUNE={self.tune}; remove one of them")
-        return self
+    def _read(cls, values: Any) -> Any:
+        return present_keys(values, cls.model_fields["type"].default)
 
     @field_validator("type", mode="before")
     @classmethod

@@ -63,7 +63,7 @@ def _find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list
     if data.global_batch_size:
         needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"
     else:
-        needed, key = data.batch_size * world_size, "-batch_size"
+        needed, key = data.micro_batch * world_size, "-batch_size"
     if num_samples >= needed:
         return []
     samples = f"{data.dataset}: {num_samples} training samples"

@@ -97,7 +97,7 @@ class Fake(Source):
     """Noise of IMAGE_SIZE in 1,000 classes: 1,280 training samples, at least 40 batches, and 256 for validation."""
 
     def read(self, split: str) -> FakeImages:
-        num_samples = max(1280, 40 * self.data.batch_size) if split == "train" else 256
+        num_samples = max(1280, 40 * self.data.micro_batch) if split == "train" else 256
         return FakeImages(num_samples, num_classes=1000, size=self.data.input_size)
 
 

@@ -105,6 +105,27 @@ class Source:
         return None
 
 
+# Of each data set of configs/data_sets.py the class, which is imported when the data set is read, and its packages.
+_SOURCES = {
+    "imagenet2012": "sources.files.lists:Lists",
+    "folder": "sources.files.split_folders:ClassFolders",
+    "csv": "sources.files.lists:Tables",
+    "parquet": "sources.parquet:Parquet",
+    "caltech101": "sources.files.class_folders:Caltech101",
+    "caltech256": "sources.files.class_folders:Caltech256",
+    "cifar10": "sources.in_memory:Cifar10",
+    "cifar100": "sources.in_memory:Cifar100",
+    "tar": "shards.data_set:TarShards",
+    "digits": "sources.in_memory:Digits",
+    "fake": "sources.in_memory:Fake",
+    "imagenet-a": "sources.files.imagenet_sets:ImageNetFolders",
+    "imagenet-r": "sources.files.imagenet_sets:ImageNetFolders",
+    "imagenet-v2": "sources.files.imagenet_sets:ImageNetFolders",
+    "imagenet-real": "sources.files.imagenet_sets:ImageNetReal",
+}
+_PACKAGES = {"parquet": ("pyarrow",), "tar": ("obstore", "braceexpand"), "digits": ("sklearn",)}
+
+
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set.
 
@@ -122,5 +143,5 @@ def source_class(dataset: str) -> type[Source]:
             hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
         known = f"{hint} (known: {', '.join(DATA_SETS)})"
         raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{known}")
-    require(f"DATA.DATASET {dataset}", *DATA_SETS[dataset].packages)
-    return cast(type[Source], resolve_name(DATA_SETS[dataset].source))
+    require(f"DATA.DATASET {dataset}", *_PACKAGES.get(dataset, ()))
+    return cast(type[Source], resolve_name(f"datasets.{_SOURCES[dataset]}"))

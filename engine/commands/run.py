@@ -7,7 +7,6 @@ from importlib import import_module
 
 from configs.command_line import Command
 from configs.schema import Config
-from configs.schema.data import AUTO
 from datasets.registry import recognize_dataset
 from engine.parallel.strategy import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
@@ -63,7 +62,7 @@ def run(command: Command, context: ProcessContext) -> int:
 def _describe_shortage(shortage: Shortage, config: Config, context: ProcessContext) -> str:
     data = config.data
     evaluates = config.eval.enabled or shortage.in_evaluation
-    flag, size = ("-batch_size_eval", data.eval_batch_size) if evaluates else ("-batch_size", data.batch_size or AUTO)
+    flag, size = ("-batch_size_eval", data.eval_batch_size) if evaluates else ("-batch_size", data.batch_size)
     setup = f"{config.model.name} at {flag} {size}, DATA.IMAGE_SIZE {data.image_size}"
     if shortage.on_gpu:
         peak = f"peak {peak_memory_bytes(context.device) / 1e9:.2f} GB"

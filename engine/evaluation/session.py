@@ -14,7 +14,7 @@ from torch import nn
 
 from configs.command_line import Command
 from configs.schema import Config, Data
-from configs.schema.model import UNTUNED
+from configs.schema.model import Tune
 from datasets.loading.loader import Loader, Loaders, build_eval_loader
 from datasets.sources.checks import digest_of
 from datasets.sources.samples import Samples, names_of_labels
@@ -52,7 +52,7 @@ def build_eval_model(
 ) -> EvalModel:
     """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
     switch_notes = set_process_switches(config, context.device)
-    options = config.with_model(**UNTUNED).model
+    options = config.with_model(tune=Tune()).model
     model, notes = build_model(
         options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from configs.command_line import Command
 from configs.compare import check_same_architecture, experiment_mismatch, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
-from configs.resolve import Facts, resolve, warnings
+from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve, warnings
 from configs.schema import Config, Data
+from configs.schema.data import AUTO
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
 from configs.yaml_io import parse_value
 from datasets.loading.loader import shard_windows
@@ -111,11 +112,9 @@ def plan_training(
     if config.model.resume and not found:
         other = "(-resume=RUN continues another)"
         logger.info(f"----- Resume: no run in {config.save} is of this experiment; starting a new run {other}")
-    facts, record = Facts(ranks), weights_record(config.model) if found is None else None
-    if found:
-        resumed, record = _options_of(found, config)
-        facts = replace(facts, fitting_batch_size=resumed["DATA.BATCH_SIZE"])
-    config = resolve(config, facts)  # a wrong global batch ends the run before the data is read
+    resumed, record = _options_of(found, config) if found else ({}, weights_record(config.model))
+    plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
+    check_best_metric(config)
     followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
     config, data = followed.options, followed.options.data
     train, val, test, split = _read(config, context, found, record)
@@ -123,12 +122,13 @@ def plan_training(
         train.notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     splits = [samples for samples in (train, val, test) if samples is not None]
     check_images(splits, data, context)
-    facts = replace(facts, classes=number_of_classes(data.dataset, splits), named=train.has_class_names)
+    classes, named = number_of_classes(data.dataset, splits), train.has_class_names
+    facts = Facts(ranks, classes=classes, named=named, fitting_batch_size=resumed.get("DATA.BATCH_SIZE"))
     config = resolve(config, facts)
     check_same_options(config, context)
-    if not data.batch_size:
+    if config.data.batch_size == AUTO:
         size, note = find_batch_size(config, context)
-        config = resolve(config, replace(facts, fitting_batch_size=size))
+        config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
         train.notes.append(note)
     train.notes += _order_notes(train, data)
     if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:

@@ -286,7 +286,7 @@ def _write(
         Profile(
             title=f"{devices}{waiting}",
             model_name=state.config.model.name,
-            batch_size=state.config.data.batch_size,
+            batch_size=state.config.data.micro_batch,
             device_type=context.device.type,
             is_half_precision=state.precision.dtype != torch.float32,
             has_fast_half=has_fast_half_precision(context.device),

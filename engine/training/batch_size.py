@@ -137,13 +137,13 @@ def build_state(config: Config, context: ProcessContext) -> TrainState:
 def ready_batches(config: Config, context: ProcessContext) -> list[Batch]:
     """Four batches of random uint8 images (B, C, S, S) and targets (B,) on the device."""
     data = config.data
-    shape = (data.batch_size, data.image_channels, *data.input_size)
+    shape = (data.micro_batch, data.image_channels, *data.input_size)
     generator = torch.Generator().manual_seed(0)
     return [
         Batch(
             torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(context.device),
             torch.randint(0, config.model.num_logits, shape[:1], generator=generator).to(context.device),
-            data.batch_size,
+            data.micro_batch,
         )
         for _ in range(4)
     ]

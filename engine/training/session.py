@@ -207,7 +207,7 @@ def build_train_state(
 
     average, meta_model = build_average(model, train), copy_to_meta(model)
     if strategy.is_sharded:
-        if options.tuned == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+        if options.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
             raise UserError(f"MODEL.TUNE lora: {parallel.strategy} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
         check_sharded_optimizer(train.optimizer)
         about = strategy.shard(model, average and average.module, precision.gathered_dtype)
@@ -219,7 +219,7 @@ def build_train_state(
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
-    if options.tuned != "probe":  # which takes no step of the optimizer
+    if options.tune.kind != "probe":  # which takes no step of the optimizer
         notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
 
     images = dummy_images(data, context)
@@ -270,7 +270,7 @@ def _match_classes(plan: Plan | None) -> tuple[list[int] | None, list[str]]:
 
 def _describe_tuning(model: nn.Module, config: Config) -> list[str]:
     """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
-    if (tuned := config.model.tuned) in ("full", "probe"):
+    if (tuned := config.model.tune).kind in ("full", "probe"):
         return []
     total, trained = count_parameters(model)
     moments, base = moments_per_parameter(config.train), total - adapter_size(model)

@@ -173,7 +173,7 @@ _FIXED = (  # for the whole run: its state has other entries with another value
     "DATA.MULTI_LABEL", "MODEL.TUNE", "TRAIN.MODEL_EMA", "TRAIN.OPTIMIZER.NAME", "TRAIN.OPTIMIZER.KWARGS",
     "EVAL.BEST_METRIC",
 )  # fmt: skip
-_GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY", "MODEL.FREEZE_BACKBONE")  # of parameters
+_GROUPING = ("TRAIN.LAYER_DECAY", "TRAIN.HEAD_LR_SCALE", "TRAIN.WEIGHT_DECAY")  # of parameters
 
 
 def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[str, tuple[Any, Any]]) -> None:

@@ -149,7 +149,7 @@ def forward_backward(
             outputs = state.wrapped(images)
         loss = state.loss(outputs, targets, images)
     with record_function(Phase.BACKWARD):
-        samples = window * state.config.data.batch_size  # of this rank: the exchange of gradients averages over ranks
+        samples = window * state.config.data.micro_batch  # of this rank: the exchange of gradients averages over ranks
         state.precision.scaler.backward(loss, samples)
     return loss, class_logits(outputs)
 

@@ -12,7 +12,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 from configs.schema import Config
-from configs.schema.families.registry import FAMILIES
+from models.families import CONSTRUCTORS
 from models.vit import evaluation_arguments
 from scripts.exporting.files import write_safetensors
 from scripts.weights.trained_model import Forward, TrainedModel
@@ -77,7 +77,7 @@ def _as_timm_builds_it(model: nn.Module, config: Config) -> nn.Module:
         if options.stem:
             raise _not_rebuilt(config, "timm's ViT has no MODEL.STEM")
         return timm.create_model(_VIT, **evaluation_arguments(options, config.data))
-    if options.type != "timm" and ":" in FAMILIES[options.type].timm_for(options):
+    if options.type in CONSTRUCTORS:
         raise _not_rebuilt(config, "no name of timm's accepts its options")
     return model
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from configs.command_line import Command
 from configs.schema import Amp, Config, Data
-from configs.schema.model import UNTUNED
+from configs.schema.model import Tune
 from datasets.batch import PADDING
 from datasets.loading.loader import BatchReader
 from datasets.sources.samples import Samples
@@ -147,7 +147,7 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
             "an export shows whole images; set DATA.CROP_PCT=1"
         )
     # In fp32, and without the parts that only training needs.
-    config = trained.config.with_model(attention="auto", grad_checkpointing=False, **UNTUNED)
+    config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
     trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
     built = build_eval_model(trained.config, context, weights_size=trained.weights_size)
     for note in (*built.notes, *trained.notes):

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
+from configs.compare import changed_options
 from configs.resolve import Facts, resolve, warnings
 from configs.schema import Config
+from configs.yaml_io import parse_value, write_yaml
 from utils.errors import UserError
 
 FACTS = Facts(classes=7, named=True)
@@ -166,3 +168,28 @@ def test_the_check_of_the_final_decay_knows_the_shortened_warm_up():
     assert parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9}").train.warmup_epochs == 1
     with pytest.raises(UserError, match=r"DECAY_EPOCHS 9.5 and WARMUP_EPOCHS 1 exceed NUM_EPOCHS 10; lower one"):
         parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9.5}")
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "tune"),
+    [
+        ("FREEZE_BACKBONE: true", [], "head"),
+        ("FREEZE_BACKBONE: true, TUNE: full", [], "head"),  # of an earlier run
+        ("FREEZE_BACKBONE: true", ["-model=resnet18"], "head"),
+        ("FREEZE_BACKBONE: true", ["-opts", "MODEL.FREEZE_BACKBONE=false"], "full"),
+        ("TUNE: 'last:2'", ["-opts", "MODEL.FREEZE_BACKBONE=false"], "last:2"),
+        ("FREEZE_BACKBONE: true, TUNE: lora", [], None),
+    ],
+)
+def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, options, tune):
+    (tmp_path / "recipe.yaml").write_text(f"MODEL: {{{model}}}")
+    argv = [f"-cfg={tmp_path / 'recipe.yaml'}", *options]
+    if tune is None:
+        with pytest.raises(UserError, match=r"recipe.yaml:1: MODEL.FREEZE_BACKBONE is TUNE=head, not TUNE=lora"):
+            parse_command_line(argv)
+    else:
+        config = parse_command_line(argv).config
+        assert str(config.model.tune) == tune and "FREEZE_BACKBONE" not in to_yaml(config)
+        stored = parse_value(to_yaml(config))
+        stored["MODEL"] |= {"TUNE": "full", "FREEZE_BACKBONE": True}
+        assert ("MODEL.TUNE" in changed_options(write_yaml(stored), to_yaml(config))) == (tune != "head")

@@ -114,9 +114,7 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
 
 
 def test_frozen_batch_norm_keeps_its_statistics():
-    config = parse_command_line(
-        ["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, FREEZE_BACKBONE: true}"]
-    ).config
+    config = parse_command_line(["-image_size=32", "-opts", "MODEL={TYPE: timm, NAME: resnet18, TUNE: head}"]).config
     model, _ = build_model(config.model, config.data, CPU)
     before = model.bn1.running_mean.clone()
     set_training(model, config.model)

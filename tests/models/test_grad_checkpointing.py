@@ -19,7 +19,7 @@ CASES = {
     "fused attention": [*VIT, "MODEL.ATTENTION=fused"],
     "O1, op lists": [*VIT, "AMP.ENABLED=true", *LISTS],
     "O3, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O3}", *LISTS],
-    "frozen backbone": [*VIT, "MODEL.FREEZE_BACKBONE=true"],
+    "frozen backbone": [*VIT, "MODEL.TUNE=head"],
     "convolutions": ["MODEL={TYPE: timm, NAME: resnet18, NUM_CLASSES: 5, DROPPATH: 0.1}"],
 }
 

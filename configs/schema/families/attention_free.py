@@ -60,7 +60,6 @@ _MLP_TRAINING = {"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END
 MIXER = Family(
     title="MLP-Mixer",
     keys=Mixer,
-    timm="models.families:mixer",
     arguments=_mlp(),
     defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
     renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
@@ -69,7 +68,6 @@ RESMLP = replace(
     MIXER,
     title="ResMLP",
     keys=ResMLP,
-    timm="models.families:resmlp",
     arguments=_mlp("mixer.patch_size", "mixer.mlp_ratio"),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
 )
@@ -77,7 +75,6 @@ GATED_MLP = replace(
     MIXER,
     title="gMLP",
     keys=GatedMLP,
-    timm="models.families:gated_mlp",
     arguments=_mlp("mixer.mlp_ratio"),
     norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
 )
@@ -110,7 +107,6 @@ def _convmixer_renames(model: ConvMixer) -> Sequence[Rename]:
 CONVMIXER = Family(
     title="ConvMixer",
     keys=ConvMixer,
-    timm="models.families:convmixer",
     arguments=arguments("cnn.dim", "cnn.depth", "cnn.kernel_size", "cnn.patch_size", "cnn.activation"),
     defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}),
     renames=_convmixer_renames,
@@ -155,7 +151,6 @@ class PoolFormer(Model):
 POOLFORMER = Family(
     title="PoolFormer",
     keys=PoolFormer,
-    timm="models.families:poolformer",
     arguments=arguments(depths="layers", dims="embed_dims", layer_scale_init_values="layer_scale_init_value"),
     defaults=family_defaults(train={"BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 1024}),
     renames=[

@@ -79,7 +79,6 @@ _HALONET_TRAINING = {
 HALONET = Family(
     title="HaloNet",
     keys=HaloNet,
-    timm="models.families:halonet",
     arguments=arguments(
         *("stages", "widths", "block_size", "halo_size"), strides="stride", num_heads="num_head", activation="act"
     ),
@@ -141,7 +140,6 @@ def _mobileone_block(match: re.Match[str]) -> str:
 MOBILEONE = Family(
     title="MobileOne",
     keys=MobileOne,
-    timm="models.families:mobileone",
     arguments=arguments("widths", "strides", "num_branches", "use_se", depths="num_blocks"),
     defaults=family_defaults(train=MOBILE_TRAINING),
     renames=[
@@ -180,7 +178,6 @@ _CONVOLUTIONS = {"1": "conv_kxk", "2": "conv_1x1", "3": "conv_proj", "4": "conv_
 MOBILEVIT = Family(
     title="MobileViT",
     keys=MobileViT,
-    timm="models.families:mobilevit",
     arguments=arguments("dims", transformer_dims="hidden_dims"),
     defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
     renames=[

@@ -139,11 +139,11 @@ class Family:
     Attributes:
         title: as its paper writes it.
         keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
-        timm: a name of timm's; 'module:Class' if the name does not accept the arguments; or a function of the options.
         arguments: the options -> arguments of that name or class, without the number of classes and input channels.
             They override the arguments that all families share, such as drop_rate.
         defaults: values by section and key that differ from the general ones. From the family's `config.py` in
             PaddleViT, or its code.
+        timm: a name of timm's, or a function of the options; None if models/families.py constructs the model.
         teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
             script of PaddleViT's for distillation.
         renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
@@ -158,9 +158,9 @@ class Family:
 
     title: str
     keys: type[Model]
-    timm: str | Callable[[Any], str]
     arguments: Callable[[Any, Data], dict[str, Any]]
     defaults: Mapping[str, Mapping[str, Any]]
+    timm: str | Callable[[Any], str] | None = None
     teacher_distils: bool = False
     renames: Sequence[Rename] | Callable[[Any], Sequence[Rename]] = ()
     split: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Family:
         name: str = self.keys.model_fields["type"].default
         return name
 
-    def timm_for(self, options: Model) -> str:
+    def timm_for(self, options: Model) -> str | None:
         return self.timm(options) if callable(self.timm) else self.timm
 
     def renames_for(self, options: Model) -> Sequence[Rename]:

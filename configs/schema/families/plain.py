@@ -208,7 +208,6 @@ _MAE_TRAINING = CROP_AND_FLIP | {
 MAE_FINETUNING = Family(
     title="MAE",
     keys=MAE,
-    timm="models.families:fine_tuned_mae",
     arguments=arguments(
         *("img_size", "trans.patch_size", "trans.encoder.embed_dim", "trans.encoder.depth", "trans.encoder.num_heads"),
         *("trans.mlp_ratio", "trans.qkv_bias"),

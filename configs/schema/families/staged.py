@@ -207,7 +207,6 @@ class CoaTLite(CoaTKeys):
 COAT = Family(
     title="CoaT",
     keys=CoaT,
-    timm="models.families:coat",
     arguments=arguments(
         *("img_size", "embed_dims", "serial_depths", "parallel_depth", "mlp_ratios", "qkv_bias"),
         dropout=["proj_drop_rate"],
@@ -248,7 +247,6 @@ class VOLO(Model):
 VOLO_FAMILY = Family(
     title="VOLO",
     keys=VOLO,
-    timm="timm.models.volo:VOLO",
     arguments=arguments(
         *("img_size", "stem_hidden_dim", "trans.layers", "trans.num_heads", "trans.embed_dims", "trans.downsamples"),
         *("trans.outlook_attention", "trans.qkv_bias"),

@@ -20,7 +20,7 @@ TAKES_EFFECT = {
 }  # fmt: skip
 REFUSED = {
     "TRAIN.OPTIMIZER.KWARGS": "{amsgrad: true}", "TRAIN.LAYER_DECAY": "0.5", "TRAIN.HEAD_LR_SCALE": "2",
-    "MODEL.FREEZE_BACKBONE": "true",
+    "MODEL.TUNE": "head",
 }  # fmt: skip
 
 

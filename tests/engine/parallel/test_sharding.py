@@ -47,7 +47,7 @@ def is_equal(found: dict) -> bool:
         (["TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE], FSDP, 20),
         ([BF16, CLIP], FSDP, 5),
         ([BF16, "MODEL.GRAD_CHECKPOINTING=true", *OP_LISTS], FSDP, 5),
-        ([BF16, "MODEL.FREEZE_BACKBONE=true"], FSDP, 5),
+        ([BF16, "MODEL.TUNE=head"], FSDP, 5),
         ([BF16, "MODEL.TUNE=last:1", "MODEL.GRAD_CHECKPOINTING=true"], FSDP, 5),
         (
             ["MODEL.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.7", "MODEL.ATTENTION=fused"],

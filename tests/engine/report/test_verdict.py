@@ -59,7 +59,7 @@ def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
     assert verdict_of(read_contents(tmp_path / "run"))[1] == command.replace("single_gpu.py", "multi_gpu.py -ngpus=2")
     probe, run = (parse_command_line(flags).config for flags in (shlex.split(command)[2:], ["-opts", *data]))
     sizes = {"batch_size": probe.data.batch_size, "batch_size_eval": 64}
-    assert probe.data == run.data.model_copy(update=sizes) and (probe.save, probe.model.tuned) == ("/runs", "probe")
+    assert probe.data == run.data.model_copy(update=sizes) and (probe.save, probe.model.tune.kind) == ("/runs", "probe")
 
 
 @pytest.mark.parametrize(("warmup", "flags"), [("false", ["-cfg", "-opts", "TRAIN"]), ("true", ["-resume", "-epochs"])])

@@ -47,7 +47,7 @@ def test_rows_without_a_position_are_left_out_and_the_file_is_kept(tmp_path, dam
 
 
 def test_a_result_has_the_trainable_parameters_and_the_time_of_all_starts(digits_argv, cpu):
-    folder = train([*digits_argv, "MODEL.FREEZE_BACKBONE=true", "TRAIN.MAX_STEPS=23"], cpu)
+    folder = train([*digits_argv, "MODEL.TUNE=head", "TRAIN.MAX_STEPS=23"], cpu)
     model, before = read_facts(folder / FACTS).get(Model), read_result(folder)
     head = 10 * 16 + 10  # classes, embed_dim
     assert (model.trainable, before["trainable_parameters"]) == (head, head) and before["parameters"] > 20 * head

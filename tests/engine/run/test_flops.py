@@ -48,7 +48,7 @@ def test_flops_of_a_vit_equal_the_closed_form(recipe, sizes):
 
 
 def test_frozen_backbone_counts_its_forward_pass_only():
-    options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.FREEZE_BACKBONE=true")
+    options = config("-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.TUNE=head")
     model, _ = build_model(options.model, options.data, CPU)
     forward, _ = vit_forward_flops(192, 12, 224, 16, 3, 1000)
     assert training_flops(model, options.data) == forward + 2 * 192 * 1000

@@ -183,7 +183,7 @@ def test_work_that_fails_is_not_repeated_at_once(clock):
     "options",
     [
         ["TRAIN.MODEL_EMA=true"],
-        ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.FREEZE_BACKBONE=true"],
+        ["TRAIN.MODEL_EMA=false", "TRAIN.OPTIMIZER.NAME=SGD", "MODEL.TUNE=head"],
         ["-amp", "-opts", "AMP.LEVEL=O3", "AMP.DTYPE=bfloat16"],
     ],
 )
