@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 from utils.errors import UserError, error_from
@@ -158,12 +158,34 @@ _CHECKSUM_PREFIX = (len(b"sha256=") + _DIGEST_CHARS).to_bytes(2, "little") + b"s
 _CHUNK_BYTES = 1 << 22
 
 
+def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
+    """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
+
+    The old file is kept as `previous`, if given.
+
+    Raises:
+        UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
+    """
+    try:
+        with open_atomically(path, "wb") as file:
+            _write_with_checksum(file, content)
+            if previous and path.exists():
+                link_or_copy(path, previous)
+        fsync_path(path.parent)
+    except OSError as error:
+        old = "the previous file is intact" if path.exists() else "there is no earlier one"
+        raise error_from(
+            error,
+            f"{path}: cannot be saved: {error.strerror}; it needs about {tensor_bytes(content):,} bytes, "
+            f"{shutil.disk_usage(path.parent).free:,} are free; {old}: {space_fix(error.strerror)} and start again",
+        ) from None
+
+
 class _HashingWriter:
     """A file object for `torch.save` that hashes the written data and stores an OSError, which torch would hide."""
 
     def __init__(self, file: Any) -> None:
-        self.file = file
-        self.sha256 = hashlib.sha256()
+        self.file, self.flush, self.sha256 = file, file.flush, hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -174,36 +196,19 @@ class _HashingWriter:
             self.error = error
             raise
 
-    def flush(self) -> None:
-        self.file.flush()
 
+def _write_with_checksum(file: IO[bytes], content: Any) -> None:
+    import torch
 
-def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
-    """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
-
-    The old file is kept as `previous`, if given.
-
-    Raises:
-        UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
-    """
-    temporary = temporary_path(path)
+    writer = _HashingWriter(file)
     try:
-        temporary.unlink(missing_ok=True)
-        with open(temporary, "xb") as file:
-            _write_with_checksum(file, content)
-        if previous and path.exists():
-            link_or_copy(path, previous)
-        os.replace(temporary, path)
-        fsync_path(path.parent)
-    except OSError as error:
-        written = temporary.stat().st_size if temporary.exists() else 0
-        old = "the previous file is intact" if path.exists() else "there is no earlier one"
-        temporary.unlink(missing_ok=True)
-        raise error_from(
-            error,
-            f"{path}: cannot be saved: {error.strerror}, after {written:,} of about {tensor_bytes(content):,} bytes, "
-            f"with {shutil.disk_usage(path.parent).free:,} free; {old}: {space_fix(error.strerror)} and start again",
-        ) from None
+        torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
+    except RuntimeError as error:
+        raise (writer.error or error) from None
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def atomic_write(path: Path, content: str | bytes) -> None:
@@ -252,20 +257,6 @@ def tensors_in(content: Any) -> "list[torch.Tensor]":
 def tensor_bytes(content: Any) -> int:
     """The size of all tensors in `content`."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(content))
-
-
-def _write_with_checksum(file: BinaryIO, content: Any) -> None:
-    import torch
-
-    writer = _HashingWriter(file)
-    try:
-        torch.save(content, writer)  # type: ignore[arg-type]  # it needs `write` and `flush` only
-    except RuntimeError as error:
-        raise (writer.error or error) from None
-    file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_CHECKSUM_PREFIX + writer.sha256.hexdigest().encode())
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def link_or_copy(source: Path, target: Path) -> None:

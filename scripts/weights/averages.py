@@ -37,16 +37,29 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
     paths = _checkpoints(sources[0]) if len(sources) == 1 else list(dict.fromkeys(map(locate_weights, sources)))
     if len(paths) < 2:
         raise UserError(f"{sources[0]}: an average needs two checkpoints; train with SAVE_FREQ=1, or name more runs")
-    evaluation = _Evaluation(paths[0], command)
+    context = single_process()
+    trained, samples = open_trained(command.with_weights(paths[0]), context)
     for path in paths[1:]:
-        _check_same_data(evaluation.trained, path)
-    metric, scored = evaluation.metric, [(evaluation.score(evaluation.read(path)), path) for path in paths]
+        _check_same_data(trained, path)
+    config, metric = trained.config, trained.config.best_metric
+    built = build_eval_model(config, context, weights_size=trained.weights_size)
+    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
+
+    def read(path: Path) -> State:
+        load_pretrained(built.fp32, str(path), needs_head=True, options=config.model, evaluates=True)
+        return {name: tensor.clone() for name, tensor in built.fp32.state_dict().items()}
+
+    def score_of(state: State) -> float:
+        built.fp32.load_state_dict(state)
+        return built.evaluator.evaluate(built.evaluator.precision.compute_copy(built.fp32), batches)[0].score
+
+    scored = [(score_of(read(path)), path) for path in paths]
     (score, best), *others = sorted(scored, key=lambda pair: (metric.sign * pair[0], pair[1]), reverse=True)
-    soup, count = evaluation.read(best), 1
+    soup, count = read(best), 1
     rows = [(str(best), metric.text(score), metric.text(score), "added")]
     for own_score, path in others:
-        candidate = add_to_mean(soup, evaluation.read(path), count)
-        trial = evaluation.score(candidate)
+        candidate = add_to_mean(soup, read(path), count)
+        trial = score_of(candidate)
         if is_added := metric.sign * trial >= metric.sign * score:
             soup, score, count = candidate, trial, count + 1
         rows.append((str(path), metric.text(own_score), metric.text(trial), "added" if is_added else "left out"))
@@ -55,7 +68,12 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
         print_escaped(f"Nothing was written: no weights improve on {best}; use that")
         return
     output = output or paths[0].with_name("average.pth")
-    evaluation.save(soup, output)
+    if any(name.endswith(".running_mean") for name in soup):
+        print("Note: the running statistics of the batch norms are averaged, not measured again")
+    own = built.fp32.state_dict()
+    weights = {name: tensor.to(own[name].dtype).cpu() for name, tensor in soup.items()}
+    about = {"options": write_yaml(trained.options)} | trained.description | exported_entry(trained.split)
+    atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
     print_escaped(
         f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={shlex.quote(str(output))}"
     )
@@ -69,39 +87,6 @@ def add_to_mean(mean: State, state: State, count: int) -> State:
         else tensor
         for name, tensor in mean.items()
     }
-
-
-class _Evaluation:
-    """Evaluates states of one model on the validation images, as -eval does."""
-
-    def __init__(self, weights: Path, command: Command) -> None:
-        context = single_process()
-        self.trained, samples = open_trained(command.with_weights(weights), context)
-        config = self.trained.config
-        self.metric = config.best_metric
-        self.built = build_eval_model(config, context, weights_size=self.trained.weights_size)
-        self.batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-
-    def read(self, path: Path) -> State:
-        """The weights of a file; raises a UserError if they do not fit the model."""
-        options = self.trained.config.model
-        load_pretrained(self.built.fp32, str(path), needs_head=True, options=options, evaluates=True)
-        return {name: tensor.clone() for name, tensor in self.built.fp32.state_dict().items()}
-
-    def score(self, state: State) -> float:
-        self.built.fp32.load_state_dict(state)
-        model = self.built.evaluator.precision.compute_copy(self.built.fp32)
-        return self.built.evaluator.evaluate(model, self.batches)[0].score
-
-    def save(self, state: State, output: Path) -> None:
-        """Writes a checkpoint without optimizer."""
-        if any(name.endswith(".running_mean") for name in state):
-            print("Note: the running statistics of the batch norms are averaged, not measured again")
-        own = self.built.fp32.state_dict()
-        weights = {name: tensor.to(own[name].dtype).cpu() for name, tensor in state.items()}
-        options = {"options": write_yaml(self.trained.options)}
-        split = exported_entry(self.trained.split)
-        atomic_save(output, {"model": weights} | options | self.trained.description | split)
 
 
 def _checkpoints(run: Path) -> list[Path]:

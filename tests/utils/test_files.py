@@ -71,7 +71,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("utils.files.os.fsync", full)
-    problem = r"cannot be saved: No space left on device, after [\d,]+ of about 40,000 bytes, with [\d,]+ free"
+    problem = r"cannot be saved: No space left on device; it needs about 40,000 bytes, [\d,]+ are free"
     with pytest.raises(UserError, match=rf"state\.pth: {problem}; the previous file is intact"):
         atomic_save(saved, {"weights": torch.zeros(10000)})
     with pytest.raises(UserError, match=rf"first\.pth: {problem}; there is no earlier one"):

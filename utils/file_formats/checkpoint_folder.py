@@ -151,28 +151,21 @@ def link_folder(source: Path, target: Path) -> None:
 
 def replace_folder(new: Path, target: Path, previous: Path | None = None) -> None:
     """Renames `new` to `target`. The old folder is kept as `previous`, if given: one of the two is always complete."""
-    discarded = _set_aside(previous or target) if target.exists() else None
-    if previous and target.exists():
-        os.rename(target, previous)
+    if target.exists():
+        discard_folder(previous or target)
+        if previous:
+            os.rename(target, previous)
     os.rename(new, target)
     fsync_path(target.parent)
-    if discarded:
-        shutil.rmtree(discarded, ignore_errors=True)
 
 
 def discard_folder(folder: Path) -> None:
     """Removes a folder; a kill leaves no part of it under its name."""
-    if discarded := _set_aside(folder):
-        shutil.rmtree(discarded, ignore_errors=True)
-
-
-def _set_aside(folder: Path) -> Path | None:
-    if not folder.exists():
-        return None
     aside = temporary_path(folder.with_name(f"{folder.name}.old"))
     shutil.rmtree(aside, ignore_errors=True)
-    os.rename(folder, aside)
-    return aside
+    if folder.exists():
+        os.rename(folder, aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 @dataclass(frozen=True)

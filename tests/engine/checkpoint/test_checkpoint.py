@@ -122,7 +122,7 @@ def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
     writer = file_writer(tmp_path)
     save(writer, 1)
     with monkeypatch.context() as full_disk, pytest.raises(UserError, match=r"last\.pth: .*No space left"):
-        full_disk.setattr("utils.files.open", lambda *_: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
+        full_disk.setattr("utils.files.open", lambda *_, **__: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
         save(writer, 2, is_best=True)
     writer.check()
     assert epochs(tmp_path) == {LAST: 1, "epoch-001.pth": 1}
