@@ -27,7 +27,6 @@ from engine.evaluation.session import build_eval_model
 from engine.run.flops import count_parameters
 from scripts.exporting import files
 from scripts.exporting.formats import FORMATS, check_target
-from scripts.exporting.hf_folder import load_hf, write_hf
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, print_escaped
@@ -41,7 +40,7 @@ NUM_IMAGES = 32
 # Of each format: writes a model to a path, and makes a `Forward` of the path.
 _PROGRAMS = {
     "safetensors": (files.write_safetensors, files.load_safetensors),
-    "hf": (write_hf, load_hf),
+    "hf": (files.write_hf, files.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),
     "torch_export": (files.write_torch_export, files.load_torch_export),
 }
@@ -55,13 +54,13 @@ class Reference:
     logits: torch.Tensor
     title: str = "validation images"
 
-    def check_spread(self, advice: str) -> None:
-        """Raises UserError, with the advice, if the logits hardly depend on the image."""
+    def check_spread(self) -> None:
+        """Raises UserError if the logits hardly depend on the image."""
         spread = (self.logits.amax(0) - self.logits.amin(0)).max().item()
         if not spread >= MIN_SPREAD:
             raise UserError(
-                f"the logits of {len(self.images)} {self.title} differ by at most {spread:.2g}, less than "
-                f"{MIN_SPREAD}: a comparison would prove nothing; {advice}"
+                f"the logits of {len(self.images)} {self.title} differ by at most {spread:.2g}, less than {MIN_SPREAD}:"
+                " a comparison would prove nothing; give trained weights (with MODEL_EMA: their average is exported)"
             )
 
     @torch.no_grad()
@@ -88,7 +87,7 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     if len(images) < 2:
         raise UserError(f"{data.data_path}: has {len(images)} readable validation images; give two or more")
     reference = Reference(images, model.eval()(images))
-    reference.check_spread("the weights, or their average (TRAIN.MODEL_EMA), are hardly trained")
+    reference.check_spread()
     return reference
 
 
@@ -100,30 +99,26 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
         UserError: no such arrays, or of other shapes than the model's; logits that hardly depend on the image, or that
             differ from the logits of `model` by more than `TOLERANCE`.
     """
-    data = config.data
-    shape = (data.image_channels, *data.input_size)
+    shape, classes = (config.data.image_channels, *config.data.input_size), config.model.num_logits
     try:
         checked_archive_bytes(file)
         with np.load(file, allow_pickle=False) as arrays:
             images, logits = (torch.from_numpy(arrays[name]).float() for name in ("images", "logits"))
     except Exception as error:  # numpy raises almost any type for a damaged file
         reason = getattr(error, "strerror", None) or error
-        raise error_from(
-            error, f"-check {file}: cannot be read ({reason}); give an .npz file with images and logits"
-        ) from None
-    if images.shape[1:] != shape or logits.shape != (len(images), config.model.num_logits) or len(images) < 2:
+        problem = f"-check {file}: cannot be read ({reason})"
+        raise error_from(error, f"{problem}; give an .npz file with images and logits") from None
+    if images.shape[1:] != shape or logits.shape != (len(images), classes) or len(images) < 2:
         raise UserError(
             f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}; the model needs (N, *"
-            f"{shape}) and (N, {config.model.num_logits}), N at least 2: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES"
+            f"{shape}) and (N, {classes}), N at least 2: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES"
         )
     reference = Reference(images, logits, f"images of {file}")
-    reference.check_spread("give images that differ, and logits of trained weights")
+    reference.check_spread()
     difference = reference.largest_difference(model.eval())
     if not difference <= TOLERANCE:
-        raise UserError(
-            f"-check {file}: the logits differ by {difference:.2g}, more than {TOLERANCE:g}; nothing was written: give "
-            "the images and logits of this model and these weights"
-        )
+        problem = f"-check {file}: the logits differ by {difference:.2g}, more than {TOLERANCE:g}"
+        raise UserError(f"{problem}; nothing was written: give the images and logits of these weights")
     return reference
 
 
@@ -148,13 +143,16 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         )
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
-    trained = replace(trained, config=config.model_copy(update={"amp": Amp()}))
-    built = build_eval_model(trained.config, context, weights_size=trained.weights_size)
+    config = config.model_copy(update={"amp": Amp()})
+    trained = replace(trained, config=config)
+    built = build_eval_model(config, context, weights_size=trained.weights_size)
     for note in (*built.notes, *trained.notes):
         print_escaped(str(note))
-    model, config = built.fp32, trained.config
-    reference = read_reference(flags.check, model, config) if flags.check else None
-    reference = make_reference(model, samples, config.data) if samples else reference
+    model, reference = built.fp32, None
+    if flags.check:
+        reference = read_reference(flags.check, model, config)
+    elif samples:
+        reference = make_reference(model, samples, config.data)
     difference = export(model, trained, reference, kind, target)
     if reference:
         print_escaped(
@@ -200,26 +198,20 @@ def replaced(target: Path) -> Iterator[Path]:
 
     Raises UserError if it cannot be written. After any exception `target` is unchanged, and nothing else is left.
     """
-    temporary = target.with_name(f".new-{target.name}")
+    folder = target.with_name(f".new-{target.name}")
+    temporary = folder / target.name
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove(temporary)
+        shutil.rmtree(folder, ignore_errors=True)  # of an export that was killed
+        folder.mkdir(parents=True)
         yield temporary
         for file in [temporary, *temporary.glob("*")]:
             fsync_path(file)
         if target.is_dir():  # a folder cannot be replaced in one operation
-            _remove(target)
+            shutil.rmtree(target)
         os.replace(temporary, target)
         fsync_path(target.parent)
     except OSError as error:
-        fix = f"{space_fix(error.strerror)}, or choose another path"
-        raise error_from(error, f"{target}: cannot be written ({error.strerror or error}); {fix}") from None
+        problem = f"{target}: cannot be written ({error.strerror or error})"
+        raise error_from(error, f"{problem}; {space_fix(error.strerror)}, or choose another path") from None
     finally:
-        _remove(temporary)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
