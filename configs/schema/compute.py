@@ -41,10 +41,10 @@ class Amp(Section):
         "it win",
     )
     dtype: Literal["float16", "bfloat16"] | None = option(
-        None, "half-precision dtype; null: float16 on a GPU, bfloat16 on a CPU"
+        None, "half-precision dtype; null: float16 on a GPU, else bfloat16"
     )
     level: Literal["O1", "O2", "O3"] = option(
-        "O1", "O1: autocast; O2: half weights, fp32 master weights; O3: half weights only"
+        "O1", "O1: autocast; O2: half weights, fp32 master weights; O3: half weights"
     )
     tf32: bool | None = option(None, "TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
     init_loss_scaling: float = option(65536.0, "float16: initial loss scale", ge=1e-6, le=1e38)
@@ -94,18 +94,12 @@ class Parallel(Section):
         "ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments; hsdp: groups "
         "of ranks share them, each group holds all",
     )
-    shards_per_group: int | None = option(
-        None, "hsdp: ranks that share one copy of the model; null: the ranks of a host", ge=2
-    )
+    shards_per_group: int | None = option(None, "hsdp: ranks that share a copy of the model; null: a host's", ge=2)
     reshard_after_forward: bool = option(
         True, "fsdp, hsdp: free a block's gathered parameters after its forward pass: less memory, more traffic"
     )
-    comm_hook: Literal["none", "bf16", "fp16"] = option(
-        "none", "ddp: dtype in which gradients are exchanged; none: their own"
-    )
-    sync_bn: bool = option(
-        False, "ddp on GPUs: batch norms use the statistics of all ranks' batches; see docs/clusters.md"
-    )
+    comm_hook: Literal["none", "bf16", "fp16"] = option("none", "ddp: dtype of exchanged gradients; none: their own")
+    sync_bn: bool = option(False, "ddp on GPUs: batch norms use all ranks' statistics (docs/clusters.md)")
     bucket_mb: float | None = option(
         None,
         "ddp: size of the buckets in which gradients are exchanged, MiB; 0: one per parameter; null: torch's default, "

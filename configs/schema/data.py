@@ -51,7 +51,7 @@ class Data(Section):
         "that fits into the memory, found before the run; a resumed run keeps it",
     )
     memory_gb: float | None = option(
-        None, "BATCH_SIZE auto: limit of a process's peak memory, GB; null: the free memory of the GPU", gt=0
+        None, "BATCH_SIZE auto: limit of the peak memory, GB; null: the free GPU memory", gt=0
     )
     global_batch_size: int | None = option(
         None,
@@ -64,9 +64,7 @@ class Data(Section):
         None, "images per device in evaluation; null: BATCH_SIZE", ge=1
     )
     data_path: Path = option("/dataset/imagenet/", "folder or file of the data set")
-    image_root: Path | None = option(
-        None, "folder of the relative paths in lists and CSV files; null: the folder of the list"
-    )
+    image_root: Path | None = option(None, "folder of relative paths in lists and tables; null: the list's folder")
     dataset: str = option("imagenet2012", "name of the data set: a key of configs/data_sets.py")
     class_folders: bool = option(
         False,
@@ -78,19 +76,14 @@ class Data(Section):
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
         "columns of 0 and 1; split: null trains on all rows; null: by names and values",
     )
-    encoding: str | None = option(
-        None,
-        "data set csv: the encoding of tables that are not in UTF-8, as gb18030, shift_jis, cp1252; null: an error",
-    )
+    encoding: str | None = option(None, "data set csv: encoding of tables that are not in UTF-8, as gb18030, cp1252")
     classes: Path | None = option(
         None,
         "number the classes by name in the order natural (timm: 1, 2, 10, without case) or bytes (torchvision: 1, 10, "
         "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself",
     )
     multi_label: bool = option(False, "data set csv: each image has no, one or several labels; LOSS.NAME is then bce")
-    on_bad_image: Literal["error", "skip"] = option(
-        "error", "unreadable images: abort the run, or skip them and list them"
-    )
+    on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
     max_pixels: int = option(
         MAX_PIXELS, "larger images are unreadable: decoding takes up to 20 bytes per pixel", ge=1, le=10**10
     )
@@ -103,31 +96,25 @@ class Data(Section):
         "proportions or with a border in the mean color; CROP_PCT counts for published weights only",
     )
     crop_pct: float = option(
-        0.875, "evaluation: centre crop / shorter side; above 1: a border of zeros", gt=0, le=MAX_CROP_PCT
+        0.875, "evaluation: centre crop / shorter side; above 1: a black border", gt=0, le=MAX_CROP_PCT
     )
-    interpolation: Literal["bicubic", "bilinear"] = option(
-        "bicubic", "filter that resizes the crops of training and evaluation, antialiased"
-    )
+    interpolation: Literal["bicubic", "bilinear"] = option("bicubic", "filter that resizes all crops, antialiased")
     shuffle_shards: int = option(
-        16, "data set tar: samples are shuffled within windows of this many shards", ge=1, le=10**6
+        16, "data set tar: samples are shuffled within windows of so many shards", ge=1, le=10**6
     )
-    cache_dir: Path | None = option(
-        None, "data set tar: folder on this host for indexes and shards; null: ~/.cache/ampvit"
-    )
+    cache_dir: Path | None = option(None, "data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
     cache_gb: float = option(
-        0.0, "data set tar: size of the cache of remote shards, GB; 0: no shard is cached", ge=0, le=10**6
+        0.0, "data set tar: size of the cache of remote shards, GB; 0: none is cached", ge=0, le=10**6
     )
     num_workers: int | None = option(
-        None, "per rank; null: one per core, two fewer with a GPU, 0 for plain data in memory", ge=0
+        None, "per rank; null: one per core, two fewer with a GPU, 0 for data in memory", ge=0
     )
     imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
     imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
     val_fraction: float | None = option(
-        None, "validation fraction of a data set without a validation split; null: its default", gt=0, lt=1
+        None, "validation fraction of data without that split; null: its default", gt=0, lt=1
     )
-    folds: int | None = option(
-        None, "cross-validation: data without a validation split are cut into this many folds", ge=2, le=100
-    )
+    folds: int | None = option(None, "cross-validation: folds of data without a validation split", ge=2, le=100)
     fold: int | None = option(None, "the fold that is held out, from 0; needs FOLDS", ge=0)
     groups: str | None = option(
         None,
@@ -149,7 +136,7 @@ class Data(Section):
         1, "training: crops of an image per epoch, in place of other images (DeiT: 3)", ge=1, le=100
     )
     balanced_sampling: bool = option(
-        False, "training: equally many images of each class in an epoch, which keeps its number of batches"
+        False, "training: equally many images of each class in an epoch of as many batches"
     )
     affine_prob: Probability = option(1.0, "training: probability of the random affine map")
     affine_degrees: float = option(0.0, "training: maximum random rotation, degrees", ge=0, le=180)

@@ -109,16 +109,14 @@ class Model(Section):
     name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")
     pretrained: OptionalPath = option(
-        None, "initial weights: a file, an hf folder, hf-hub:ORG/NAME; for TYPE timm also 'timm'"
+        None, "initial weights: a file, an hf folder, hf-hub:ORG/NAME; TYPE timm: also 'timm'"
     )
     weights_entry: Name | None = option(
         None,
         "weights to read of a file with several, also a teacher's: raw, average, or the name of an entry or a prefix; "
         "null: the average, but the raw weights to evaluate another program's file",
     )
-    num_classes: int | None = option(
-        None, "number of classes; null: as many as the data has, for imagenet2012 always 1000", ge=1
-    )
+    num_classes: int | None = option(None, "number of classes; null: of the data, for imagenet2012 1000", ge=1)
     tune: Annotated[Tune, PlainValidator(Tune.parse), PlainSerializer(str)] = option(
         "full", "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
     )

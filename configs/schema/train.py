@@ -87,9 +87,7 @@ class Distillation(Section):
     distillation_type: Annotated[
         Literal["none", "soft", "hard"], BeforeValidator(lambda name: "none" if name is None else name)
     ] = option("none", "targets from a teacher; soft: its softened probabilities; hard: its most probable class")
-    distillation_alpha: Probability = option(
-        0.5, "weight of the distillation loss; the loss of the labels has the weight 1 - this"
-    )
+    distillation_alpha: Probability = option(0.5, "weight of the distillation loss; the labels' loss has 1 - this")
     distillation_tau: float = option(1.0, "soft: temperature, which divides the logits of both models", gt=0)
     teacher_model: OptionalPath = option(
         None,
@@ -197,16 +195,10 @@ class Train(Augmentation, Distillation):
         "BASE_LR that -opts or a recipe over its BASE sets",
         ge=1,
     )
-    linear_scaled_lr: int | None = option(
-        None, "multiplies the three learning rates by global batch size / this value; null: by 1", ge=1
-    )
-    sqrt_scaled_lr: int | None = option(
-        None, "multiplies them by the square root of global batch size / this value; null: by 1", ge=1
-    )
+    linear_scaled_lr: int | None = option(None, "multiplies the three learning rates by global batch size / this", ge=1)
+    sqrt_scaled_lr: int | None = option(None, "multiplies them by the square root of global batch size / this", ge=1)
     grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
-    accum_iter: int = option(
-        1, "gradient accumulation steps: forward passes per optimizer step; not used with DATA.GLOBAL_BATCH_SIZE", ge=1
-    )
+    accum_iter: int = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE", ge=1)
     compile: Literal["none", "default", "model", "max"] = option(
         "none",
         "default: compile each block (the whole model if it uses drop-path); model: compile the whole model, which "
