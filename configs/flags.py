@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from configs.schema.config import known_keys
+from configs.schema.data import AUTO
 from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
@@ -49,6 +50,13 @@ class Flag:
     nargs: str | None = None
 
 
+def _batch_size(text: str) -> int | str:
+    try:
+        return text if text == AUTO else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is neither a number nor {AUTO}") from None
+
+
 FLAGS = {
     "run": (
         Flag("amp", ("AMP.ENABLED",), bool, "mixed precision in training and evaluation"),
@@ -64,7 +72,7 @@ FLAGS = {
     "data": (
         Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
-        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), parse_value, "images per device, or auto"),
+        Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), _batch_size, "images per device, or auto"),
         Flag(
             "memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the free memory of the GPU)"
         ),
