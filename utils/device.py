@@ -231,21 +231,12 @@ def find_shortage(error: BaseException) -> Shortage | None:
     notes = {note for cause in chain for note in getattr(cause, "__notes__", ())}
     in_loading = IN_LOADING in notes
     for cause in chain:
+        lines = str(cause).splitlines()
         for kinds, pattern in ((torch.OutOfMemoryError, _GPU), (MemoryError, _HOST)):
-            reason = _reason(cause, kinds, pattern)
             on_gpu = pattern is _GPU and not in_loading
-            if reason and (on_gpu or not isinstance(error, UserError)):
-                return Shortage(
-                    on_gpu=on_gpu, reason=reason, in_evaluation=IN_EVALUATION in notes, in_loading=in_loading
-                )
+            found = [line.strip() for line in lines if pattern.search(line) and not isinstance(cause, UserError)]
+            if isinstance(cause, kinds):
+                found += lines[:1] or ["no details"]
+            if found and (on_gpu or not isinstance(error, UserError)):
+                return Shortage(on_gpu, found[0], IN_EVALUATION in notes, in_loading)
     return None
-
-
-def _reason(error: BaseException, kinds: type[BaseException], pattern: re.Pattern[str]) -> str | None:
-    """The line of the message that reports a shortage; None if there is none. Only causes of a UserError count."""
-    lines = str(error).splitlines()
-    if not isinstance(error, UserError):
-        for line in lines:
-            if pattern.search(line):
-                return line.strip()
-    return next(iter(lines), "no details") if isinstance(error, kinds) else None

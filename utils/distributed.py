@@ -1,8 +1,4 @@
-"""The process context of a run, and collectives.
-
-`process_group` joins the processes that torchrun, srun, mpirun or this project itself started. `single_process` is the
-context of a run of one process, which does not use torch.distributed.
-"""
+"""The process context of a run, of one process or of the processes that a launcher started; and collectives."""
 
 import os
 import socket
@@ -69,7 +65,7 @@ def single_process(wanted: str | None = None) -> ProcessContext:
     device = torch.device("cuda:0" if visible_gpus(wanted) else "cpu")
     if device.type == "cuda":
         check_compute_capability(device)
-    return ProcessContext(rank=0, local_rank=0, world_size=1, local_world_size=1, device=device)
+    return ProcessContext(0, 0, 1, 1, device)
 
 
 @contextmanager
@@ -112,15 +108,7 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
         hosts = tuple(one.host for one in ranks)
         raise_on_signals()
         cores = share_on_host(store, rank, [other for other, host in enumerate(hosts) if host == hosts[rank]])
-        yield ProcessContext(
-            rank=rank,
-            local_rank=local_rank,
-            world_size=world_size,
-            local_world_size=local_world_size,
-            device=device,
-            hosts=hosts,
-            core_share=cores,
-        )
+        yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores)
         dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
 

@@ -46,25 +46,23 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "", is_essenti
         except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
             return False
         except OSError as error:
-            if error.errno == errno.ESTALE:  # another host has removed the file
-                file.close()
-                file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
-                return False
-            if error.errno not in _UNSUPPORTED:
+            if error.errno in _UNSUPPORTED:
+                return lease.try_acquire()
+            if error.errno != errno.ESTALE:
                 raise
-            return lease.try_acquire()
+            file.close()  # another host has removed it
+            file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
+            return False
         return True
 
     def holder() -> str:
         return os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
 
-    def describe() -> str:
-        return f"{path.parent}: waits until {holder()} releases it or its lease expires"
-
     try:
         is_locked = try_lock() or wait_for(try_lock, wait_seconds)
         if not is_locked and is_essential and lease.is_remote:
-            is_locked = wait_for(try_lock, _EXPIRY_SECONDS + _RENEWAL_SECONDS, describe)
+            waits = f"{path.parent}: waits until {holder()} releases it or its lease expires"
+            is_locked = wait_for(try_lock, _EXPIRY_SECONDS + _RENEWAL_SECONDS, lambda: waits)
         if not is_locked:
             raise Unavailable(f"{path.parent}: is in use by {holder()}; {fix}")
         with suppress(OSError):  # a full disk
@@ -108,9 +106,8 @@ class _Lease:
 
     def release(self) -> None:
         self._released.set()
-        if self._own.exists():
-            with suppress(OSError):
-                self._own.unlink()
+        with suppress(OSError):
+            self._own.unlink()
 
     def _renew(self) -> None:
         while not self._released.wait(_RENEWAL_SECONDS):

@@ -212,13 +212,9 @@ def control_groups(groups: Path = _GROUPS, mount: Path = _MOUNT) -> list[Path]:
 
 def cpu_quota(groups: Path = _GROUPS, mount: Path = _MOUNT) -> float:
     """The CPU quota in cores, the lowest of this process's control group and its parents; infinite if there is none."""
-    return min(map(_quota, control_groups(groups, mount)), default=math.inf)
-
-
-def _quota(group: Path) -> float:
-    """The quota of one control group from its file 'QUOTA PERIOD', in which 'max' is none."""
-    try:
-        quota, period = (group / "cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):  # the root group has no such file
-        return math.inf
+    quotas = [math.inf]
+    for group in control_groups(groups, mount):
+        with suppress(OSError, ValueError):  # the root group has no such file; 'max' is no quota
+            quota, period = map(int, (group / "cpu.max").read_text().split())
+            quotas.append(quota / period)
+    return min(quotas)

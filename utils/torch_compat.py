@@ -1,6 +1,6 @@
 """Private names of torch, one function or alias each; checked: torch 2.10, 2.11, 2.15.
 
-In this order: torch.distributed, GradScaler, optimizers, attention, torch.compile, autograd, ops, loading workers.
+`torch._foreach_*` is used directly elsewhere: optimizers outside of torch (timm's among them) rely on these names.
 """
 
 import hmac
@@ -28,19 +28,10 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 
 from utils.errors import Unavailable
 
-# torch._foreach_* is used directly elsewhere: these names have leading underscores, but optimizers outside of torch
-# (timm's among them) rely on them.
-
-# The base class of all batch norms. There is no public one.
-BatchNorm = nn.modules.batchnorm._BatchNorm
-
-# `pickle.Unpickler` in Python, for subclasses.
-PythonUnpickler: Any = pickle._Unpickler
-
+BatchNorm = nn.modules.batchnorm._BatchNorm  # the base class of all batch norms
+PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
 # Context manager: calls inside it reach no `TorchFunctionMode`. An alias, because torch.compile recognizes the class.
 DisableTorchFunction = torch._C.DisableTorchFunction
-
-
 # (timeout, process group, by default the whole run's). `dist.set_timeout` is public; torch 2.10 lacks it.
 set_process_group_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
@@ -71,8 +62,7 @@ def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
 def sign_object_collectives(key: bytes) -> None:
     """Makes torch's collectives of objects send an HMAC with each pickle, and verify it before they unpickle.
 
-    distributed_c10d._pickler, _unpickler: `dist.all_gather_object`, `dist.broadcast_object_list` and all others, also
-    where torch calls them itself (`dcp.save`).
+    All collectives of objects do, also where torch calls them itself (`dcp.save`).
     """
 
     def signing(file: BinaryIO) -> SimpleNamespace:
@@ -98,10 +88,10 @@ def sign_object_collectives(key: bytes) -> None:
 
 
 def ddp_figures(wrapped: nn.Module) -> dict[str, Any]:
-    """`DistributedDataParallel._get_ddp_logging_data`; {} if this torch has none.
+    """The figures that DDP has measured; {} if this torch does not tell.
 
     rebuilt_bucket_sizes: 'a, b', bytes of parameters. backward_comm_time, backward_compute_comm_overlap_time:
-    nanoseconds of one backward pass, the last one measured: torch measures the first ten, and then each hundredth.
+    nanoseconds of the last backward pass that was measured: of the first ten, and then of each hundredth.
     """
     read = getattr(wrapped, "_get_ddp_logging_data", None)
     return read() if read else {}
@@ -118,7 +108,6 @@ def growth_tracker(scaler: torch.amp.GradScaler) -> torch.Tensor:
 
 
 # `GradScaler.update` in one op: (scale, growth tracker, found_inf, growth factor, backoff factor, growth interval).
-# Shrinks `scale` if `found_inf` is above 0; grows it after enough other steps.
 update_scale = torch._amp_update_scale_
 
 
@@ -139,8 +128,7 @@ def unscales_in_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def fused_attention_kernel(*args: Any, **kwargs: Any) -> str | None:
-    """The kernel that `F.scaled_dot_product_attention` chooses for these arguments, as 'flash_attention'; None if the
-    kernels that are enabled do not support them. The names come from `SDPBackend`."""
+    """The kernel that `F.scaled_dot_product_attention` chooses, as 'flash_attention'; None if no enabled one can."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on a GPU: one for each kernel that is not supported
         try:
@@ -158,7 +146,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def disable_autocast_in_compiled_backward() -> None:
-    """Makes compiled backward passes run without autocast, as eager ones do; the default is the forward's autocast."""
+    """Makes compiled backward passes run without autocast, as eager ones do."""
     import torch._functorch.config
 
     torch._functorch.config.backward_pass_autocast = "off"
@@ -217,10 +205,7 @@ def returns_view(op: Any) -> bool:
 
 
 def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
-    """Zeros of torch.uint8 in new shared memory, which torch's own collation uses in a worker.
-
-    torch.UntypedStorage._new_shared; raises RuntimeError if shared memory is full.
-    """
+    """Zeros of torch.uint8 in new shared memory; raises RuntimeError if it is full."""
     num_bytes = torch.Size(shape).numel()
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(num_bytes)).view(shape)
 
@@ -228,7 +213,7 @@ def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:
 def start_loader(loader: Any, wait: Callable[[Any, Callable[[], Any]], Any]) -> Iterator[Any]:
     """`iter(loader)`, in which `wait(iterator, receive)` is each wait for a message of a worker: `receive()`.
 
-    Persistent workers answer before they start again. _MultiProcessingDataLoaderIter._get_data, DataLoader._iterator.
+    Persistent workers answer before they start again.
     """
 
     def hook(iterator: Any) -> None:
@@ -243,25 +228,19 @@ def start_loader(loader: Any, wait: Callable[[Any, Callable[[], Any]], Any]) -> 
 
 
 def loader_workers(iterator: Any) -> list[BaseProcess]:
-    """The worker processes of a DataLoader's iterator: _MultiProcessingDataLoaderIter._workers."""
+    """The worker processes of a DataLoader's iterator."""
     return list(iterator._workers)
 
 
 def release_loader_event(iterator: Any) -> None:
-    """Frees the lock of the event that ends the workers of a DataLoader's iterator: a killed worker may hold it.
-
-    _MultiProcessingDataLoaderIter._workers_done_event. torch waits for this lock without a limit.
-    """
+    """Frees the lock of the event that ends workers, which a killed one may hold: torch waits for it forever."""
     lock = iterator._workers_done_event._cond._lock
     lock.acquire(timeout=1.0)
     lock.release()
 
 
 def pinning_has_ended(iterator: Iterator[Any]) -> bool:
-    """Returns whether the thread that pins the batches of a DataLoader's iterator has ended; False if there is none.
-
-    _MultiProcessingDataLoaderIter._pin_memory_thread. With a timeout, torch itself does not check it.
-    """
+    """Returns whether the thread that pins batches has ended. With a timeout, torch itself does not check it."""
     thread = getattr(iterator, "_pin_memory_thread", None)
     return thread is not None and not thread.is_alive()
 

@@ -160,13 +160,6 @@ class WeightAverage(ModelEmaV3):
             torch._foreach_copy_(targets, values)
 
 
-def build_average(model: nn.Module, options: Train) -> WeightAverage | None:
-    """The average of `TRAIN.MODEL_EMA`; None if it is off."""
-    if not options.model_ema:
-        return None
-    return WeightAverage(model, options.model_ema_decay, options.model_ema_warmup)
-
-
 def describe_average(options: Train) -> str:
     """The rule of the decay, for the log."""
     rule = "1 - step^(-2/3), timm's warm-up, up to" if options.model_ema_warmup else "without warm-up, always"

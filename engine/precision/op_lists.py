@@ -170,7 +170,9 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
     """The ops and the module paths that the entries match."""
     paths = [path for path, _ in model.named_modules() if path]
     ops, matched = set(), set()
-    for entry in map(_op_name, entries):
+    for written in entries:  # torch's name of Paddle's op, such as elementwise_add, reduce_mean and matmul_v2
+        name = _PADDLE_OPS.get(written) or re.sub(r"^(elementwise|reduce)_|_v2$", "", written)
+        entry = name if name in OPS else written
         # The dot at the end lets `blocks.11.*` match block 11 itself.
         found = {path for path in paths if fnmatchcase(path, entry) or fnmatchcase(f"{path}.", entry)}
         matched |= found
@@ -184,12 +186,6 @@ def _resolve(model: nn.Module, entries: Iterable[str], key: str) -> tuple[set[st
                 f"{key}: {entry[:80]} is neither an op nor a module of this model{hint} (ops: {', '.join(OPS)})"
             )
     return ops, matched
-
-
-def _op_name(entry: str) -> str:
-    """torch's name of Paddle's op, such as elementwise_add, reduce_mean and matmul_v2; else the entry itself."""
-    name = _PADDLE_OPS.get(entry) or re.sub(r"^(elementwise|reduce)_|_v2$", "", entry)
-    return name if name in OPS else entry
 
 
 def _table(dtype: torch.dtype, ops: Iterable[str]) -> dict[Function, torch.dtype]:

@@ -38,7 +38,7 @@ from engine.evaluation.session import (
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.plan.training import Plan
-from engine.precision.master_weights import average_warning, build_average, describe_average
+from engine.precision.master_weights import WeightAverage, average_warning, describe_average
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.flops import copy_to_meta, count_parameters, describe_model
@@ -205,7 +205,9 @@ def build_train_state(
     loss, loss_notes = build_step_loss(config, model, precision, targets, class_names)
     notes += loss_notes
 
-    average, meta_model = build_average(model, train), copy_to_meta(model)
+    meta_model, average = copy_to_meta(model), None
+    if train.model_ema:
+        average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
     if strategy.is_sharded:
         if options.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
             raise UserError(f"MODEL.TUNE lora: {parallel.strategy} cannot shard adapters; use PARALLEL.STRATEGY=ddp")

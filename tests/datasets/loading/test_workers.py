@@ -127,6 +127,23 @@ def test_a_hanging_worker(how):
     assert_gone(*workers)
 
 
+def test_workers_that_stop_in_the_middle_of_a_message_are_killed(monkeypatch):
+    """torch waits for its rest without a limit: until the writers have ended."""
+
+    def wait_for_the_writers(timeout):
+        for worker in loader_workers(loader._batches._iterator):
+            worker.join()
+        raise EOFError
+
+    monkeypatch.setattr("datasets.loading.workers.START_SECONDS", 0.0)
+    monkeypatch.setattr("datasets.loading.workers.TICK_SECONDS", 0.1)
+    loader = loader_of(Images(), timeout_seconds=1)
+    batches = iter(loader)
+    loader._batches._iterator._data_queue.get = wait_for_the_writers
+    with pytest.raises(UserError, match=r"no loading worker has answered for 1 s"):
+        next(batches)
+
+
 BETWEEN = {
     "killed": (signal.SIGKILL, None, r"loading worker {} was killed by SIGKILL, probably out of host memory"),
     "stopped": (signal.SIGSTOP, None, r"no loading worker has answered for 9 s; .*DATA\.DATA_PATH.*TIMEOUT_SECONDS"),

@@ -17,18 +17,7 @@ from engine.evaluation.predictions import PartFile, Predictions
 from engine.evaluation.results import SampleResults
 from utils.tables import read_rows
 
-HOSTILE = [
-    "=cmd()",
-    "<script>alert(1)</script>",
-    "a\nb",
-    "x" * 300,
-    "\x1b[31m",
-    "b\udcff",
-    '"q", 1',
-    "日本",
-    "-1",
-    "@x",
-]
+HOSTILE = ["=cmd()", "<script>a()</script>", "a\nb", "x" * 300, "\x1b[31m", "b\udcff", '"q", 1', "日本", "-1", "@x"]
 
 
 @pytest.fixture
@@ -105,7 +94,6 @@ def test_json_has_the_same_values(make, tmp_path):
     [
         (0.7, False, "cat"),  # float32(0.7) is lower: the probability of the file counts
         (0.700001, False, "unknown"),
-        (0.05, False, "cat"),
         (0.0, False, "cat"),
         (0.05, True, "cat | dog | emu"),  # also the classes beyond -top_k
         (0.2, True, "cat | dog"),

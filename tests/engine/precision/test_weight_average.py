@@ -8,14 +8,10 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from configs.schema import Train
-from engine.precision.master_weights import average_warning, build_average
+from engine.precision.master_weights import WeightAverage, average_warning
 from models.build import build_model
 
 NOT_SKIPPED = torch.tensor(False)
-
-
-def average_of(model: nn.Module, **options):
-    return build_average(model, Train.model_validate({"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9} | options))
 
 
 def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
@@ -29,7 +25,7 @@ def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
 def test_the_average_is_that_of_timm(warmup):
     """timm counts steps from 1, and its decay is 0 at the first; without warm-up, ours is constant."""
     model, generator = nn.Linear(4, 3, bias=False), torch.Generator().manual_seed(0)
-    ours, timms = average_of(model, MODEL_EMA_WARMUP=warmup), ModelEmaV3(model, 0.9, use_warmup=warmup)
+    ours, timms = WeightAverage(model, 0.9, warmup), ModelEmaV3(model, 0.9, use_warmup=warmup)
     for step in range(40):
         value = torch.randn(3, 4, generator=generator)
         model.weight.data.copy_(value)
@@ -44,7 +40,7 @@ def test_tensors_with_several_names_are_averaged_once():
     """CoaT has its position encodings under two names or more."""
     config = parse_command_line([f"-cfg={ROOT / 'tests/fixtures/families/CoaT/model.yaml'}"]).config
     model, _ = build_model(config.model, config.data, torch.device("cpu"))
-    average = average_of(model, MODEL_EMA_DECAY=0.5, MODEL_EMA_WARMUP=False)
+    average = WeightAverage(model, 0.5)
     start = {name: value.clone() for name, value in average.module.state_dict().items()}
     with torch.no_grad():
         for parameter in model.parameters():

@@ -96,26 +96,18 @@ def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
     assert (logits.grad.abs().sum(1) > 0).tolist() == [True, False, True, True, False, True]
 
 
-def test_balanced_weights_of_several_labels_are_negatives_per_positive():
-    """As torch's documentation of pos_weight: with 100 positive and 300 negative samples it is 3."""
-    targets = np.zeros((400, 4), dtype=np.int8)
-    targets[:100, 0] = targets[:399, 1] = targets[:, 2] = 1
-    assert balanced(targets, 4).tolist() == pytest.approx([3, 1 / 399, 1 / 400, 399])
+SEVERAL = np.zeros((400, 4), dtype=np.int8)
+SEVERAL[:100, 0] = SEVERAL[:399, 1] = SEVERAL[:, 2] = 1
 
 
-def balanced(targets: np.ndarray, num_classes: int) -> torch.Tensor:
-    return read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes, CPU)
-
-
-def test_balanced_weights_are_inversely_proportional_to_the_samples_of_a_class():
-    targets = np.repeat([0, 1, 2], [10, 30, 60])
-    assert balanced(targets, 3).tolist() == pytest.approx([100 / 30, 100 / 90, 100 / 180])
-    assert balanced(targets, 3)[targets].mean() == pytest.approx(1.0)
-
-
-def test_a_class_without_samples_has_the_weight_of_a_class_with_one():
-    weights = balanced(np.repeat([0, 2], [8, 2]), 4)
-    assert weights.tolist() == pytest.approx([10 / 16, 5.0, 10 / 4, 5.0])
+@pytest.mark.parametrize(("targets", "num_classes", "weights"), [
+    (np.repeat([0, 1, 2], [10, 30, 60]), 3, [100 / 30, 100 / 90, 100 / 180]),  # their mean over the samples is 1
+    (np.repeat([0, 2], [8, 2]), 4, [10 / 16, 5.0, 10 / 4, 5.0]),  # without samples: as a class with one
+    (SEVERAL, 4, [3, 1 / 399, 1 / 400, 399]),  # torch's pos_weight: with 100 positive and 300 negative samples, 3
+])  # fmt: skip
+def test_balanced_weights(targets, num_classes, weights):
+    found = read_class_weights(options(CLASS_WEIGHTS="balanced"), targets, num_classes, CPU)
+    assert found.tolist() == pytest.approx(weights)
 
 
 def test_a_list_of_weights_has_a_value_per_class():

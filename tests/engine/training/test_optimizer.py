@@ -13,7 +13,7 @@ from configs.schema import Amp, Train
 from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
-from engine.training.optimizer import build_optimizer, describe_optimizer, set_lr
+from engine.training.optimizer import build_optimizer, set_lr
 from engine.training.session import build_train_state
 from engine.training.step import TrainState
 from models.timm_model import classifiers
@@ -117,13 +117,6 @@ def test_each_optimizer_is_that_of_timm(name):
     assert hyperparameters(optimizer) == hyperparameters(expected)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "Adam"])
-def test_the_defaults_of_adam_are_those_that_earlier_runs_wrote(name):
-    unset, written = train_options(NAME=name), train_options(NAME=name, BETAS=[0.9, 0.999], EPS=1e-8)
-    unset, written = (build_optimizer(nn.Linear(3, 2), options) for options in (unset, written))
-    assert hyperparameters(unset) == hyperparameters(written)
-
-
 CHOSEN = {
     ("SGD", "MOMENTUM"): (0.5, "momentum"),
     ("lamb", "BETAS"): ([0.8, 0.9], "betas"),
@@ -142,12 +135,6 @@ def test_given_options_replace_those_of_the_optimizer(case):
     expected = value[hyperparameter] if isinstance(value, dict) else value
     found = optimizer.defaults[hyperparameter]
     assert list(found) == list(expected) if key == "BETAS" else found == expected
-
-
-def test_the_log_says_which_momentum_sgd_has():
-    options = train_options(NAME="SGD")
-    text = describe_optimizer(build_optimizer(nn.Linear(3, 2), options), options.optimizer)
-    assert text == "SGD, momentum 0.9, nesterov True"
 
 
 REFUSED = {
