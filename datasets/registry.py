@@ -10,20 +10,25 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage
 from datasets.sources.checks import check_same_data, find_invalid_labels, find_problems
-from datasets.sources.class_order import BYTES, NATURAL, ordered_classes
-from datasets.sources.files.class_folders import read_images
-from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.lists import METADATA, table_file
-from datasets.sources.files.rows import read_unlabelled_list
-from datasets.sources.files.split_folders import has_class_folders
-from datasets.sources.files.tables import PARQUET, TABLE_SUFFIXES
-from datasets.sources.groups import check_groups, with_groups
+from datasets.sources.class_folders import read_images
+from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.lists import METADATA, table_file
+from datasets.sources.names import (
+    BYTES,
+    NATURAL,
+    SPLIT_NAMES,
+    check_names,
+    number_by,
+    number_of_classes,
+    ordered_classes,
+)
 from datasets.sources.parquet import Parquet, parquet_files
-from datasets.sources.samples import EncodedImages, Samples, check_names, number_by, number_of_classes
+from datasets.sources.samples import EncodedImages, Samples
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
-from datasets.sources.split import Splitter
-from datasets.sources.split_names import SPLIT_NAMES
+from datasets.sources.split import Splitter, check_groups, with_groups
+from datasets.sources.split_folders import has_class_folders
+from datasets.sources.tables import PARQUET, TABLE_SUFFIXES, read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.system import require

@@ -43,9 +43,9 @@ from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
 from datasets.shards.records import DamagedShard, chunks_of, read_records
-from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
+from datasets.sources.tables import LABEL_DIGITS
 from datasets.transforms.host import resize
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
 from utils.distributed import single_process

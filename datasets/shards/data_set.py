@@ -22,10 +22,9 @@ from datasets.shards.location import FoundShards, find_shards, parse_location
 from datasets.shards.records import DamagedShard, Remarks, add_remark, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
-from datasets.sources.groups import check_groups
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from datasets.sources.source import Source
-from datasets.sources.split import Splitter
+from datasets.sources.split import Part, Splitter, check_groups
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, open_regular_file
 from utils.locks import locked
@@ -74,23 +73,23 @@ class TarShards(Source):
 
         Raises UserError: there are no shards of the split, or they have no image.
         """
-        rows, findings, notes = self._rows(split)
-        if not len(rows) and not findings:
+        part = self._part(split)
+        if not len(part.indices) and not part.findings:
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; add some")
-        index = self.index.select(rows)
+        index = self.index.select(part.indices)
         class_names = self._names or list(map(str, range(self.index.arrays["targets"].max(initial=-1) + 1)))
         samples = TarSamples(self._reader, index, class_names, self.data.shuffle_shards)
         samples.has_class_names = bool(self._names)
-        samples.notes += self.notes + notes
-        samples.findings += findings
+        samples.notes += self.notes + part.notes
+        samples.findings += part.findings
         if len(missing := np.flatnonzero(samples.targets < 0)):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
             fix = "add KEY.cls, a label in KEY.json, or a folder per class"
             samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
         return samples
 
-    def _rows(self, split: str) -> tuple[np.ndarray, list[str], list[str]]:
-        """Returns the sorted rows of the index that belong to a split, error messages, and notes."""
+    def _part(self, split: str) -> Part:
+        """The rows of the index that belong to a split."""
         splits = self.found.splits
         if split == "all" and "all" not in splits:
             split = "val"
@@ -101,12 +100,12 @@ class TarShards(Source):
             raise UserError(f"{self.data.data_path}: has no shard of the split {split}; {known}")
         rows = self.index.rows_of(set(splits[wanted]))
         if not is_part:
-            return rows, [], []
+            return Part(rows)
         groups = strings_in(self.index.arrays, "groups").select(rows) if self.data.groups and split != "all" else None
         if groups:
             check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0])
-        part, findings, notes = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split, groups)
-        return rows[part], findings, notes
+        part = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split, groups)
+        return replace(part, indices=rows[part.indices])
 
     def _paths(self, rows: np.ndarray) -> PackedStrings:
         """The paths of images, such as 'train-0001.tar/cat/1.jpg': their names are unique in a shard only."""

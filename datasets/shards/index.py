@@ -15,9 +15,9 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from datasets.shards.records import Label, Record, is_class_name
-from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
 from datasets.sources.shared_arrays import StringPacker, strings_in, to_arrays, to_nfc
+from datasets.sources.tables import LABEL_DIGITS
 from utils.errors import UserError
 
 INDEX_NAME = "index.safetensors"

@@ -16,8 +16,8 @@ from configs.schema.data import secret_in_url
 from configs.yaml_io import shorten
 from datasets.shards.index import INFO_FILE
 from datasets.shards.store import SCHEME, ShardStore, is_local
+from datasets.sources.names import SPLIT_NAMES, split_of
 from datasets.sources.shared_arrays import to_nfc
-from datasets.sources.split_names import SPLIT_NAMES, split_of
 from utils.errors import UserError
 
 _SUFFIX = ".tar"

@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.files.rows import LABEL_DIGITS
 from datasets.sources.samples import MAX_FILE_BYTES
+from datasets.sources.tables import LABEL_DIGITS
 from utils.errors import UserError
 
 Label = int | str | None

@@ -1,10 +1,20 @@
-"""Checks samples before the first image is read: `findings` are errors that end a run, `notes` go to its log.
+"""Checks samples before the first step: `findings` are errors that end a run, `notes` go to its log.
+
+Image files are checked by their first and last bytes. Files with unexpected bytes, and all files of a small data set,
+are decoded: the check refuses only images that the run would refuse.
 
 Digests of samples compare the data that the ranks read: each host may have files of its own.
 """
 
+import hashlib
+import os
+import threading
+import time
 import zlib
+from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import product
 
@@ -12,12 +22,15 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.decode import JPEG_DECODER, MAX_VALUE, read_grey_values, scale_to_8_bits
-from datasets.decoding.images import BadImage
-from datasets.sources.files.image_files import ImageFiles
-from datasets.sources.samples import EncodedImages, Samples, names_of_labels
-from utils.distributed import ProcessContext, broadcast_object, gather_objects
-from utils.errors import Finding, UserError
+from datasets.decoding.decode import JPEG_DECODER, MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
+from datasets.decoding.headers import HEAD_BYTES, TAIL_BYTES, size_if_whole
+from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage
+from datasets.sources.image_files import ImageFiles
+from datasets.sources.names import names_of_labels
+from datasets.sources.samples import EncodedImages, Samples
+from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects
+from utils.errors import Finding, UserError, combine_findings
+from utils.files import open_descriptor, open_regular_file
 
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
@@ -25,6 +38,12 @@ _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
 _SHOWN_CLASSES = 5  # of the smallest, and of the largest
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
+_MAX_SECONDS = 30.0  # of the check of image files
+_NUM_THREADS = 16  # they wait for the disk
+_MAX_COMPARED, _MAX_COMPARE_SECONDS = 10_000, 10.0  # equal files: that are read as a whole
+_decoding = threading.Semaphore(4)  # a large image takes 200 MB
+_CHUNK = 256  # images between two looks at the clock
+_FEW, _DECODING_SHARE = 5_000, 1 / 15  # so many images are all decoded, for this share of the time
 
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: bool = True) -> list[str]:
@@ -52,22 +71,15 @@ def find_problems(samples: Samples, split: str, data: Data, context: ProcessCont
         fix = "fill in the column target"  # the average precision is not defined
         findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
     if split == "train" and not samples.findings:
-        findings += _find_too_few_samples(len(samples), data, context.world_size)
+        needed, key = data.micro_batch * context.world_size, "-batch_size"  # one batch on every rank
+        if data.global_batch_size:
+            needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"
+        if len(samples) < needed:
+            problem = f"{len(samples)} training samples do not fill one batch of {needed}"
+            findings.append(f"{data.dataset}: {problem} on {context.world_size} device(s); lower {key}")
     if context.local_rank == 0:  # each host may have a disk of its own
         findings += samples.find_missing_files()
     return findings
-
-
-def _find_too_few_samples(num_samples: int, data: Data, world_size: int) -> list[str]:
-    """Finds training samples that do not fill one batch on every rank, or one global batch."""
-    if data.global_batch_size:
-        needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"
-    else:
-        needed, key = data.micro_batch * world_size, "-batch_size"
-    if num_samples >= needed:
-        return []
-    samples = f"{data.dataset}: {num_samples} training samples"
-    return [f"{samples} do not fill one batch of {needed} on {world_size} device(s); lower {key}"]
 
 
 def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[str]:
@@ -83,31 +95,25 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         notes.append(f"{len(empty)} of {len(classes)} classes have no training image, such as {shorten(example)}")
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(f"{unlabelled} of {len(train)} training images have no label")
-    notes += _notes_on_few_images(counts, train.class_names) + _notes_on_class_sizes(train, val)
-    notes += _notes_on_grey_levels(train)
-    for name, other in others.items():
-        if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
-            shared = _paths_in_both(train, other)
-            if shared:
-                notes.append(f"{len(shared)} image(s) are in both train and {name}, such as {shorten(min(shared))}")
-    if isinstance(train, EncodedImages):
-        notes.append(f"whole JPEGs are decoded by {JPEG_DECODER}")
-    return notes
-
-
-def _notes_on_few_images(counts: np.ndarray, class_names: list[str]) -> list[str]:
-    """`counts` int64 (classes,) are training images."""
-    notes = []
     single = np.flatnonzero(counts == 1)
     if len(single):
-        example = class_names[single[0]]
+        example = train.class_names[single[0]]
         notes.append(f"Warning: {len(single)} of {len(counts)} classes have one training image, such as {example!r}")
     typical = np.median(counts[counts > 0]) if counts.any() else 0
     if 0 < typical < _FEW_IMAGES:
-        notes.append(
-            f"Warning: {typical:g} training images per class (median); add images, or use pretrained weights and check "
-            "the accuracy on more validation images"
-        )
+        fix = "add images, or use pretrained weights and check the accuracy on more validation images"
+        notes.append(f"Warning: {typical:g} training images per class (median); {fix}")
+    notes += _notes_on_class_sizes(train, val) + _notes_on_grey_levels(train)
+    for name, other in others.items():
+        if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
+            one, two = train.listing, other.listing  # paths are compared where their checksums are equal
+            in_two = np.isin(one.arrays["paths_crcs"], two.arrays["paths_crcs"])
+            in_one = np.isin(two.arrays["paths_crcs"], one.arrays["paths_crcs"][in_two])
+            paths = {one.paths[index] for index in np.flatnonzero(in_two).tolist()}
+            if shared := paths.intersection(two.paths[index] for index in np.flatnonzero(in_one).tolist()):
+                notes.append(f"{len(shared)} image(s) are in both train and {name}, such as {shorten(min(shared))}")
+    if isinstance(train, EncodedImages):
+        notes.append(f"whole JPEGs are decoded by {JPEG_DECODER}")
     return notes
 
 
@@ -139,33 +145,10 @@ def _notes_on_class_sizes(train: Samples, val: Samples) -> list[str]:
     return notes
 
 
-def _paths_in_both(train: ImageFiles, val: ImageFiles) -> set[str]:
-    """Compares checksums first, and paths only where the checksums are equal."""
-    one, other = train.listing, val.listing
-    in_val = np.isin(one.arrays["paths_crcs"], other.arrays["paths_crcs"])
-    in_train = np.isin(other.arrays["paths_crcs"], one.arrays["paths_crcs"][in_val])
-    train_paths = (one.paths[index] for index in np.flatnonzero(in_val).tolist())
-    return set(train_paths).intersection(other.paths[index] for index in np.flatnonzero(in_train).tolist())
-
-
 def _notes_on_grey_levels(samples: Samples) -> list[str]:
-    """A warning if 16-bit gray images use few of the 256 levels that the model receives: 12 bits use a sixteenth."""
-    if not isinstance(samples, EncodedImages) or not (histogram := _grey_histogram(samples)).any():
+    """A warning if a few 16-bit gray images use few of the 256 levels that the model receives: 12 bits use 16."""
+    if not isinstance(samples, EncodedImages):
         return []
-    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.decoding.grey_range)
-    num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
-    if num_used >= _FEW_LEVELS:
-        return []
-    share = np.cumsum(histogram)
-    low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
-    return [
-        f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels; "
-        f"set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"
-    ]
-
-
-def _grey_histogram(samples: EncodedImages) -> np.ndarray:
-    """The pixels of each value in a few images, int64 (65536,), of 16-bit gray ones. Unusable images are ignored."""
     histogram = np.zeros(MAX_VALUE + 1, dtype=np.int64)
     for index in range(0, len(samples), -(-len(samples) // _GREY_IMAGES) or 1):
         try:
@@ -176,7 +159,16 @@ def _grey_histogram(samples: EncodedImages) -> np.ndarray:
             break
         if values is not None:
             histogram += np.bincount(values.ravel(), minlength=MAX_VALUE + 1)
-    return histogram
+    levels = scale_to_8_bits(np.arange(MAX_VALUE + 1), samples.decoding.grey_range)
+    num_used = int((np.bincount(levels, histogram) > _OUTLIERS * histogram.sum()).sum())
+    if num_used >= _FEW_LEVELS or not histogram.any():
+        return []
+    share = np.cumsum(histogram)
+    low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
+    return [
+        f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels; "
+        f"set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"
+    ]
 
 
 def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
@@ -233,3 +225,165 @@ def _describe(samples: Samples, index: int) -> str:
     named = ", ".join(classes[label] for label in (np.flatnonzero(target) if target.ndim else [target]))
     content = f"class {named}; checksum {samples.checksums()[index]:08x}"
     return f"image {index} of {len(samples)} is {samples.name(index)} ({content})"
+
+
+def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
+    """Checks the image files of all splits on the main process, or as many as it can in half a minute.
+
+    With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it.
+
+    Raises:
+        UserError: all unusable images, in one error on every rank.
+    """
+    files = [samples for samples in splits if isinstance(samples, ImageFiles)]
+    call_on_main(lambda: _check_images(files, data), context)
+
+
+def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
+    num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
+    bad: dict[str, BadImage] = {}  # by path: two splits may share images
+    checked = []
+    for samples in splits:
+        root = samples.listing.root
+        found = check_files(samples, data.image_channels, _MAX_SECONDS * len(samples) / num_images)
+        checked.append(found)
+        if found.number < len(samples):
+            samples.notes.append(
+                f"{root}: checked the headers of {found.number} of {len(samples)} images; the others are checked when "
+                "they are read"
+            )
+        if found.bad and skips:
+            samples.notes.append(
+                f"Warning: {root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE), such "
+                f"as {found.bad[0].path!r}: {found.bad[0].reason}"
+            )
+        bad |= {image.path: image for image in found.bad}
+    if bad and not skips:
+        groups: dict[object, list[BadImage]] = {}  # missing images are one problem for each kind
+        for image in bad.values():
+            groups.setdefault(image.kind if isinstance(image, MissingImage) else id(image), []).append(image)
+        for first, *others in groups.values():
+            first.reason += f", and {len(others)} others" if others else ""
+        problems = [first if len(bad) > 1 else first.with_hint() for first, *_ in groups.values()]
+        raise combine_findings(f"{len(bad)} images cannot be read; {HOW_TO_SKIP}", problems)
+    if splits:
+        splits[0].notes += _notes_on_equal_files(splits, np.concatenate([found.fingerprints for found in checked]))
+
+
+@dataclass
+class CheckedFiles:
+    """bad: the unusable images among the `number` that were checked, in order.
+
+    fingerprints: the size and the CRC-32 of the end of each file, uint64 (N,): size << 32 | CRC-32, 0 if not checked.
+    """
+
+    fingerprints: np.ndarray
+    number: int = 0
+    bad: list[BadImage] = field(default_factory=list)
+
+
+def check_files(samples: ImageFiles, channels: int, seconds: float) -> CheckedFiles:
+    """Checks as many images as it can within `seconds`.
+
+    The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
+    run.
+    """
+    start = time.monotonic()
+    deadline = start + seconds
+    decode_until = start + seconds * _DECODING_SHARE if len(samples) <= _FEW else None
+    checked = CheckedFiles(np.zeros(len(samples), np.uint64))
+
+    def check(indices: np.ndarray) -> dict[int, BadImage | None]:
+        if time.monotonic() > deadline:
+            return {}
+        return {index: find_problem(index) for index in indices.tolist()}
+
+    def find_problem(index: int) -> BadImage | None:
+        try:
+            is_intact = _looks_intact(samples, index, checked.fingerprints)
+            if not is_intact or (decode_until and time.monotonic() < decode_until):
+                with _decoding:
+                    samples.open(index, channels).pixels  # noqa: B018  # decodes
+        except BadImage as problem:
+            return samples.missing_image(index) or problem
+        return None
+
+    windows = samples.windows
+    order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))
+    chunks = (np.sort(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK))
+    found: dict[int, BadImage] = {}
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        for of_chunk in pool.map(check, chunks):
+            checked.number += len(of_chunk)
+            found |= {index: problem for index, problem in of_chunk.items() if problem}
+    finally:
+        pool.shutdown(cancel_futures=True)
+    samples.explain_missing({index: one for index, one in sorted(found.items()) if isinstance(one, MissingImage)})
+    checked.bad = [found[index] for index in sorted(found)]
+    return checked
+
+
+def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> bool:
+    """Tells whether the file begins and ends as a common image that is not too large; False if it cannot be read."""
+    try:
+        descriptor, size = open_descriptor(samples.name(index))
+        try:
+            head = os.pread(descriptor, HEAD_BYTES, 0)
+            tail = os.pread(descriptor, TAIL_BYTES, size - TAIL_BYTES) if size > HEAD_BYTES else head[-TAIL_BYTES:]
+            fingerprints[index] = size << 32 | zlib.crc32(tail)
+            sides = size_if_whole(descriptor, head, tail, size)
+        finally:
+            os.close(descriptor)
+    except Exception:  # Pillow raises many types on damaged files
+        return False
+    return sides is not None and size <= samples.max_file_bytes and is_affordable(*sides, samples.decoding.max_pixels)
+
+
+_PROBLEMS = (
+    ("have different labels", "remove all but one"),
+    ("are in two splits", "the evaluation counts images that were trained on; remove them from one"),
+)
+
+
+def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray) -> list[str]:
+    """Warnings about such files; they change neither the labels nor the splits.
+
+    fingerprints: of all splits; files with equal ones are compared by SHA-256.
+    """
+    _, groups, sizes = np.unique(fingerprints, return_inverse=True, return_counts=True)
+    candidates = np.flatnonzero((sizes[groups] > 1) & (fingerprints > 0))
+    candidates = candidates[np.argsort(groups[candidates], kind="stable")]
+    starts = np.cumsum([0, *map(len, splits)])
+    deadline = time.monotonic() + _MAX_COMPARE_SECONDS
+
+    def read(place: int) -> tuple[bytes, str, tuple[bytes, int]] | None:
+        """The digest, the path, and the labels and the split of a file; None if it cannot be read in time."""
+        split = int(np.searchsorted(starts, place, side="right")) - 1
+        samples, index = splits[split], place - int(starts[split])
+        try:
+            if time.monotonic() > deadline:
+                return None
+            with open_regular_file(path := samples.name(index)) as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+        except OSError:
+            return None
+        return digest, path, (samples.targets[index].tobytes(), split)
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        files = list(filter(None, pool.map(read, candidates[:_MAX_COMPARED].tolist())))
+    equal: defaultdict[bytes, dict[str, tuple[bytes, int]]] = defaultdict(dict)
+    for digest, path, facts in files:
+        equal[digest].setdefault(path, facts)  # `notes_on` reports a path in two splits
+    notes = []
+    for kind, (problem, advice) in enumerate(_PROBLEMS):
+        if found := [paths for paths in equal.values() if len({facts[kind] for facts in paths.values()}) > 1]:
+            (one, facts), *others = found[0].items()
+            other = next(path for path, of_other in others if of_other[kind] != facts[kind])
+            pair = f"{shorten(one)} and {shorten(other)}"
+            notes.append(f"Warning: {sum(map(len, found))} files with equal bytes {problem}, such as {pair}; {advice}")
+    if len(files) < len(candidates):
+        notes.append(
+            f"compared the bytes of {len(files)} of {len(candidates)} files with the size and the end of another"
+        )
+    return notes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from datasets.decoding.decode import LazyImage, convert_channels
-from datasets.sources.files.class_folders import find_folder
+from datasets.sources.class_folders import find_folder
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import MappedArrays, share_arrays
 from datasets.sources.source import Source

@@ -17,12 +17,12 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import LazyImage
 from datasets.decoding.images import BadImage
 from datasets.loading.sampler import ShardWindows
-from datasets.sources.files.image_files import ImageFiles, Listing, listing_arrays
-from datasets.sources.files.lists import Tables
-from datasets.sources.files.tables import PARQUET, Table
-from datasets.sources.samples import list_names, read_error
+from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.lists import Tables
+from datasets.sources.names import SPLIT_NAMES, list_names, split_of
+from datasets.sources.samples import read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
-from datasets.sources.split_names import SPLIT_NAMES, split_of
+from datasets.sources.tables import PARQUET, Table
 from utils.errors import Finding, UserError, error_from
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # of the hub: train-00000-of-00002.parquet
@@ -223,5 +223,5 @@ class ParquetImages(ImageFiles):
     def find_missing_files(self) -> Sequence[Finding]:
         return []
 
-    def is_missing(self, index: int) -> bool:
-        return False
+    def missing_image(self, index: int) -> None:
+        """None: a row is no file."""

@@ -107,21 +107,21 @@ class Source:
 
 # Of each data set of configs/data_sets.py the class, which is imported when the data set is read, and its packages.
 _SOURCES = {
-    "imagenet2012": "sources.files.lists:Lists",
-    "folder": "sources.files.split_folders:ClassFolders",
-    "csv": "sources.files.lists:Tables",
+    "imagenet2012": "sources.lists:Lists",
+    "folder": "sources.split_folders:ClassFolders",
+    "csv": "sources.lists:Tables",
     "parquet": "sources.parquet:Parquet",
-    "caltech101": "sources.files.class_folders:Caltech101",
-    "caltech256": "sources.files.class_folders:Caltech256",
+    "caltech101": "sources.class_folders:Caltech101",
+    "caltech256": "sources.class_folders:Caltech256",
     "cifar10": "sources.in_memory:Cifar10",
     "cifar100": "sources.in_memory:Cifar100",
     "tar": "shards.data_set:TarShards",
     "digits": "sources.in_memory:Digits",
     "fake": "sources.in_memory:Fake",
-    "imagenet-a": "sources.files.imagenet_sets:ImageNetFolders",
-    "imagenet-r": "sources.files.imagenet_sets:ImageNetFolders",
-    "imagenet-v2": "sources.files.imagenet_sets:ImageNetFolders",
-    "imagenet-real": "sources.files.imagenet_sets:ImageNetReal",
+    "imagenet-a": "sources.imagenet_sets:ImageNetFolders",
+    "imagenet-r": "sources.imagenet_sets:ImageNetFolders",
+    "imagenet-v2": "sources.imagenet_sets:ImageNetFolders",
+    "imagenet-real": "sources.imagenet_sets:ImageNetReal",
 }
 _PACKAGES = {"parquet": ("pyarrow",), "tar": ("obstore", "braceexpand"), "digits": ("sklearn",)}
 

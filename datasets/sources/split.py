@@ -1,19 +1,27 @@
-"""Train and validation splits of a data set that comes without them.
+"""Train and validation splits of a data set that comes without them; DATA.GROUPS: what a split keeps together.
 
 The split of an image is a function of its path: images that are added or removed do not move the others.
+
+Legend: N images, G groups, such as patients.
 """
 
+import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from configs.data_sets import properties_of
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.files.image_files import Listing
-from datasets.sources.groups import describe_groups, most_frequent, with_groups
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_nfc
+from datasets.sources.image_files import Listing
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
+from datasets.sources.tables import Table, table_rows
+from utils.errors import Finding, UserError, combine_findings
 
 DEFAULT_VAL_FRACTION = 0.1
 _NO_LIST = (
@@ -62,6 +70,15 @@ def hash_paths(paths: PackedStrings, seed: int = 0) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8")
 
 
+@dataclass
+class Part:
+    """The sorted indices of the images of a part of the data, error messages, and notes for the log."""
+
+    indices: np.ndarray
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
 class Splitter:
     """Splits the data of a run, or of an evaluation of its weights.
 
@@ -70,13 +87,14 @@ class Splitter:
     """
 
     def __init__(self, data: Data, known: RunSplit | None = None) -> None:
+        fold = (data.fold or 0, data.folds) if data.folds else None
+        fraction = data.val_fraction or DEFAULT_VAL_FRACTION
         self.data, self.known = data, known
+        self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
         self.result: RunSplit | None = None
 
-    def part(
-        self, paths: PackedStrings, strata: np.ndarray, split: str, groups: PackedStrings | None = None
-    ) -> tuple[np.ndarray, list[str], list[str]]:
-        """Returns the sorted indices of the images of 'train', 'val' or 'all', error messages, and notes.
+    def part(self, paths: PackedStrings, strata: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
+        """The images of 'train', 'val' or 'all'.
 
         Sorts the images of each stratum by the hash of their path. The first VAL_FRACTION (a tenth by default, rounded,
         at least one) become validation images; a single image stays in train. With DATA.FOLDS: see `_hold_out`. Groups
@@ -84,11 +102,10 @@ class Splitter:
 
         strata: int64 (N,), the labels, or equal numbers if an image has several.
         """
-        data, known, hashes = self.data, self.known, hash_paths(paths)
-        new = self._rule()
+        place, known, new, hashes = self.data.data_path, self.known, self._rule, hash_paths(paths)
         is_same = known is not None and split != "all" and known.rule == new.rule
         listed = known.held_out if known and is_same else None
-        findings, notes = list[str](), list[str]()
+        findings, notes = list[Finding](), list[str]()
         problem = "no class has two images, so no image can be held out; add a val split"
         if split == "all":
             is_val = np.ones(len(paths), dtype=bool)
@@ -103,7 +120,14 @@ class Splitter:
             if not listed:
                 problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
         elif groups:
-            is_val, findings, notes = self._hold_out_groups(groups, strata)
+            ids, group_of = np.unique(hash_paths(groups, new.seed), return_inverse=True)
+            if len(ids) in (1, len(strata)):
+                is_val, few = np.zeros(len(strata), bool), "all images are of one group"
+                few = few if len(ids) == 1 else "each image is a group of its own"
+                findings.append(f"DATA.GROUPS {shorten(new.groups)}: {few}, such as {shorten(groups[0])}")
+            else:
+                is_val = _hold_out(most_frequent(strata, group_of), new, ids)[0][group_of]
+                notes += _describe_groups(groups, group_of, strata, is_val, self.data.folds)
             problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"
             if new.fold:
                 problem = f"no group is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are groups"
@@ -111,10 +135,10 @@ class Splitter:
             is_val, small = _hold_out(strata, new, hash_paths(paths, new.seed) if new.seed else hashes)
             if new.fold and small:
                 findings.append(
-                    f"{data.data_path}: {len(small)} class(es) have fewer images than DATA.FOLDS {new.fold[1]}, such "
+                    f"{place}: {len(small)} class(es) have fewer images than DATA.FOLDS {new.fold[1]}, such "
                     f"as the class of {shorten(paths[small[0]])}; add images, or set fewer folds"
                 )
-        notes += self._changes(paths, hashes, is_val, is_same) if known else []
+        notes += _changes(known, paths, hashes, is_val, is_same) if known else []
         if split == "train":
             names = _names_of(paths, is_val).union(listed or ())
             held_out_groups = _names_of(groups, is_val).union(known.held_out_groups if known and is_same else ())
@@ -125,50 +149,32 @@ class Splitter:
                 trained=trained,
                 held_out_groups=tuple(sorted(held_out_groups)),
             )
-        indices = np.flatnonzero(~is_val if split == "train" else is_val)
         if not is_val.any() and not findings:
-            findings.append(f"{data.data_path}: {problem}")
-        return indices, findings, notes
+            findings.append(f"{place}: {problem}")
+        return Part(np.flatnonzero(~is_val if split == "train" else is_val), findings, notes)
 
-    def _rule(self) -> RunSplit:
-        """A split by the options, without its images."""
-        data = self.data
-        fold = (data.fold or 0, data.folds) if data.folds else None
-        return RunSplit(data.split_seed, data.val_fraction or DEFAULT_VAL_FRACTION, None, fold=fold, groups=data.groups)
 
-    def _hold_out_groups(self, groups: PackedStrings, strata: np.ndarray) -> tuple[np.ndarray, list[str], list[str]]:
-        """Tells for each image whether it is held out, bool (N,); error messages, and notes."""
-        rule, is_val = self._rule(), np.zeros(len(strata), bool)
-        ids, group_of = np.unique(hash_paths(groups, rule.seed), return_inverse=True)
-        if len(ids) in (1, len(strata)):
-            problem = "all images are of one group" if len(ids) == 1 else "each image is a group of its own"
-            return is_val, [f"DATA.GROUPS {shorten(rule.groups)}: {problem}, such as {shorten(groups[0])}"], []
-        is_val = _hold_out(most_frequent(strata, group_of), rule, ids)[0][group_of]
-        return is_val, [], describe_groups(groups, group_of, strata, is_val, self.data.folds)
-
-    def _changes(self, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
-        """Notes about images that were added or removed since the run `known`, or that it was trained on."""
-        known, notes = self.known, []
-        assert known
-        if known.held_out is None:
-            return [f"Warning: {_NO_LIST}"]
-        held_out, is_trained = _hashes_of(known.held_out), np.isin(hashes, known.trained)
-        missing, added = np.flatnonzero(~np.isin(held_out, hashes)), np.flatnonzero(~is_trained & ~is_val)
-        num_missing = len(known.trained) - len(np.unique(hashes[is_trained]))
-        if is_same and len(missing):
-            example = shorten(known.held_out[missing[0]])
-            notes.append(f"Warning: {len(missing)} of {len(held_out)} held-out image(s) are missing, such as {example}")
-        if is_same and len(known.trained) and len(added):
-            notes.append(f"{len(added)} image(s) were added as training images, such as {shorten(paths[added[0]])}")
-        if is_same and num_missing:
-            notes.append(f"{num_missing} of {len(known.trained)} training image(s) of the checkpoint are missing")
-        seen = np.flatnonzero(is_val & is_trained)
-        # All images of other data may have such paths, too.
-        if len(seen) and (not is_val.all() or num_missing < len(known.trained) / 2):
-            images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
-            fix = "; -split val evaluates the held-out images" if is_val.all() else ""
-            notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on{fix}")
-        return notes
+def _changes(known: RunSplit, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
+    """Notes about images that were added or removed since the run `known`, or that it was trained on."""
+    if known.held_out is None:
+        return [f"Warning: {_NO_LIST}"]
+    notes, held_out, is_trained = list[str](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
+    missing, added = np.flatnonzero(~np.isin(held_out, hashes)), np.flatnonzero(~is_trained & ~is_val)
+    num_missing = len(known.trained) - len(np.unique(hashes[is_trained]))
+    if is_same and len(missing):
+        example = shorten(known.held_out[missing[0]])
+        notes.append(f"Warning: {len(missing)} of {len(held_out)} held-out image(s) are missing, such as {example}")
+    if is_same and len(known.trained) and len(added):
+        notes.append(f"{len(added)} image(s) were added as training images, such as {shorten(paths[added[0]])}")
+    if is_same and num_missing:
+        notes.append(f"{num_missing} of {len(known.trained)} training image(s) of the checkpoint are missing")
+    seen = np.flatnonzero(is_val & is_trained)
+    # All images of other data may have such paths, too.
+    if len(seen) and (not is_val.all() or num_missing < len(known.trained) / 2):
+        images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
+        fix = "; -split val evaluates the held-out images" if is_val.all() else ""
+        notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on{fix}")
+    return notes
 
 
 def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> Data:
@@ -191,10 +197,10 @@ def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:
     strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
     if splitter.data.groups and split != "all":
         listing = with_groups(listing, splitter.data)
-    indices, findings, notes = splitter.part(listing.paths, strata, split, listing.groups)
-    listing.findings += findings
-    listing.notes += notes
-    return listing.select(indices)
+    part = splitter.part(listing.paths, strata, split, listing.groups)
+    listing.findings += part.findings
+    listing.notes += part.notes
+    return listing.select(part.indices)
 
 
 def _names_of(strings: PackedStrings | None, is_selected: np.ndarray) -> set[str]:
@@ -226,3 +232,86 @@ def _hold_out(strata: np.ndarray, rule: RunSplit, hashes: np.ndarray) -> tuple[n
             start, end = 0, min(max(round(number * rule.fraction), 1), number - 1)
         is_val[members] = (start <= positions) & (positions < end)
     return is_val, small
+
+
+def with_groups(listing: Listing, data: Data) -> Listing:
+    """The listing with the group of each image: a column of its table, or what DATA.GROUPS says of its path.
+
+    Raises:
+        UserError: images without a group; the table of the groups cannot be read, or an image has two.
+    """
+    assert data.groups
+    by_column = properties_of(data.dataset).groups_by == "column"
+    if "(" in data.groups and not by_column:
+        matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
+        packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
+        fix = "the expression must match each path relative to the class folders"
+    else:
+        file, root = Path(data.groups), data.data_path
+        columns: dict[Any, Any] = {"path": "path", "label": "group"}
+        fix = "add lines path,group, with paths relative to DATA_PATH"
+        if by_column:
+            assert listing.file
+            file, root = listing.file, str(listing.root)
+            columns, fix = {**(data.columns or {}), "label": data.groups}, "fill in the column"
+        table = Table(file, data.encoding)
+        if by_column and data.groups not in table.header:
+            raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
+        changes = {"image_root": root, "columns": {**columns, "split": None}}
+        rows, group_of = table_rows(table, data.model_copy(update=changes)), dict[str, str]()
+        names = list(rows.target_ids)
+        for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
+            if group_of.setdefault(path, names[target_id]) != names[target_id]:
+                rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
+        if rows.findings:
+            raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+        folder = os.path.relpath(listing.root, root)
+        packed = StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
+    groups = packed.strings()
+    check_groups(groups, data, listing.location, fix)
+    return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
+
+
+def check_groups(
+    groups: PackedStrings, data: Data, location: Callable[[int], str], fix: str = "add the key to its .json"
+) -> None:
+    """Raises UserError for images without a group."""
+    if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
+        images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
+        raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
+
+
+def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
+    """The most frequent class of each group, the smallest of equally frequent ones: int64 (G,).
+
+    classes: int64 (N,), at least -1. group_of: positions of the groups, int64 (N,).
+    """
+    width = int(classes.max()) + 2
+    pairs, counts = np.unique(group_of * width + classes + 1, return_counts=True)
+    by_count = pairs[np.lexsort((pairs, -counts, pairs // width))]
+    first = np.unique(by_count // width, return_index=True)[1]
+    return by_count[first] % width - 1
+
+
+def _describe_groups(
+    groups: PackedStrings, group_of: np.ndarray, classes: np.ndarray, is_val: np.ndarray, folds: int | None
+) -> list[str]:
+    """Lines for the log: groups held out and class shares; a group larger than a fold, classes in few groups.
+
+    group_of: as of `most_frequent`. classes: int64 (N,). is_val: bool (N,).
+    """
+    sizes, width = np.bincount(group_of), int(classes.max()) + 2
+    held_out, number = np.bincount(classes[is_val] + 1, minlength=width), len(classes)
+    deviation = 100 * np.abs(held_out / max(is_val.sum(), 1) - np.bincount(classes + 1) / number).max()
+    notes = [
+        f"groups: {len(np.unique(group_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images; "
+        f"the share of a class deviates by up to {deviation:.1f} points (DATA.GROUPS)"
+    ]
+    if folds and sizes.max() > number / folds:
+        name = shorten(groups[int(np.argmax(group_of == sizes.argmax()))])
+        notes.append(f"Warning: the group {name} has {sizes.max()} of {number} images, more than one of {folds} folds")
+    groups_of_class = np.bincount(np.unique(group_of * width + classes + 1) % width)
+    if few := int(((groups_of_class > 0) & (groups_of_class < (folds or 2))).sum()):
+        parts = "folds" if folds else "training and validation"
+        notes.append(f"Warning: {few} class(es) are in fewer than {folds or 2} groups, and missing in some {parts}")
+    return notes

@@ -15,7 +15,7 @@ import torch
 from configs.batch_plan import EpochLayout
 from configs.weights import PADDLE
 from configs.yaml_io import format_value, parse_value
-from datasets.sources.samples import list_names
+from datasets.sources.names import list_names
 from engine.checkpoint.run_folder import (
     BEST,
     FILE,

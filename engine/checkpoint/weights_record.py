@@ -30,7 +30,7 @@ from configs.weights import (
     format_of,
 )
 from configs.yaml_io import parse_value
-from datasets.sources.class_order import names_by_number
+from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.command_line import Command
 from configs.flags import Prediction
-from datasets.sources.samples import names_of_labels
+from datasets.sources.names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.pictures import EXPLANATIONS, write_maps

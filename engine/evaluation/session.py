@@ -17,7 +17,8 @@ from configs.schema import Config, Data
 from configs.schema.model import Tune
 from datasets.loading.loader import Loader, Loaders, build_eval_loader
 from datasets.sources.checks import digest_of
-from datasets.sources.samples import Samples, names_of_labels
+from datasets.sources.names import names_of_labels
+from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import describe_data
 from engine.evaluation.evaluate import Evaluator

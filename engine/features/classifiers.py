@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from datasets.sources.groups import most_frequent
+from datasets.sources.split import most_frequent
 from engine.training.loss import Loss
 
 _NEIGHBORS, _TEMPERATURE = 20, 0.07

@@ -16,7 +16,8 @@ import numpy as np
 from configs.schema import Config
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import build_eval_loader
-from datasets.sources.samples import Samples, names_of_labels
+from datasets.sources.names import names_of_labels
+from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.predictions import BATCHES_PER_WRITE, digest_inputs

@@ -14,11 +14,10 @@ from configs.resolve import Facts, resolve
 from configs.schema import Config, Data
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset
-from datasets.sources.checks import digest_of
-from datasets.sources.class_order import BYTES, NATURAL, read_class_list
-from datasets.sources.files.image_checks import check_images
-from datasets.sources.files.imagenet_sets import class_mask, wordnet_ids
-from datasets.sources.samples import Samples, number_of_classes
+from datasets.sources.checks import check_images, digest_of
+from datasets.sources.imagenet_sets import class_mask, wordnet_ids
+from datasets.sources.names import BYTES, NATURAL, number_of_classes, read_class_list
+from datasets.sources.samples import Samples
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter, as_read_before
 from engine.checkpoint.weights_record import weights_record

@@ -8,9 +8,8 @@ from timm.models import get_arch_pretrained_cfgs, is_model
 
 from configs.schema.model import Model
 from configs.weights import WeightsRecord
-from datasets.sources.class_order import CLASS_FILE, find_ambiguity
-from datasets.sources.files.imagenet_sets import wordnet_ids
-from datasets.sources.samples import list_names
+from datasets.sources.imagenet_sets import wordnet_ids
+from datasets.sources.names import CLASS_FILE, find_ambiguity, list_names
 from utils.errors import UserError
 
 

@@ -20,8 +20,9 @@ from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
 from configs.yaml_io import parse_value
 from datasets.loading.loader import shard_windows
 from datasets.registry import has_test_split, read_samples
-from datasets.sources.files.image_checks import check_images
-from datasets.sources.samples import Samples, number_of_classes
+from datasets.sources.checks import check_images
+from datasets.sources.names import number_of_classes
+from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record

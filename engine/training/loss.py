@@ -25,7 +25,7 @@ from configs.schema import Loss as LossOptions
 from configs.weights import NORMALIZATION, WeightsRecord, architecture
 from configs.yaml_io import shorten
 from datasets.batch import PADDING
-from datasets.sources.samples import map_labels
+from datasets.sources.names import map_labels
 from engine.checkpoint.weights_record import read_record, weights_record
 from engine.plan.outputs import match_outputs
 from engine.precision.policy import Precision

@@ -21,8 +21,7 @@ from configs.schema import Config
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
-from datasets.sources.class_order import find_ambiguity
-from datasets.sources.samples import list_names, map_labels
+from datasets.sources.names import find_ambiguity, list_names, map_labels
 from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files

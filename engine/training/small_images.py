@@ -27,9 +27,10 @@ from tqdm import tqdm
 from configs.schema import Config, Data
 from datasets.decoding.decode import MODES, decode_small
 from datasets.decoding.images import BadImage
-from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.image_files import ImageFiles
 from datasets.sources.in_memory import ImageArray
-from datasets.sources.samples import EncodedImages, Samples, names_of_labels
+from datasets.sources.names import names_of_labels
+from datasets.sources.samples import EncodedImages, Samples
 from engine.evaluation.pictures import write_findings
 from engine.evaluation.results import name_of_target
 from engine.progress import EpochProgress, Observer

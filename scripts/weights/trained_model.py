@@ -12,8 +12,8 @@ from configs.command_line import Command, to_yaml
 from configs.schema import Config
 from configs.weights import PLACE, SPLIT, WeightsRecord, options_to_export
 from configs.yaml_io import parse_value
-from datasets.sources.class_order import BYTES, NATURAL, read_class_list
-from datasets.sources.files.imagenet_sets import wordnet_ids
+from datasets.sources.imagenet_sets import wordnet_ids
+from datasets.sources.names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint

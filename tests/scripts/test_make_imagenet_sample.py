@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from configs.schema import Data
-from datasets.sources.files.lists import Lists
+from datasets.sources.lists import Lists
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_imagenet_sample.py"
 

@@ -23,12 +23,12 @@ from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.class_order import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
-from datasets.sources.files.lists import read_list, read_table
-from datasets.sources.files.tables import Table
 from datasets.sources.in_memory import read_batch
+from datasets.sources.lists import read_list, read_table
+from datasets.sources.names import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
 from datasets.sources.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
+from datasets.sources.tables import Table
 from datasets.transforms.host import eval_crop
 from datasets.transforms.policies import TimmPolicy
 from tests.datasets.shards.tar_files import tar_of

@@ -14,7 +14,7 @@ from configs.schema import Data
 from datasets.decoding.decode import open_image
 from datasets.registry import read_samples
 from datasets.shards.store import ShardStore
-from datasets.sources.files.image_checks import check_images
+from datasets.sources.checks import check_images
 from engine.checkpoint import run_folder
 from engine.checkpoint.reader import find_checkpoint
 from engine.commands import train

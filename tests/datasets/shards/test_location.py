@@ -7,7 +7,7 @@ import pytest
 from datasets.shards.data_set import find_shards
 from datasets.shards.location import parse_location
 from datasets.shards.store import ShardStore, is_local
-from datasets.sources.split_names import split_of
+from datasets.sources.names import split_of
 from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError
 

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Data
-from datasets.sources.files.image_checks import find_bad_images
+from datasets.sources.checks import check_files
 from datasets.sources.source import source_class
 from utils.errors import UserError
 
@@ -46,7 +46,7 @@ def problems_of(call):
         samples = call()
     except UserError as error:
         return [str(error)]
-    return list(map(str, (*samples.findings, *find_bad_images(samples, 3, 60)[0])))
+    return list(map(str, (*samples.findings, *check_files(samples, 3, 60).bad)))
 
 
 def assert_refused(call, *parts):

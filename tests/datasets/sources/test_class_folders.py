@@ -8,10 +8,10 @@ from source_helpers import assert_refused, names_of, options, write_classes, wri
 
 from configs.schema import Data
 from datasets.registry import has_test_split, read_samples
-from datasets.sources.files import class_folders
-from datasets.sources.files.class_folders import read_class_folders
-from datasets.sources.files.split_folders import ClassFolders
+from datasets.sources import class_folders
+from datasets.sources.class_folders import read_class_folders
 from datasets.sources.source import source_class
+from datasets.sources.split_folders import ClassFolders
 from utils.errors import UserError
 
 

@@ -7,7 +7,7 @@ import pytest
 from source_helpers import names_of, options, write_classes, write_image
 
 from datasets.registry import read_samples
-from datasets.sources.samples import number_of_classes
+from datasets.sources.names import number_of_classes
 from utils.errors import UserError
 
 KNOWN = ["ant", "bee", "cat", "dog"]

@@ -13,9 +13,9 @@ from source_helpers import assert_refused, names_of, options, write_classes, wri
 from configs.schema import Data
 from datasets.decoding.images import BadImage, kind_of, missing_decoder
 from datasets.registry import read_samples, unlabelled
-from datasets.sources.files import class_folders
-from datasets.sources.files.class_folders import read_class_folders
-from datasets.sources.files.split_folders import ClassFolders
+from datasets.sources import class_folders
+from datasets.sources.class_folders import read_class_folders
+from datasets.sources.split_folders import ClassFolders
 
 HEIC = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
 

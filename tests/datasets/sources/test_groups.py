@@ -11,9 +11,8 @@ from source_helpers import options, write_image
 
 from configs.schema import Data
 from datasets.registry import read_samples
-from datasets.sources.groups import most_frequent
 from datasets.sources.shared_arrays import StringPacker
-from datasets.sources.split import RunSplit, Splitter
+from datasets.sources.split import RunSplit, Splitter, most_frequent
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
 from tests.datasets.shards.tar_files import jpeg, tar_of
@@ -28,8 +27,8 @@ def part(images, split, known=None, **values):
     paths, classes, groups = zip(*images, strict=True)
     splitter = Splitter(options("DIR", groups="(x)", **values), known)
     packed = (StringPacker(texts).strings() for texts in (paths, groups))
-    indices, findings, notes = splitter.part(next(packed), np.array(classes), split, next(packed))
-    return indices.tolist(), findings + notes, splitter.result
+    found = splitter.part(next(packed), np.array(classes), split, next(packed))
+    return found.indices.tolist(), found.findings + found.notes, splitter.result
 
 
 def random_images(rng):
@@ -97,7 +96,7 @@ def test_a_new_image_of_a_held_out_group_is_validation():
     assert set(resumed.held_out) == {*run.held_out, "9/new.jpg"} and resumed.held_out_groups == run.held_out_groups
     splitter = Splitter(options("DIR", val_fraction=0.3), run)  # without GROUPS it is another split
     packed = StringPacker(path for path, *_ in IMAGES).strings()
-    notes = splitter.part(packed, np.array([label for _, label, _ in IMAGES]), "val")[2]
+    notes = splitter.part(packed, np.array([label for _, label, _ in IMAGES]), "val").notes
     assert any("have the paths of images that the checkpoint was trained on" in note for note in notes)
 
 

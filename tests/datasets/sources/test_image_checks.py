@@ -6,9 +6,9 @@ from PIL import Image, features
 from source_helpers import options, write_classes
 
 from datasets.decoding.decode import Decoding
-from datasets.sources.files import image_checks
-from datasets.sources.files.image_checks import check_images, find_bad_images
-from datasets.sources.files.split_folders import ClassFolders
+from datasets.sources import checks
+from datasets.sources.checks import check_files, check_images
+from datasets.sources.split_folders import ClassFolders
 from tests.datasets import photo
 from utils.errors import Findings
 
@@ -35,7 +35,7 @@ def samples_of(tmp_path):
 
 
 def reasons(samples):
-    return {image.path.rpartition("/")[2]: image.reason for image in find_bad_images(samples, 3, 60)[0]}
+    return {image.path.rpartition("/")[2]: image.reason for image in check_files(samples, 3, 60).bad}
 
 
 def test_each_kind_of_damage_is_found(samples_of):
@@ -98,14 +98,14 @@ if features.check("avif"):
 
 
 def test_headers_show_all_that_decoding_refuses_but_damaged_pixels(samples_of, monkeypatch):
-    monkeypatch.setattr(image_checks, "_FEW", 0)
+    monkeypatch.setattr(checks, "_FEW", 0)
     whole = {kind: encode("TIFF", compression=kind) for kind in ("tiff_lzw", "jpeg")}
     lab = encode("TIFF", NOISE.convert("RGB").convert("LAB"))
     samples = samples_of(**{name: content() for name, content in REFUSED.items()}, **whole, lab=lab)
     found = reasons(samples)
     assert found.keys() == {f"{name}.jpg" for name in REFUSED}
     assert "9500 x 9500 pixels, more than DATA.MAX_PIXELS 64000000" in found["large.png.jpg"]
-    of_gray = [image.path for image in find_bad_images(samples, 1, 60)[0]]
+    of_gray = [image.path for image in check_files(samples, 1, 60).bad]
     assert len(of_gray) == len(REFUSED) + 1 and any(path.endswith("lab.jpg") for path in of_gray)
 
 
@@ -113,7 +113,7 @@ def test_all_files_of_a_small_data_set_are_decoded(samples_of, monkeypatch):
     jpeg, png = encode("JPEG"), encode("PNG")
     damaged = {"twice": jpeg[: len(jpeg) // 2] + jpeg, "png": png[:2000] + bytes(400) + png[2400:]}
     assert len(reasons(samples_of(**damaged, whole=jpeg))) == 2
-    monkeypatch.setattr(image_checks, "_FEW", 3)
+    monkeypatch.setattr(checks, "_FEW", 3)
     assert reasons(samples_of(**damaged, whole=jpeg)) == {}
 
 
@@ -125,12 +125,12 @@ def test_max_pixels_admits_a_larger_image(tmp_path, samples_of, cpu):
 
 
 def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr(image_checks, "_CHUNK", 10)
-    monkeypatch.setattr(image_checks, "_FEW", 0)  # the clock is read once per chunk
+    monkeypatch.setattr(checks, "_CHUNK", 10)
+    monkeypatch.setattr(checks, "_FEW", 0)  # the clock is read once per chunk
     write_classes(tmp_path, a=60, b=60)
     samples = ClassFolders(options(tmp_path, val_fraction=0.01)).read("train")
     remaining = iter([0, *[0] * 5])  # then the time is over
-    monkeypatch.setattr(image_checks.time, "monotonic", lambda: next(remaining, 99))
+    monkeypatch.setattr(checks.time, "monotonic", lambda: next(remaining, 99))
     check_images([samples], options(tmp_path), cpu)
     note = samples.notes[0]
     assert note.startswith(f"{tmp_path}: checked the headers of 50 of 118 images; the others are checked when")
@@ -175,9 +175,9 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
     assert all(name in labels for name in ("train/a/0.bmp", "train/b/1.bmp"))
     assert splits.startswith("Warning: 3 files with equal bytes are in two splits, such as ")
     assert "train/b/0.bmp" in splits and "val/b/1.bmp" in splits
-    monkeypatch.setattr(image_checks, "_MAX_COMPARED", 2)
+    monkeypatch.setattr(checks, "_MAX_COMPARED", 2)
     assert warnings()[-1].startswith("compared the bytes of 2 of 7 files")
-    monkeypatch.setattr(image_checks, "_MAX_COMPARE_SECONDS", -1)
+    monkeypatch.setattr(checks, "_MAX_COMPARE_SECONDS", -1)
     assert warnings() == ["compared the bytes of 0 of 7 files with the size and the end of another"]
 
 
@@ -186,5 +186,5 @@ def test_the_nearest_name_of_the_first_missing_image(samples_of, tmp_path):
     for name in ("photo_2", "other_name"):
         (tmp_path / "train" / "class" / f"{name}.jpg").unlink()
     (tmp_path / "train" / "class" / "other-name.JPG").touch()
-    first, second = find_bad_images(samples, 3, 60)[0]
+    first, second = check_files(samples, 3, 60).bad
     assert str(first).endswith("; did you mean other-name.JPG?") and "did you mean" not in str(second)

@@ -11,7 +11,7 @@ from source_helpers import assert_refused, names_of, options, write_classes, wri
 from configs.command_line import parse_command_line
 from configs.data_sets import DATA_SETS
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
-from datasets.sources.files.lists import Lists, Tables
+from datasets.sources.lists import Lists, Tables
 from datasets.sources.source import source_class
 from utils.errors import UserError
 

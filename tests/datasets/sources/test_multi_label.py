@@ -10,8 +10,8 @@ from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.files.lists import Tables, split_labels
-from datasets.sources.samples import number_by
+from datasets.sources.lists import Tables, split_labels
+from datasets.sources.names import number_by
 from utils.errors import UserError
 
 

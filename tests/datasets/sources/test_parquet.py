@@ -14,7 +14,7 @@ from test_tables import read
 
 from configs.schema import Data
 from datasets.registry import unlabelled
-from datasets.sources.files.image_checks import find_bad_images
+from datasets.sources.checks import check_files
 from datasets.sources.parquet import ParquetImages
 from utils.errors import UserError
 
@@ -141,8 +141,8 @@ def test_unreadable_rows(tmp_path, cpu):
     row = int(samples.name(0).rpartition(":")[2])
     at = content.index(encoded(row)[20:])
     file.write_bytes(content[:at] + bytes(40) + content[at + 40 :])
-    bad, checked, _ = find_bad_images(samples, 3, 60)
-    assert checked == len(samples) and bad[0].path == samples.name(0) and "0.parquet:" in bad[0].path
+    checked = check_files(samples, 3, 60)
+    assert checked.number == len(samples) and checked.bad[0].path == samples.name(0) and "0.parquet:" in samples.name(0)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def part(paths, split, known=None, **values):
     """The paths of a part, and the notes; the class is the first letter."""
     splitter = Splitter(options("DIR", **values), known)
     strata = np.array([ord(normalize("NFC", path)[0]) for path in paths])
-    indices, findings, notes = splitter.part(StringPacker(paths).strings(), strata, split)
-    return [paths[index] for index in indices], findings + notes, splitter.result
+    part = splitter.part(StringPacker(paths).strings(), strata, split)
+    return [paths[index] for index in part.indices], part.findings + part.notes, splitter.result
 
 
 def by_definition(paths, number, seed=0):

@@ -8,9 +8,9 @@ from source_helpers import assert_refused, find_test, has_splits, options, write
 
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.files.lists import Tables
-from datasets.sources.files.split_folders import ClassFolders
+from datasets.sources.lists import Tables
 from datasets.sources.source import source_class
+from datasets.sources.split_folders import ClassFolders
 from utils.errors import UserError
 
 

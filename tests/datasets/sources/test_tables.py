@@ -10,7 +10,7 @@ from source_helpers import names_of, options, write_classes, write_image
 
 from configs.command_line import parse_command_line
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
-from datasets.sources.files.image_checks import check_images
+from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from utils.errors import UserError
 

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
-from datasets.sources.class_order import find_ambiguity, names_by_number, sort_names
+from datasets.sources.names import find_ambiguity, names_by_number, sort_names
 from engine.commands.run import run
 from engine.plan.outputs import imagenet_subset
 from utils.errors import UserError

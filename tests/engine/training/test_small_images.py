@@ -12,8 +12,8 @@ from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.decode import Decoding, decode_small, open_image
 from datasets.decoding.images import BadImage
-from datasets.sources.files.class_folders import read_class_folders
-from datasets.sources.files.image_files import ImageFiles
+from datasets.sources.class_folders import read_class_folders
+from datasets.sources.image_files import ImageFiles
 from engine.plan.training import plan_training
 from engine.progress import Observer
 from engine.report.contents import read_contents

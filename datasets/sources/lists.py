@@ -14,14 +14,12 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.files.class_folders import other_form
-from datasets.sources.files.image_files import ImageFiles, Listing, NearFiles, listing_arrays
-from datasets.sources.files.rows import LABEL_DIGITS, Rows, table_layout, table_rows
-from datasets.sources.files.tables import ONE_HOT, Table, read_lines
-from datasets.sources.samples import list_names
+from datasets.sources.class_folders import other_form
+from datasets.sources.image_files import ImageFiles, Listing, NearFiles, listing_arrays
+from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
-from datasets.sources.split_names import SPLIT_NAMES, find_split_names
+from datasets.sources.tables import LABEL_DIGITS, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
 from utils.errors import UserError
 
 _SEPARATORS = "|;,"
@@ -34,10 +32,23 @@ Part = tuple[Table, str | None]
 
 
 class Lists(Source):
-    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`; see `read_list`."""
+    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`.
+
+    A line is a path relative to DATA.IMAGE_ROOT (default: the list's folder), white space, and a label.
+    """
 
     def read(self, split: str) -> ImageFiles:
-        return ImageFiles(read_list(self.root / f"{split}_list.txt", self.data.image_root))
+        """As `Source.read`. Findings: a missing path or label, a label that is not a whole number, and so on."""
+        file = self.root / f"{split}_list.txt"
+        rows = Rows(file, self.data.image_root)
+        for number, line in enumerate(read_lines(file), 1):
+            fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
+            if len(fields) == 1:
+                problem = f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
+                rows.add_finding(number, problem)
+            elif fields:
+                rows.add(number, *fields)
+        return ImageFiles(_to_listing(rows, {target: [target] for target in rows.target_ids}, (), rows, Numbers()))
 
     @classmethod
     def recognize(cls, data: Data) -> str:
@@ -103,14 +114,14 @@ class Tables(Source):
         whole = tables.get("all") or (None if "val" in tables else tables.get("train"))
         if not whole:
             return {split: (table, None) for split, table in tables.items()}
-        splits = table_layout(whole, data).splits
+        splits = find_layout(whole, data).splits
         of_whole: dict[str, Part] = {split: (whole, split) for split in splits} or {"train": (whole, None)}
         return {split: (table, None) for split, table in tables.items() if table is not whole} | of_whole
 
     @classmethod
     def has_splits(cls, data: Data) -> bool:
         tables = cls.find(data)
-        return "all" not in tables or bool(table_layout(tables["all"], data).splits)
+        return "all" not in tables or bool(find_layout(tables["all"], data).splits)
 
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
@@ -140,29 +151,6 @@ def table_file(root: Path, split: str) -> Path:
     return root / f"{split}.csv"
 
 
-def read_list(file: Path, root: str | None = None) -> Listing:
-    """Reads a text file with one image per line: its path relative to `root`, white space, its label.
-
-    root: default: the file's folder.
-
-    Error messages, by file and line: a missing path or label, a label that is not a whole number, a path outside the
-    folder, an image with two labels.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    rows = Rows(file, root)
-    for number, line in enumerate(read_lines(file), 1):
-        fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
-        if len(fields) == 1:
-            rows.add_finding(
-                number, f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
-            )
-        elif fields:
-            rows.add(number, *fields)
-    return _to_listing(rows, {target: [target] for target in rows.target_ids}, (), rows, Numbers())
-
-
 def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numbers()) -> Listing:  # noqa: B008
     """Reads a table with a column of paths and one of targets: whole numbers or names; or a column for each class.
 
@@ -174,12 +162,12 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     With DATA.MULTI_LABEL, a target has no, one or several labels, and `targets` of the listing are multi-hot, int8
     (N, C). The label separator is the first of | ; , in the targets of `train_part`, else of `part`; else white space.
 
-    Error messages: see `read_list`; also a name that `train_part` does not contain.
+    Error messages: as of `Lists.read`; also a name that `train_part` does not contain.
 
     Raises:
         UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
-    (table, split), (train_table, of_train), train_file = part, train_part, train_part[0].file
+    (table, split), (train_table, of_train) = part, train_part
     rows = table_rows(table, data, split)
     train_rows = rows if part == train_part else table_rows(train_table, data, of_train)
     if data.multi_label:
@@ -193,15 +181,15 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     if several := next((target for target in targets if _has_several_labels(target, targets)), None):
         line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
         raise UserError(
-            f"{train_file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels; train with "
-            "several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
+            f"{train_table.file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels; train "
+            "with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
         )
     parts = ((target, target.split()) for target in targets)
     if joined := next(
         (target for target, words in parts if len(words) > 1 and all(map(targets.__contains__, words))), None
     ):
         problem = f"{shorten(joined)} is read as a class of its own, though each of its words is a class"
-        rows.notes.append(f"Warning: {train_file}: {problem}; for several labels: -opts DATA.MULTI_LABEL=true")
+        rows.notes.append(f"Warning: {train_table.file}: {problem}; for several labels: -opts DATA.MULTI_LABEL=true")
     known = dict.fromkeys(train_rows.classes or targets)
     names_of = {target: [target] if target else [] for target in rows.target_ids}
     return _to_listing(rows, names_of, known, train_rows, numbers)
@@ -262,7 +250,7 @@ def _to_listing(
     is_numeric &= not train_rows.classes
     problem = f"is not in {train_rows.file}; correct it or add it there"
     if is_numeric and (named := _number_names(used, known, numbers)):
-        class_names = sorted({named[name] for name in known if name in named}, key=int)
+        class_names = sorted({named[name] for name in known if name in named}, key=float)
         position = {name: label for label, name in enumerate(class_names)}
         label_of = {name: position[number] for name, number in named.items() if number in position}
         problem += ", or set MODEL.NUM_CLASSES, which keeps the numbers as they are"
@@ -288,10 +276,18 @@ def _to_listing(
     for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
         rows.add_finding(lines[index], wrong[target_ids[index]])
     if multi_label:
-        targets = _multi_hot(labels_of, target_ids, len(class_names), rows.file)
+        if (num_bytes := len(target_ids) * len(class_names)) > _MAX_TARGET_BYTES:
+            need = (
+                f"{len(target_ids)} images of {len(class_names)} classes need {num_bytes / 1e9:.0f} GB for their labels"
+            )
+            fix = "check the highest label, or divide the data"
+            raise UserError(f"{rows.file}: {need}, more than {_MAX_TARGET_BYTES / 1e9:.0f}; {fix}")
+        of_ids: np.ndarray = np.zeros((len(labels_of), len(class_names)), dtype=np.int8)
+        for row, labels in zip(of_ids, labels_of, strict=True):
+            row[labels] = 1
     else:
-        targets = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)[target_ids]
-    arrays = listing_arrays(rows.paths, targets, lines)
+        of_ids = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)
+    arrays = listing_arrays(rows.paths, of_ids[target_ids], lines)
     listing = Listing(
         rows.root, class_names, arrays, rows.file, rows.findings, rows.notes, has_class_names=not is_numeric
     )
@@ -307,19 +303,6 @@ def _number_names(used: Collection[str], known: Collection[str], numbers: Number
     if numbers.known:
         return named if all(map(_NUMBER_AS_NAME.fullmatch, numbers.known)) else {}
     return named if numbers.are_names and in_train != set(range(len(in_train))) else {}
-
-
-def _multi_hot(labels_of: list[list[int]], target_ids: np.ndarray, num_classes: int, file: Path) -> np.ndarray:
-    """int8 (N, C), 1 for the labels of each image. target_ids: indices of `labels_of`, int (N,)."""
-    if (num_bytes := len(target_ids) * num_classes) > _MAX_TARGET_BYTES:
-        raise UserError(
-            f"{file}: {len(target_ids)} images of {num_classes} classes need {num_bytes / 1e9:.0f} GB for their "
-            f"labels, more than {_MAX_TARGET_BYTES / 1e9:.0f}; check the highest label, or divide the data"
-        )
-    targets = np.zeros((len(labels_of), num_classes), dtype=np.int8)
-    for row, labels in zip(targets, labels_of, strict=True):
-        row[labels] = 1
-    return targets[target_ids]
 
 
 def _report_repeated_images(listing: Listing) -> None:

@@ -12,13 +12,12 @@ from shlex import quote
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
-from datasets.sources.files.class_folders import class_folders_in, has_images, other_form, read_class_folders
-from datasets.sources.files.image_files import ImageFiles, Listing, is_broken_link
-from datasets.sources.samples import list_names
+from datasets.sources.class_folders import class_folders_in, has_images, other_form, read_class_folders
+from datasets.sources.image_files import ImageFiles, Listing, is_broken_link
+from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
-from datasets.sources.split_names import SPLIT_NAMES, find_split_names
 from utils.errors import Finding, UserError, did_you_mean
 
 # In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.

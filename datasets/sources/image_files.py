@@ -132,19 +132,18 @@ class ImageFiles(EncodedImages):
         return sorted(self.listing.arrays["paths_crcs"].argpartition(_FEW_FILES)[:_FEW_FILES].tolist())
 
     def find_missing_files(self) -> Sequence[Finding]:
-        missing = [index for index in self._few if not os.path.isfile(self.name(index))]
-        if not missing or len(missing) < len(self._few):
+        errors = [self.missing_image(index) for index in self._few]
+        if not errors or not (first := errors[0]) or not all(errors):
             return []
-        error, path, near = self.missing_image(missing[0]), self.listing.paths[missing[0]], NearFiles(self.listing.root)
-        error.fix = near.fix(path) or near.fix_folder(path) or error.fix
-        return [error]
+        path, near = self.listing.paths[self._few[0]], NearFiles(self.listing.root)
+        first.fix = near.fix(path) or near.fix_folder(path) or first.fix
+        return [first]
 
-    def is_missing(self, index: int) -> bool:
-        return not os.path.isfile(self.name(index))
-
-    def missing_image(self, index: int) -> BadImage:
-        """The error for an image that is not a file."""
-        if is_broken_link(path := self.name(index)):
+    def missing_image(self, index: int) -> MissingImage | None:
+        """The error for an image that is not a file; None for a file."""
+        if os.path.isfile(path := self.name(index)):
+            return None
+        if is_broken_link(path):
             reason = f"{shorten(self.listing.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
             return MissingImage(self.location(index), reason, "restore its target, or remove the link")
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
@@ -202,13 +201,3 @@ def _forms(name: str) -> tuple[str, ...]:
     stem, ending = os.path.splitext(to_nfc(name).casefold())
     stem = stem if ending in _ENDINGS else stem + ending
     return name, to_nfc(name).casefold(), f"{stem}.", f"{stem.lstrip('0')}."
-
-
-def group_missing(problems: Sequence[BadImage]) -> list[BadImage]:
-    """Problems, of which images that are missing are one for each kind."""
-    groups: dict[object, list[BadImage]] = {}
-    for problem in problems:
-        groups.setdefault(problem.kind if isinstance(problem, MissingImage) else id(problem), []).append(problem)
-    for first, *others in groups.values():
-        first.reason += f", and {len(others)} others" if others else ""
-    return [first for first, *_ in groups.values()]

@@ -13,8 +13,8 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
-from datasets.sources.files.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
-from datasets.sources.samples import list_names
+from datasets.sources.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
+from datasets.sources.names import list_names
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing

@@ -10,9 +10,9 @@ import timm
 from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
 
 from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
-from datasets.sources.files.class_folders import find_folder, read_class_folders, read_images
-from datasets.sources.files.image_files import ImageFiles, Listing
-from datasets.sources.samples import list_names
+from datasets.sources.class_folders import find_folder, read_class_folders, read_images
+from datasets.sources.image_files import ImageFiles, Listing
+from datasets.sources.names import list_names
 from datasets.sources.source import Source
 from utils.errors import UserError
 

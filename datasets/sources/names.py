@@ -1,0 +1,218 @@
+"""Names of classes and of splits: their order, also of other programs, and the labels that follow from them."""
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import numpy as np
+
+from configs.data_sets import properties_of
+from configs.yaml_io import shorten
+from datasets.sources.samples import Samples
+from datasets.sources.shared_arrays import to_nfc
+from utils.errors import UserError, error_from
+from utils.files import open_regular_file
+
+NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
+CLASS_FILE = "a file with a class per line, in the order of the outputs"
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
+    "testing": "test",
+}  # fmt: skip
+_MAX_BYTES = 10**8
+_MAX_NAMES = 20  # in an error message
+
+
+def list_names(names: Sequence[str], most: int = _MAX_NAMES) -> str:
+    """'cat', 'dog' and others, at most `most`, and the number of the remaining ones."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shorten(name) for name in names[:most]) + more
+
+
+def split_of(name: str) -> str | None:
+    """Returns the split that a name contains first: 'in1k-train-0000.tar', 'val/0.tar', 'Training_set'."""
+    return next((SPLIT_NAMES[token] for token in re.split(r"[/\-_.]", name.lower()) if token in SPLIT_NAMES), None)
+
+
+def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:
+    """The one of `names` that is the name of each split, in upper or lower case; 'val' rather than another name of val.
+
+    Raises:
+        UserError: several names of a split, none of which is 'train', 'val' or 'test'.
+    """
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if split := SPLIT_NAMES.get(name.lower()):
+            found.setdefault(split, []).append(name)
+    for split, several in found.items():
+        if split not in several and len(several) > 1:
+            raise UserError(f"{place}: {' and '.join(map(shorten, several))}: which one is {split}? Rename it {split}")
+    splits = sorted(found, key=list(SPLIT_NAMES).index)  # train, val, test
+    return {split: split if split in found[split] else found[split][0] for split in splits}
+
+
+def natural_key(name: str) -> list[int | str]:
+    """The key by which timm sorts class folders: without case, digits as numbers."""
+    parts = re.split(r"(\d{1,4000})", name.lower())  # int refuses more digits
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def sort_names(names: Sequence[str], order: str) -> list[str] | None:
+    """The names in timm's order (natural) or in torchvision's (bytes).
+
+    None if it is not unique: names have equal keys, or their Unicode form, which archives change, decides.
+    """
+    key: Any = natural_key if order == NATURAL else str
+    by_form = [sorted(names, key=lambda name: key(normalize(form, name))) for form in ("NFC", "NFD")]
+    is_unique = len({tuple(key(name)) for name in names}) == len(names)
+    return by_form[0] if is_unique and by_form[0] == by_form[1] else None
+
+
+def find_ambiguity(names: Sequence[str]) -> str | None:
+    """The reason why another program may number these sorted class names otherwise, and the key that decides.
+
+    None for names that all programs sort equally, and for names in an order of their own.
+    """
+    if list(names) != sorted(names):
+        return None
+    natural, by_bytes = (sort_names(names, order) for order in (NATURAL, BYTES))
+    if natural is None or by_bytes is None:
+        return f"the order of their names is not unique in all programs; set DATA.CLASSES to {CLASS_FILE}"
+    for number, (one, other) in enumerate(zip(natural, by_bytes, strict=True)):
+        if one != other:
+            orders = f"class {number} is {shorten(one)} in timm's order, {shorten(other)} in torchvision's"
+            return f"{orders}; set DATA.CLASSES to {NATURAL} (timm), {BYTES} (torchvision), or {CLASS_FILE}"
+    return None
+
+
+def ordered_classes(names: Sequence[str], order: str) -> list[str]:
+    """The classes of DATA.CLASSES: `names` in an order, or the names in a file, as `read_class_list`.
+
+    Raises:
+        UserError: the order of these names is not unique; or as `read_class_list`.
+    """
+    if order not in (NATURAL, BYTES):
+        return read_class_list(Path(order))
+    if (ordered := sort_names(names, order)) is None:
+        raise UserError(f"DATA.CLASSES {order}: the order of the names is not unique; set it to {CLASS_FILE}")
+    return ordered
+
+
+def read_class_list(file: Path) -> list[str]:
+    """The names of classes in a file: one per line, or JSON as for `names_by_number`.
+
+    Raises:
+        UserError: the file cannot be read, or lacks the name of a class.
+    """
+    try:
+        with open_regular_file(file) as opened:
+            text = opened.read(_MAX_BYTES).decode("utf-8-sig")
+        names = names_by_number(json.loads(text) if text.lstrip()[:1] in ("[", "{") else text.rstrip().splitlines())
+    except OSError as error:
+        raise error_from(error, f"DATA.CLASSES: {file}: cannot be read ({error.strerror}); check the path") from error
+    except (ValueError, RecursionError):
+        names = None
+    if not names or sorted(names) != list(range(len(names))) or not all(name.strip() for name in names.values()):
+        fix = "write one name per line in UTF-8, or a JSON list"
+        raise UserError(f"DATA.CLASSES: {file}: is no list of the names of classes; {fix}")
+    return [to_nfc(names[number].strip()) for number in range(len(names))]
+
+
+def names_by_number(content: Any) -> dict[int, str] | None:
+    """The names of numbered classes: of a list, of {number: name}, or of {name: number} with integers; else None."""
+    if isinstance(content, list | tuple):
+        content = dict(enumerate(content))
+    if not isinstance(content, dict) or not content:
+        return None
+    if all(type(value) is int and isinstance(key, str) for key, value in content.items()):
+        numbers = {value: key for key, value in content.items()}
+        return numbers if len(numbers) == len(content) else None
+    named = {key: name for key, name in content.items() if name is not None}
+    names = {int(key): str(name) for key, name in named.items() if str(key).isdecimal() and isinstance(name, str | int)}
+    return names if len(names) == len(named) else None
+
+
+def map_labels(names: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    """The position in `known` of each of `names`, int64 (classes,); -1 for a name that is not in it."""
+    if list(names) == list(known):
+        return np.arange(len(known))
+    position = {name: label for label, name in enumerate(known)}
+    return np.array([position.get(name, -1) for name in names], dtype=np.int64)
+
+
+def number_by(
+    known: Sequence[str], samples: Samples, data_path: str, needs_all: bool, source: str = "the checkpoint"
+) -> list[str]:
+    """Gives the samples the labels of the classes `known`, by name. Samples without class names keep their labels.
+
+    source: of `known`, for messages.
+
+    Returns error messages: a class with images is not in `known`, or twice; with `needs_all`, also: the samples lack a
+    class of `known`. If there are any, it changes nothing.
+    """
+    if not samples.has_class_names:
+        samples.notes.append("the data has no class names; its labels are used as they are")
+        return []
+    labels = map_labels(samples.class_names, known)
+    used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
+    unknown = [samples.class_names[label] for label in used if labels[label] < 0]
+    numbers = Counter(known)
+    twice = [name for label in used if numbers[name := samples.class_names[label]] > 1]
+    missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
+    findings = [f"{source}: {list_names(twice)}: the name of several classes; rename them"] if twice else []
+    hint = "".join(f"; {variants} differ only in case" for variants in case_variants([*unknown, *known]))
+    if unknown and needs_all:
+        findings.append(
+            f"{data_path}: new class {list_names(unknown)}; a resumed run has the classes of its checkpoint "
+            f"({list_names(known)}){hint}. To train with it, start from the weights: python main_single_gpu.py "
+            f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} "
+            "-opts MODEL.NUM_CLASSES=null"
+        )
+    elif unknown:
+        findings.append(
+            f"{data_path}: {list_names(unknown)}: not a class of {source}; rename or remove it ({source} has "
+            f"{list_names(known)}){hint}; -predict {shlex.quote(data_path)} labels unsorted images"
+        )
+    if missing:
+        findings.append(
+            f"{data_path}: {list_names(missing)}: a class of the checkpoint that the data does not have; add it"
+        )
+    if not findings and not np.array_equal(labels, np.arange(len(known))):
+        samples.number_classes(labels, list(known))
+    return findings
+
+
+def check_names(samples: Samples, data_path: str) -> list[str]:
+    """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
+    names = case_variants(samples.class_names)
+    samples.notes += [f"Warning: classes {variants} differ only in case" for variants in names]
+    twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
+    return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
+
+
+def case_variants(names: Iterable[str]) -> list[str]:
+    """The names that differ only in case, such as "'Cat', 'cat'": a line for each group."""
+    groups: dict[str, set[str]] = {}
+    for name in names:
+        groups.setdefault(name.casefold(), set()).add(name)
+    return [list_names(sorted(group)) for group in groups.values() if len(group) > 1]
+
+
+def names_of_labels(samples: Samples, num_classes: int) -> list[str]:
+    """Returns a name for each label of a model: its class name, or the label itself if the data has no name for it."""
+    named = samples.class_names if samples.has_class_names else []
+    return [*named[:num_classes], *map(str, range(len(named), num_classes))]
+
+
+def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:
+    """The value of MODEL.NUM_CLASSES: null for these splits of a data set: the number of its classes.
+
+    Labels of ImageNet's lists are numbers, and a list of a part of ImageNet does not contain all of them: as in
+    PaddleViT, the number is 1000.
+    """
+    return properties_of(dataset).num_classes or max((len(samples.class_names) for samples in splits), default=0)

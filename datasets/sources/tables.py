@@ -1,0 +1,455 @@
+"""Tables of images: CSV files and JSON lines as text in columns, the meaning of the columns, and the rows.
+
+Mistakes in rows are collected, so that one error names all of them. An error is raised at once if nothing can be read.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import shlex
+from array import array
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from configs.schema import Data
+from configs.yaml_io import shorten
+from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
+from datasets.sources.image_files import Listing, NearFiles, listing_arrays
+from datasets.sources.names import SPLIT_NAMES
+from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
+from utils.errors import Finding, UserError, combine_findings, error_from
+from utils.files import open_regular_file
+
+JSON_LINES, PARQUET = ".jsonl", ".parquet"
+TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
+ONE_HOT = "\x1f"  # between the names of the columns with a 1
+LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
+_LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
+_FIRST = 20  # images of which one shows the folder
+_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
+_PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
+_SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
+_MAX_DISTINCT = 30  # values of a column that are compared
+# Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
+_PATHS = (
+    re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
+    re.compile("(image|img|file)?ids?|idcode"),
+)
+_LABELS = (
+    re.compile("(class|label|category|species|target)(name)?s?|classes|categories|breed|diagnosis"),
+    re.compile("(class|label|category|target)(id|idx|index)"),
+)
+_DOCUMENTED = {"image_path", "target"}
+_SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type)?\d*")
+_MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
+_SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
+_SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
+_BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
+
+
+def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogateescape") -> Iterator[str]:
+    """The lines of a file; bytes that are not in its encoding become surrogates, as in the names of files."""
+    try:
+        with io.TextIOWrapper(open_regular_file(file), encoding=encoding, errors=errors, newline=None) as lines:
+            yield from lines
+    except OSError as error:
+        fix = "check the path, DATA.DATA_PATH and DATA.DATASET"
+        raise error_from(error, f"{file}: cannot be read ({error.strerror}); {fix}") from error
+
+
+def _find_encoding(file: Path, given: str | None) -> str:
+    """UTF-8 or, by its byte order mark, UTF-16; else `given`. Every file is text in some encoding of one byte.
+
+    Raises:
+        UserError: another encoding.
+    """
+    for encoding in ("utf-8-sig", "utf-16", *([given] if given else [])):
+        with contextlib.suppress(UnicodeError):
+            if not any("\0" in line for line in read_lines(file, encoding, "strict")):
+                return encoding
+    with open_regular_file(file) as stream:
+        if stream.read(4) in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
+            raise UserError(f"{file}: is a workbook or an archive; save its table as CSV in UTF-8")
+    others = f" or {given}" if given else ""
+    raise UserError(
+        f"{file}: is not text in UTF-8{others}; name its encoding: -opts DATA.ENCODING=NAME, such as cp1252 or gb18030"
+    )
+
+
+class Table:
+    """A table in a file: its columns. Iteration yields the number of a line, and the text in each column, or what is
+    wrong with the line.
+
+    encoding: of a file that is not in UTF-8. notes: lines for the log.
+    """
+
+    root: Path | None = None  # of the paths, if it is not the folder of the table
+    image_column = ""  # of images in the table itself
+    class_column = ""  # of labels, if the table says so
+
+    def __init__(self, file: Path, encoding: str | None = None) -> None:
+        self.file, self.files, self.notes = file, [file], list[str]()
+        self._encoding, self._start, self.header = _find_encoding(file, encoding), 0, list[str]()
+        self._is_json = file.suffix.lower() == JSON_LINES
+        if self._is_json:
+            self.header = list(dict.fromkeys(chain.from_iterable(record or () for _, record in self._objects())))
+            return
+        first, second = [*islice(read_lines(file, self._encoding), 2), "", ""][:2]
+        if marked := re.fullmatch(r"\"?sep=(.)\"?\s*", first):  # a line for Excel, before the header
+            self._start, first = 1, second
+        self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
+        name = self._encoding.removesuffix("-sig")
+        if (self._separator, name) != (",", "utf-8"):
+            self.notes.append(f"{file}: separator {self._separator!r}, encoding {name}")
+        with contextlib.suppress(csv.Error, StopIteration):
+            self.header = [name.strip() for name in next(self._reader())]
+
+    @property
+    def version(self) -> Hashable:
+        """Differs if the content differs."""
+        stats = [(file, os.stat(file)) for file in self.files]
+        return (*self.header, *self.notes, *((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
+
+    def classes_of(self, column: str) -> tuple[str, ...]:
+        """The names of all classes, if the table has them beside its rows."""
+        return ()
+
+    def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
+        if self._is_json:
+            for line, record in self._objects():
+                if record is None:
+                    yield line, "is not a JSON object; write one for each image in a line"
+                else:
+                    values = map(record.get, self.header)
+                    yield line, ["" if value is None else str(value).strip() for value in values]
+            return
+        reader, width = self._reader(), len(self.header)
+        try:
+            next(reader, None)
+            for row in reader:
+                line, texts = reader.line_num + self._start, [text.strip() for text in row]
+                if len(row) == width and any(texts):
+                    yield line, texts
+                elif any(texts):  # spreadsheets write empty rows
+                    yield line, "the number of fields differs from the header's; quote a path that contains a separator"
+        except csv.Error as error:  # the lines after it cannot be parsed reliably
+            yield reader.line_num + self._start, f"is not valid CSV ({error}); correct the line"
+
+    def _reader(self) -> Any:
+        lines = islice(read_lines(self.file, self._encoding), self._start, None)
+        return csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
+
+    def _objects(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
+        for number, line in enumerate(read_lines(self.file, self._encoding), 1):
+            if line.strip():
+                record = None
+                with contextlib.suppress(ValueError, RecursionError):
+                    record = json.loads(line)
+                yield number, record if isinstance(record, dict) else None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The meaning of the columns of a table.
+
+    path: the column of paths. labels: the column of labels or, with `is_one_hot`, a column of 0 and 1 for each class.
+    split: the column of splits; None without one. split_of: the split of each of its values, in lower case, or without
+    such a column of each first folder of the paths; empty if the table has no splits.
+    """
+
+    path: str
+    labels: tuple[str, ...]
+    is_one_hot: bool
+    split: str | None
+    split_of: Mapping[str, str]
+
+    @property
+    def splits(self) -> set[str]:
+        return set(self.split_of.values())
+
+
+_layouts: dict[Hashable, Layout] = {}  # each split of a table needs it
+
+
+def find_layout(table: Table, data: Data) -> Layout:
+    """The meaning of the columns, by DATA.COLUMNS, their names, and their values.
+
+    Raises:
+        UserError: a column is missing, or it is not clear which one is meant.
+    """
+    given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {})}
+    if (version := (table.version, data.groups, json.dumps(given))) in _layouts:
+        return _layouts[version]
+    header = table.header
+    paths = [table.image_column] if table.image_column else _names(header, given.get("path"), _PATHS)
+    labels = _names([name for name in header if name not in paths], given.get("label"), _LABELS)
+    others = [name for name in header if name not in (*paths, *labels, data.groups)]
+    values = _distinct_values(table, paths)
+    split = given["split"] if "split" in given else _find_split(table, others, values, given)
+    split_of = _splits_of(split, values.get(split, ())) if split else {}
+    if split and not split_of:
+        fix = "write train, val or test in it, or give a column is_valid of 0 and 1"
+        raise UserError(f"{table.file}:1: column {shorten(split)} (DATA.COLUMNS) is not of splits; {fix}")
+    if "split" not in given and not split:
+        split_of = _splits_of(_PATH_FOLDER, values[_PATH_FOLDER])
+    split_of = split_of if len(set(split_of.values())) > 1 else {}
+    rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
+    is_one_hot = not isinstance(given.get("label") or "", str)
+    binary = [name for name in rest if _are(_BINARY, values[name])]
+    if not labels and len(rest) > 1 and binary == rest:
+        labels, is_one_hot = rest, True
+    elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
+        labels = rest  # its values recur
+    of_objects = {name for name in header if any(value.startswith("{") for value in values[name])}
+    labels = [name for name in labels if name not in of_objects or given.get("label")]
+    for key, names in (("path", paths), ("label", labels)):
+        if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
+            images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
+            path = [*paths, *images, "NAME"][0]
+            rest = [name for name in rest if name not in {path, *of_objects}]
+            binary = [name for name in binary if name in rest]
+            few = sorted(rest, key=lambda name: (len(values[name]) < 2, len(values[name])))
+            label = [*labels, *([binary] if len(binary) > 1 else few), "NAME"][0]
+            raise _unclear(table, key, names, _option(given, path=path, label=label))
+    _layouts[version] = Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
+    return _layouts[version]
+
+
+def _unclear(table: Table, key: str, names: Sequence[str], option: str) -> UserError:
+    fix, header = f"name the columns, such as {option}", table.header
+    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+        fix = "write the names of the columns into the first line"
+    elif len(header) < 2:
+        fix = "write a table with columns of paths and labels, and their names in the first line"
+    elif any(header.count(name) > 1 for name in names):
+        fix = "give each column a name of its own"
+    problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(header)}"
+    return UserError(f"{table.file}:1: {problem}; {fix}")
+
+
+def _option(given: Mapping[Any, Any], **changes: str | Sequence[str] | None) -> str:
+    """DATA.COLUMNS with changes, as the shell reads it."""
+    columns = {key: name for key, name in given.items() if name} | changes
+    return f"-opts {shlex.quote(f'DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}')}"
+
+
+def _names(header: Sequence[str], given: Any, known: Sequence[re.Pattern[str]]) -> list[str]:
+    """The given columns, else those with the documented name, else those with a name of the first or second set."""
+    if given:
+        return [given] if isinstance(given, str) else list(given)
+    documented = [name for name in header if name in _DOCUMENTED and known[0].fullmatch(_plain(name))]
+    named = ([name for name in header if kind.fullmatch(_plain(name))] for kind in known)
+    return documented or next(filter(None, named), [])
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.lower())
+
+
+def _distinct_values(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
+    """Some values of each column, all if there are at most `_MAX_DISTINCT`; and the first folders of the paths."""
+    columns = (*table.header, _PATH_FOLDER)
+    found: list[set[str]] = [set() for _ in columns]
+    place = table.header.index(paths[0]) if paths and paths[0] in table.header else None
+    for _, record in table:
+        if not isinstance(record, str):
+            folder = "" if place is None else _first_folder(record[place])
+            for values, text in zip(found, (*record, folder), strict=True):
+                if len(values) <= _MAX_DISTINCT:
+                    values.add(text)
+    return dict(zip(columns, found, strict=True))
+
+
+def _first_folder(path: str) -> str:
+    """The first folder of a path, '' without one: 'train' of 'train/a/1.jpg'."""
+    return path.removeprefix("./").partition("/")[0] if "/" in path else ""
+
+
+def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
+    return bool(values) and all(map(known.fullmatch, values))
+
+
+def _find_split(
+    table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], given: Mapping[Any, Any]
+) -> str | None:
+    """The column of splits among the `others`; one whose values name a single split is none.
+
+    Raises:
+        UserError: several columns may be one, or one whose values are not understood, by its name.
+    """
+    usable, unclear = list[str](), list[str]()
+    for name in others:
+        plain, split_of = _plain(name), _splits_of(name, values[name])
+        if len(set(split_of.values())) > 1:
+            usable.append(name)
+            unclear += [name] * (plain in SPLIT_NAMES)  # 0 and 1: of an attribute, or of a class
+        elif not split_of and len(values[name]) > 1:
+            is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
+            is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values[name])
+            is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values[name])  # of MatConvNet
+            unclear += [name] * is_named
+    if len(usable) < 2 and not unclear:
+        return next(iter(usable), None)
+    names, values_of = dict.fromkeys([*usable, *unclear]), values[(unclear or usable)[0]]
+    use = f"name it: {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
+    raise UserError(
+        f"{table.file}:1: is {' or '.join(map(shorten, names))} the column of splits, with "
+        f"{shorten(sorted(values_of))}? Then {use}; {_option(given, split=None)} trains on all rows"
+    )
+
+
+def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
+    """The split of each value, in lower case; empty if they are not splits."""
+    lower = {value.lower() for value in values}
+    if lower <= _SPLIT_WORDS.keys():
+        return {value: _SPLIT_WORDS[value] for value in lower}
+    if (flag := _SPLIT_FLAG.fullmatch(_plain(name))) and _are(_BINARY, lower):
+        other = "train" if flag[1] != "train" else "val"
+        return {value: flag[1] if _is_one(value) else other for value in lower}
+    return {}
+
+
+def _is_one(text: str) -> bool:
+    return text[:1] in ("1", "t", "T")
+
+
+class Rows:
+    """The rows of a list or table. Equal target texts are stored once, in the order in which they first occur.
+
+    root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
+    classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
+    """
+
+    def __init__(self, file: Path, root: str | None = None, anywhere: bool = False) -> None:
+        self.file, self.root, self._anywhere = file, Path(root) if root else file.parent, anywhere
+        self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
+        self.target_ids: dict[str, int] = {}
+        self.classes: tuple[str, ...] = ()
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.outside: list[tuple[int, str]] = []  # lines with a path that leads out of the folder
+        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
+
+    def add(self, line: int, path: str, target: str = "") -> None:
+        if not path or "\0" in path:
+            fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
+            self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
+            return
+        if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
+            absolute = os.path.abspath(os.path.join(self.root, path))
+            roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
+            if not absolute.startswith(tuple(roots)):
+                self.outside.append((line, path))
+                return
+            path = os.path.relpath(absolute, self.root)
+        elif not self._anywhere and ("./" in path or "//" in path):
+            path = os.path.normpath(path)
+        self.paths.add(self._with_ending(line, path))
+        self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
+        self.lines.append(line)
+
+    def _with_ending(self, line: int, path: str) -> str:
+        """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
+        if path.lower().endswith(_ENDINGS):
+            return path
+        folder, name = os.path.split(path)
+        if folder not in self._endings:
+            found = self._endings[folder] = dict[str, list[str]]()
+            with contextlib.suppress(OSError):
+                with os.scandir(self.root / folder) as entries:
+                    files = [entry.name for entry in entries if entry.is_file()]
+                for stem, ending in map(os.path.splitext, files):
+                    if ending.lower() in _ENDINGS:
+                        found.setdefault(stem, []).append(ending)
+                for file in files:  # the path is a file itself
+                    found.pop(file, None)
+        endings = self._endings[folder].get(name, [])
+        if len(endings) > 1:
+            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
+        return path + endings[0] if endings else path
+
+    def add_finding(self, line: int, problem: str) -> None:
+        self.findings.append(f"{self.file}:{line}: {problem}")
+
+
+def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
+    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`."""
+    file = table.file
+    rows = Rows(file, str(table.root) if table.root else data.image_root, anywhere=bool(table.image_column))
+    layout = find_layout(table, data)
+    rows.notes += table.notes
+    used = {layout.path, *layout.labels, layout.split, data.groups}
+    if unused := [name for name in table.header if name not in used]:
+        rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
+    if layout.splits:
+        place = f"in the column {shorten(layout.split)}" if layout.split else "the first folders of the paths"
+        rows.notes.append(f"{file}: the splits are {place} (DATA.COLUMNS)")
+    rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
+    if layout.is_one_hot:
+        rows.notes.append(f"{file}: the classes are the columns {shorten(list(layout.labels))}, each of 0 and 1")
+    path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
+    split_place = table.header.index(layout.split) if layout.split else path_place
+    for line, record in table:
+        if isinstance(record, str):
+            rows.add_finding(line, record)
+            continue
+        path, target = record[path_place], record[label_places[0]]
+        of_split = record[split_place] if layout.split else _first_folder(path)
+        if split and layout.split_of[of_split.lower()] != split:
+            continue
+        if layout.is_one_hot:
+            cells = (record[place] for place in label_places)
+            target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if _is_one(cell))
+        rows.add(line, path, target)
+    return rows
+
+
+def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
+    """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
+
+    The column of paths is the one of DATA.COLUMNS if the table has it, else found by its name, or the only column.
+
+    Raises:
+        UserError: it cannot be read, or lists no images; in one error, all mistakes.
+    """
+    table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
+    column, place, notes = "path", 0, list[str]()
+    if table:
+        header, given, notes = table.header, (data.columns or {}).get("path"), table.notes
+        named = [name for name in header if name == given] or _names(header, None, _PATHS)
+        columns = named if len(header) > 1 else header
+        if len(columns) != 1 or header.count(columns[0]) != 1:
+            raise _unclear(table, "path", columns, _option(data.columns or {}, path=[*columns, "NAME"][0]))
+        column, place = columns[0], header.index(columns[0])
+    given_root = data.image_root if data.image_root != trained_root else None
+    others = [str(file.parent), str(file.parent / file.stem), trained_root or str(file.parent)]
+    folders = [given_root] if given_root else others
+    for folder in [*folders, folders[0]]:
+        rows, listed = Rows(file, folder, anywhere=True), StringPacker()
+        lines = (
+            (number, [_LABEL.sub("", line.strip())]) for number, line in enumerate(read_lines(file), 1) if line.strip()
+        )
+        for line, record in table or lines:
+            if isinstance(record, str):
+                rows.add_finding(line, record)
+            else:
+                rows.add(line, record[place])
+                listed.add(record[place])
+        if any(map(os.path.isfile, (os.path.join(folder, path) for path in islice(rows.paths.strings(), _FIRST)))):
+            notes += [f"{file}: the images are in {folder}"] * (folder != folders[0])
+            break
+    else:
+        fix = NearFiles(rows.root).fix_folder(rows.paths.strings()[0]) if len(rows.paths) else ""
+        notes += [f"Warning: {file}: its images are not in {folders[0]}; {fix}"] * bool(fix)
+    if rows.findings:
+        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
+    if not len(rows.paths):
+        raise UserError(f"{file}: lists no images; write one path per line")
+    arrays = listing_arrays(rows.paths) | to_arrays(listed.strings(), "listed")
+    return Listing(rows.root, ["0"], arrays, notes=notes, has_class_names=False, column=column)
