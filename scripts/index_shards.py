@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
-from datasets.shards.index import INDEX_NAME, Index, encode_index
+from datasets.shards.index import INDEX_NAME, encode_index
 from scripts.flags import add_flag, new_file, script_parser, split_flags
 from utils.errors import UserError, error_from
 from utils.files import atomic_write
@@ -44,7 +44,16 @@ def main(argv: list[str]) -> int:
         raise error_from(error, f"{problem}; give another file with -output") from error
     for note in shards.notes:
         print(note)
-    _report(output, shards.index, shards.found.splits)
+    for split, names in shards.found.splits.items():
+        own = set(names)
+        num_bytes = sum(shard.num_bytes for shard in shards.index.shards if shard.name in own)
+        targets = shards.index.arrays["targets"][shards.index.rows_of(own)]
+        labelled = targets[targets >= 0]
+        print(
+            f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images, "
+            f"{len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
+        )
+    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
     return 0
 
 
@@ -53,19 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = script_parser("index_shards.py", usage, "Indexes a data set of tar shards.")
     add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
     return parser
-
-
-def _report(output: Path, index: Index, splits: dict[str, list[str]]) -> None:
-    for split, names in splits.items():
-        own = set(names)
-        num_bytes = sum(shard.num_bytes for shard in index.shards if shard.name in own)
-        targets = index.arrays["targets"][index.rows_of(own)]
-        labelled = targets[targets >= 0]
-        print(
-            f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images, "
-            f"{len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
-        )
-    print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
 
 
 if __name__ == "__main__":

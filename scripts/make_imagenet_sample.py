@@ -30,12 +30,20 @@ def main() -> None:
             parent = f"train/n{label:08d}/n{label:08d}" if split == "train" else "val/val"
             path = f"{parent}_{number:08d}.JPEG"
             (options.output / path).parent.mkdir(parents=True, exist_ok=True)
-            random_crop(scenes[label], options.size, rng).save(options.output / path, quality=90)
+            image, share = scenes[label], rng.uniform(0.7, 1)  # of the sides of the image that a crop has
+            left, top = (rng.uniform(0, side * (1 - share)) for side in image.size)
+            box = (left, top, left + image.width * share, top + image.height * share)
+            crop = image.resize(options.size, Image.Resampling.BICUBIC, box=box)
+            crop.save(options.output / path, quality=90)
             lines.append(f"{path} {label}\n")
         (options.output / f"{split}_list.txt").write_text("".join(lines))
 
 
 def parse_arguments() -> argparse.Namespace:
+    def width_and_height(text: str) -> tuple[int, ...]:
+        width, height = map(int, text.split("x"))
+        return width, height
+
     parser = argparse.ArgumentParser(description="Creates a small data set in ImageNet's layout.", allow_abbrev=False)
     parser.add_argument("-output", type=Path, required=True, help="folder to create")
     parser.add_argument("-classes", type=int, default=10, help="number of classes (default: 10)")
@@ -50,12 +58,8 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def width_and_height(text: str) -> tuple[int, int]:
-    width, height = text.split("x")
-    return int(width), int(height)
-
-
-def photographs() -> list[Image.Image]:
+def class_scenes(count: int) -> list[Image.Image]:
+    """One photograph part per class; the images of the class are crops of it."""
     try:
         import matplotlib
         from sklearn.datasets import load_sample_images
@@ -63,12 +67,9 @@ def photographs() -> list[Image.Image]:
         sys.exit(f"error: {error}; pip install scikit-learn matplotlib")
     photos = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     portrait = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-    return [*photos, Image.open(portrait).convert("RGB")] if portrait.exists() else photos
-
-
-def class_scenes(count: int) -> list[Image.Image]:
-    """One photograph part per class; the images of the class are crops of it."""
-    combinations, scenes = list(itertools.product(CHANNEL_ORDERS, QUARTERS, photographs())), []
+    if portrait.exists():
+        photos.append(Image.open(portrait).convert("RGB"))
+    combinations, scenes = list(itertools.product(CHANNEL_ORDERS, QUARTERS, photos)), []
     if count > len(combinations):
         sys.exit(f"error: {count} classes: the photographs provide {len(combinations)}")
     for order, quarter, photo in combinations[:count]:
@@ -76,14 +77,6 @@ def class_scenes(count: int) -> list[Image.Image]:
         bands = photo.crop((left, top, left + photo.width // 2, top + photo.height // 2)).split()
         scenes.append(Image.merge("RGB", [bands[index] for index in order]))
     return scenes
-
-
-def random_crop(image: Image.Image, size: tuple[int, int], rng: random.Random) -> Image.Image:
-    """A crop of 70 to 100% of the image's sides, resized to `size` (width, height)."""
-    share = rng.uniform(0.7, 1)
-    left, top = (rng.uniform(0, side * (1 - share)) for side in image.size)
-    box = (left, top, left + image.width * share, top + image.height * share)
-    return image.resize(size, Image.Resampling.BICUBIC, box=box)
 
 
 if __name__ == "__main__":

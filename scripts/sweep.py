@@ -136,7 +136,19 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
         while waiting or running:
             while waiting and free:
                 name, environment = waiting.pop(0), free.pop()
-                running[name] = _start(root, name, runs[name], environment), environment
+                run = newest_runs(root).get(name)
+                print(f"{name}: {'resumed' if run else 'started'}", flush=True)
+                with open(root / f"{name}.log", "ab", opener=own_file) as log:
+                    process = subprocess.Popen(
+                        [sys.executable, str(ENTRY), *runs[name], *([f"-resume={run[0]}"] if run else [])],
+                        env=os.environ | environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        process_group=0,  # the Ctrl-C of a terminal reaches the sweep alone
+                        preexec_fn=end_with_parent,
+                    )
+                running[name] = process, environment
             for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
                 process, environment = running.pop(name)
                 free.append(environment)
@@ -148,21 +160,6 @@ def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, 
     finally:
         stop_processes([process for process, _ in running.values()], signal.SIGTERM, SHUTDOWN_SECONDS)
     return failures
-
-
-def _start(root: Path, name: str, argv: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    run = newest_runs(root).get(name)
-    print(f"{name}: {'resumed' if run else 'started'}", flush=True)
-    with open(root / f"{name}.log", "ab", opener=own_file) as log:
-        return subprocess.Popen(
-            [sys.executable, str(ENTRY), *argv, *([f"-resume={run[0]}"] if run else [])],
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # the Ctrl-C of a terminal reaches the sweep alone
-            preexec_fn=end_with_parent,
-        )
 
 
 if __name__ == "__main__":

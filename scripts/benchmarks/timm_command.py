@@ -32,7 +32,7 @@ def check_comparable(config: Config) -> None:
     if not timm.is_model(config.model.name):
         raise UserError(f"MODEL.NAME {config.model.name}: timm has no model of this name; use a name that timm has")
     model, train = config.model, config.train
-    unsupported = model.tune, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
+    unsupported = model.tune.kind, train.layer_decay, train.head_lr_scale, config.loss, train.lr_scheduler
     if unsupported != ("full", None, 1, Loss(), LRScheduler()):
         keys = "TUNE, LAYER_DECAY, HEAD_LR_SCALE, LOSS, LR_SCHEDULER"
         raise UserError(f"{keys}: the comparison with timm does not support them; remove them")

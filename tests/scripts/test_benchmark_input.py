@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import samples_for
-from PIL import Image
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
@@ -19,7 +17,7 @@ from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
 from scripts import make_shards
 from scripts.benchmarks import benchmark_input
-from scripts.benchmarks.images import IMAGENET, Size, link_images, make_images
+from scripts.benchmarks.images import Size, link_images, make_images
 from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError
 
@@ -33,19 +31,6 @@ def small(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(benchmark_input, "IMAGENET", SMALL_SIZE)
     monkeypatch.setattr(benchmark_input, "EPOCH", 48)
-
-
-def test_images_have_the_given_size_and_are_reproducible_without_photographs(tmp_path, monkeypatch):
-    for name in ("sklearn", "sklearn.datasets", "matplotlib"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for name in ("a", "b"):
-        make_images(tmp_path / name, IMAGENET._replace(count=8))
-    one, other = (sorted((tmp_path / name).rglob("*.jpg")) for name in ("a", "b"))
-    assert sum(path.stat().st_size for path in one) / len(one) == pytest.approx(106_000, rel=0.1)
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
-    assert len({path.read_bytes() for path in one}) == 8
-    with Image.open(one[0]) as image:
-        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (500, 375))
 
 
 def linked(folder: Path, entries: int, size: Size = SMALL_SIZE) -> list[str]:

@@ -167,16 +167,6 @@ def test_the_entry_script_gets_the_options_of_the_user():
     assert benchmark_train.checked_programs(flags, config) == ["jpeg", "ready"]
 
 
-def test_timm_trains_in_the_same_way(train_py):
-    _, rest, _ = parsed(f"-timm_train={train_py}", "-compile", "-opts", "MODEL.DROPOUT=0.1")
-    explicit, timm = (build_program(name, rest, 4, Path("/f"), train_py) for name in ("timm_explicit", "timm"))
-    assert explicit.command == ["env", "TIMM_FUSED_ATTN=0", *timm.command]
-    line = f"{' '.join(timm.command)} "
-    for words in ("--data-dir /f/data", "--torchcompile", "--log-interval 4", "pos_drop_rate=0.1", "--workers 2"):
-        assert f" {words} " in line
-    assert timm.command[timm.command.index("--val-split") + 1] == ""
-
-
 @pytest.mark.parametrize(("argv", "said"), [
     (["-programs=jpegs"], "jpeg"), (["-programs=jpeg,timm"], "-timm_train"), (["-opts", "AMP.LEVEL=O2"], "AMP.LEVEL"),
     (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from scripts.benchmarks.programs import failure_reason, final_top1
+from scripts.benchmarks.programs import final_top1
 from scripts.benchmarks.turns import ratio_table, seed_table, speed_ratios, take_turns
 from utils.errors import UserError
 
@@ -38,16 +38,6 @@ def test_a_ratio_compares_turns_of_one_round():
     pairs = [("jpeg", "timm"), ("jpeg", "ready"), ("jpeg", "bare")]
     assert speed_ratios(figures, pairs) == {"jpeg / timm": [1.5, 3.0], "jpeg / ready": [1.0, 1.0, 0.8]}
     assert "| jpeg / ready | 1.000 (0.800 to 1.000) |" in ratio_table(figures, pairs)
-
-
-def test_the_reason_of_a_failed_process():
-    for status, lines, reason in (
-        (1, ["error: weights.pth: no such file", "1 failed"], "weights.pth: no such file"),
-        (1, ["Traceback (most recent call last):", "KeyError: 'x'", "the end"], "KeyError: 'x'"),
-        (1, ["| table |", "the end"], "the end"), (-11, ["KeyError"], "ended by SIGSEGV"),
-        (3, [], "ended with status 3"),
-    ):  # fmt: skip
-        assert failure_reason(status, lines) == reason
 
 
 def test_a_difference_is_shown_with_its_standard_error():

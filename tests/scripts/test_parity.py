@@ -168,20 +168,6 @@ def commands(monkeypatch) -> dict[str, list[str]]:
     return commands
 
 
-def test_each_program_draws_its_own_weights_on_the_users_images(tmp_path, commands):
-    photos = tmp_path / "photos"
-    for split in ("train", "val"):
-        (photos / split).mkdir(parents=True)
-    flags = [f"-timm_train={__file__}", "-own_weights", f"-images={photos}", f"-output={tmp_path}", "-seeds=2"]
-    assert parity.main([*flags, "-opts", "DATA.IMAGE_SIZE=32", "MODEL.EMBED_DIM=128"]) == 0
-    timms, config = commands["timm-seed1"], parse_command_line(commands["ours-seed1"][2:]).config
-    assert (config.data.data_path, config.data.image_size, config.seed) == (str(photos), 32, 1)
-    given = [timms[timms.index(f"--{flag}") + 1] for flag in ("data-dir", "img-size", "seed")]
-    assert given == [str(photos), "32", "1"] and "embed_dim=128" in timms
-    assert "--initial-checkpoint" not in timms and not list(tmp_path.glob("*.pth"))
-    assert not (tmp_path / "data").exists() and not list(photos.rglob("*.png"))  # no digits are written
-
-
 def test_both_programs_train_with_each_seed(tmp_path, commands, capsys):
     flags = [f"-timm_train={__file__}", "-epochs=3", "-seeds=4", f"-json={tmp_path / 'a.json'}", f"-output={tmp_path}"]
     assert parity.main(flags) == 0

@@ -129,17 +129,6 @@ def test_orders_that_all_programs_share_need_no_key(folder, tmp_path, cpu):
     assert found == pytest.approx(figures(model, pixels[2:], list(range(1, 12))), abs=1e-4)
 
 
-def test_tables_have_the_same_rule(folder, tmp_path, cpu):
-    names = [f"grade {number}" for number in NUMBERS]
-    model, pixels = write_weights(folder, 12), write_images(tmp_path, names)
-    rows = [f"{name}/{number}.png,{name}" for name in names for number in range(2)]
-    (tmp_path / "all.csv").write_text("\n".join(["image_path,target", *rows]))
-    with pytest.raises(UserError, match="class 1 is 'grade 2' in timm's order, 'grade 10' in torchvision's"):
-        evaluate(folder, tmp_path / "all.csv", cpu, dataset="csv")
-    found = evaluate(folder, tmp_path / "all.csv", cpu, "DATA.CLASSES=natural", dataset="csv")
-    assert found == pytest.approx(figures(model, pixels, list(range(12))), abs=1e-4)
-
-
 def test_folders_of_imagenet_classes(folder, tmp_path, cpu):
     """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
     model, ids = write_weights(folder, 1000), ImageNetInfo().label_names()
