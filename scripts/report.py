@@ -27,7 +27,7 @@ from engine.report.contents import RunContents, read_contents
 from engine.report.formats import option
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import compared_options, evaluated_images, ranked, results
-from engine.run.result import BASELINES
+from engine.run.record import BASELINES
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write
 from utils.metric_table import METRICS

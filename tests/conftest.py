@@ -1,6 +1,5 @@
 """Helpers for tests of several folders: small runs, in this process or in subprocesses."""
 
-import base64
 import csv
 import functools
 import json
@@ -50,9 +49,6 @@ TINY_VIT = [
 TINY_RESNET = [
     "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=32", "DATA.CROP_PCT=1.0", "MODEL.NUM_CLASSES=10",
 ]  # fmt: skip
-EMPTY_PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-)
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
@@ -277,14 +273,13 @@ def run_folders(output: Path, kind: str = "train") -> set[Path]:
 
 
 def read_result(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())
+    return json.loads((folder / "run.json").read_text())["result"]
 
 
 def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> Path:
     """Trains in this process and returns the run's folder.
 
-    Without `pictures`, it has no report and no attention maps, and curves.png is empty: they take half of the time of a
-    small run.
+    Without `pictures`, it has no page, no curves and no attention maps: they take half of the time of a small run.
     """
     from engine.commands.run import run
 
@@ -293,7 +288,6 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     before = run_folders(root)
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
-            patch.setattr("engine.run.result.png_bytes", lambda figure: EMPTY_PNG)
             patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
             patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)
@@ -342,10 +336,10 @@ def rows(folder: Path) -> list[dict]:
 
 
 def step_rows(folder: Path) -> list[dict]:
-    """The rows of steps.csv, without the means since the previous row, which covers fewer steps after a resume."""
-    means = {"grad_norm", "loss", "top1", "top5"}
-    with open(folder / "steps.csv", newline="") as file:
-        return [{key: row[key] for key in row.keys() - means} for row in csv.DictReader(file)]
+    """The rows of reports, without the means since the previous row, which covers fewer steps after a resume."""
+    reports = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    names = ("epoch", "step", "epoch_step", "lr", "loss_scale", "skipped_steps")
+    return [{name: row[name] for name in names} for row in reports if row["kind"] == "report"]
 
 
 def training_samples(patch: pytest.MonkeyPatch) -> list[int]:

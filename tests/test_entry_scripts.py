@@ -52,11 +52,15 @@ def trained(imagenet):
 def test_run_folder_contents(trained):
     folder, _ = trained
     names = {path.name for path in folder.iterdir()}
-    expected = {"log.txt", "log_0.txt", "config.yaml", "metrics.csv", "curves.png", "result.json", "facts.jsonl"}
-    assert names >= expected | {"steps.csv", "last.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
-    assert any(name.startswith("events.out.tfevents") for name in names)
+    checkpoints = {"last.pth", "previous.pth", "best.pth", "epoch-001.pth", "epoch-002.pth"}
+    texts = {"log.txt", "config.yaml", "run.json", "status.json", "metrics.jsonl", "metrics.csv", "report.html"}
+    assert names - checkpoints == texts | {"evaluation", "details", ".lock"} and "epoch-002.pth" in names
+    assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
-    assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in ("curves.png", "train_batch.png"))
+    assert all(
+        (folder / name).read_bytes().startswith(b"\x89PNG")
+        for name in ("details/curves.png", "details/train_batch.png")
+    )
     with open(folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]

@@ -33,7 +33,7 @@ def test_commands_need_the_required_packages_only(tmp_path, monkeypatch):
     log = (folder / "log.txt").read_text()
     assert log.count("Not installed:") == 1 and log.count("pip install tensorboard matplotlib") == 1
     assert read_result(folder)["finished"] and (folder / "report.html").exists()
-    assert [path.name for path in folder.rglob("*.png")] == ["train_batch.png"] and not list(folder.glob("events*"))
+    assert [path.name for path in folder.rglob("*.png")] == ["train_batch.png"] and not list(folder.rglob("events*"))
     evaluated = only_run(tmp_path, "eval") / "evaluation"
     assert (evaluated / "per_class.csv").read_text() == (folder / "evaluation/per_class.csv").read_text()
     assert json.loads((evaluated / "summary.json").read_text())["attention"] is None

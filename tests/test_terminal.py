@@ -10,6 +10,7 @@ import pytest
 from conftest import ROOT, digits_flags, only_run, states
 from rank_pool import environment
 
+from engine.run.record import RUN
 from utils.files import read_json
 from utils.signals import TERMINATION_SIGNALS
 from utils.status import STATUS
@@ -35,7 +36,7 @@ def test_run_whose_terminal_is_closed_is_saved(tmp_path):
     _, status = os.waitpid(process, 0)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
     folder = only_run(tmp_path)
-    assert (read_json(folder / STATUS)["state"], read_json(folder / STATUS)["signal"]) == ("interrupted", "SIGHUP")
+    assert (read_json(folder / RUN)["state"], read_json(folder / RUN)["signal"]) == ("interrupted", "SIGHUP")
     assert states(folder)["epoch"] >= 1
     assert "Interrupted by SIGHUP; saved" in (folder / "log.txt").read_text()
 

@@ -143,7 +143,7 @@ def make_run_folder(root: Path, name: str) -> Path:
     raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
 
 
-RECORDS = ("log.txt", "facts.jsonl", "metrics.csv", "steps.csv")  # of a run, beside its options
+RECORDS = ("log.txt", "run.json", "metrics.jsonl", "metrics.csv")  # of a run, beside its options
 
 
 def is_run_folder(folder: Path) -> bool:

@@ -1,8 +1,8 @@
 """The data of weights: class names, preprocessing and split.
 
-They are in checkpoints and exports, and in the files `classes.json` and `held_out.json`. A checkpoint has the entry
+They are in checkpoints and exports, and in the files `run.json` and `held_out.json`. A checkpoint has the entry
 `class_names`, the names in the order of the labels, or None if the data has no names; of an older version also
-`preprocessing`, see `describe_data`. The file `classes.json` in a run's folder has both. The entry `split` is None if
+`preprocessing`, see `describe_data`. The file `run.json` in a run's folder has both. The entry `split` is None if
 the data came with splits; a checkpoint of an older version has none. Its options have the seed, the fraction and the
 fold.
 """
@@ -130,11 +130,10 @@ def describe_data(data: Data, class_names: Sequence[str] | None) -> dict[str, An
     return {"class_names": None if class_names is None else list(class_names), "preprocessing": lists}
 
 
-def write_data_files(folder: Path, description: dict[str, Any], split: RunSplit | None) -> None:
-    """Writes `classes.json`, and `held_out.json` if the run holds images out; raises OSError if that fails."""
-    files = {"classes.json": description} | ({HELD_OUT_FILE: exported_entry(split)[ENTRY]} if split else {})
-    for name, content in files.items():
-        atomic_write(folder / name, json.dumps(content, indent=2) + "\n")
+def write_held_out(folder: Path, split: RunSplit | None) -> None:
+    """Writes `held_out.json` if the run holds images out; raises OSError if that fails."""
+    if split:
+        atomic_write(folder / HELD_OUT_FILE, json.dumps(exported_entry(split)[ENTRY], indent=2) + "\n")
 
 
 def is_description(state: dict[str, Any]) -> bool:

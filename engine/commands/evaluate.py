@@ -7,19 +7,18 @@ from configs.command_line import Command
 from datasets.decoding.images import BadImageList
 from datasets.loading.loader import build_eval_loader
 from engine.evaluation.session import build_eval_files, build_sessions
-from engine.report.contents import read_contents
+from engine.report.contents import contents_of
 from engine.report.overview import class_figures
 from engine.report.page import write_report
 from engine.run.folder import open_new_folder, start_log
-from engine.run.result import Result, write_result
-from engine.run.step_report import log_validation
+from engine.run.reporter import log_validation
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.files import absolute_file
 
 
 def evaluate(command: Command, context: ProcessContext) -> int:
-    """Evaluates the weights of -pretrained, or the checkpoint that -resume names; writes `result.json`."""
+    """Evaluates the weights of -pretrained, or the checkpoint that -resume names; records the result."""
     logger = start_log(command, context)
     (session,) = build_sessions(command, context, logger)
     plan, evaluator = session.plan, session.evaluator
@@ -34,24 +33,25 @@ def evaluate(command: Command, context: ProcessContext) -> int:
     log_validation(logger, "", metrics, config.model.num_logits, len(samples), seconds, plan.title, precision)
     if results:  # on the main process
         about = {"split": plan.split, "checkpoint": absolute_file(str(config.model.pretrained))}
-        result = Result(
-            metrics=metrics.values,
-            split=plan.split,
-            checkpoint=about["checkpoint"],
+        logger.record.set_result(
+            **metrics.values,
+            **about,
             samples=metrics.samples,
             finished=True,
+            stopped_early=None,
             numeric_precision=precision,
             images_per_second=metrics.samples / seconds,
             peak_memory_bytes=peak_memory_bytes(context.device),
             device=device_name(context.device),
         )
-        write_result(folder, result)  # before the files, which may fail
+        logger.record.update()  # before the files, which may fail
         files = build_eval_files(config, samples, evaluator, folder)
         summary = files.write(metrics, results, session.model, epoch=None, **about)
-        figures = {name: summary[name] for name in ("precision", "recall", "f1", "ece") if name in summary}
-        write_result(folder, replace(result, **figures))
+        names = ("precision", "recall", "f1", "ece")
+        logger.record.set_result(**{name: summary[name] for name in names if name in summary})
+        logger.record.update(state="finished", exit_status=0)
         score = f"{plan.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
-        score += class_figures(read_contents(folder))
+        score += class_figures(contents_of(logger.record, config, files.values))
         score += "".join(f"\n      {note}" for note in samples.notes if note.startswith("Warning"))
         logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
     return 0

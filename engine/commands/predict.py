@@ -18,7 +18,7 @@ from engine.evaluation.session import EvaluationSession, build_ensemble, build_l
 from engine.features.store import embed
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
-from engine.run.step_report import log_validation
+from engine.run.reporter import log_validation
 from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import UserError
 

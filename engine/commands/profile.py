@@ -16,8 +16,5 @@ def profile(command: Command, context: ProcessContext) -> int:
     logger = start_log(command, context)
     command = replace(command, config=command.config.model_copy(update={"loggers": ()}))  # a profile is no result
     session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)
-    record = open_profile(command, session, logger)
-    profile_run(session, record)
-    if context.is_main:
-        record.status.update(state="finished", exit_status=0)
+    profile_run(session, open_profile(command, session, logger))
     return 0

@@ -10,6 +10,7 @@ from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.parallel.strategy import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
+from utils import status as run_status
 from utils.device import (
     Shortage,
     find_shortage,
@@ -31,7 +32,7 @@ def run(command: Command, context: ProcessContext) -> int:
     Raises:
         UserError: any problem that the user can solve.
     """
-    config = command.config
+    config, run_status.on_run_end = command.config, None
     top_k = command.prediction.top_k if command.prediction else None
     check_same_options(config, context, command=command.name, split=command.split, top_k=top_k)
     if context.device.type == "cpu":
@@ -40,7 +41,10 @@ def run(command: Command, context: ProcessContext) -> int:
         config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
         name = _MODULES[command.name]
         run_command = getattr(import_module(f"engine.commands.{name}"), name)
-        return run_command(replace(command, config=config), context)
+        status = run_command(replace(command, config=config), context)
+        if context.is_main:
+            run_status.record_run_end("finished", 0)  # a training run has recorded its own end
+        return status
     except SystemExit as error:  # of a plugin or a library: the status and the file of the run would not tell
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{frame.filename}:{frame.lineno}"

@@ -8,7 +8,7 @@ from engine.plan.training import plan_training
 from engine.run.folder import start_log
 from engine.training.batch_size import find_batch_size
 from engine.training.finish import finish_run
-from engine.training.session import build_session, open_record
+from engine.training.session import build_session, open_outputs
 from engine.training.small_images import note_copies
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext, call_on_main
@@ -24,13 +24,13 @@ def train(command: Command, context: ProcessContext) -> int:
     with ExitStack() as locks:
         plan = plan_training(command, context, logger, find_batch_size, locks)
         session = build_session(plan, context, logger)
-        record = open_record(command, session, logger, locks)
-        locks.callback(record.reporter.close)  # if training fails
+        outputs = open_outputs(command, session, logger, locks)
+        locks.callback(outputs.reporter.close)  # if training fails
         if plan.config.data.near_copies and not plan.found:
             splits = {"train": plan.train, "val": plan.val} | ({"test": plan.test} if plan.test else {})
-            if note := call_on_main(lambda: note_copies(plan.config, splits, record.folder), context):
+            if note := call_on_main(lambda: note_copies(plan.config, splits, outputs.folder), context):
                 logger.note(note)
-        trainer = Trainer(session, record)
+        trainer = Trainer(session, outputs)
         if command.name == "probe":
             run_probe(trainer)
         else:

@@ -21,7 +21,7 @@ from engine.parallel.compile import run_eagerly
 from engine.parallel.strategy import Strategy
 from engine.precision.policy import Precision
 from engine.run.log import progress_bar
-from engine.run.step_report import format_speed
+from engine.run.reporter import format_speed
 from utils.device import IN_EVALUATION
 from utils.distributed import ProcessContext, broadcast_object, gather_objects, gather_to_main
 from utils.errors import UserError

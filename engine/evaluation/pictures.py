@@ -26,7 +26,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.parallel.compile import run_eagerly
-from engine.run.result import PICTURES
+from engine.run.record import PICTURES
 from models.kernels import explicit_attention
 from utils.files import atomic_write, make_own_folder
 from utils.tables import table_text

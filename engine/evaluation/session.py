@@ -30,7 +30,7 @@ from engine.run.facts import Attention, Devices, Fact
 from engine.run.flops import copy_to_meta
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
-from engine.run.result import EVALUATION
+from engine.run.record import EVALUATION
 from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
@@ -86,7 +86,7 @@ def _build_session(command: Command, context: ProcessContext, logger: RunLogger)
     built = build_eval_model(plan.config, context, plan.needs_head, plan.weights_size)
     for note in (*built.notes, *plan.notes):
         logger.note(note)
-    logger.record(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
+    logger.fact(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
     record_environment(context, logger)
     evaluator = built.evaluator
     if plan.class_mask is not None:

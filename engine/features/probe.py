@@ -4,7 +4,6 @@ Legend: N samples, F width of the features, C classes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -75,7 +74,7 @@ def _fit_head(trainer: Trainer) -> None:
         heads[0].weight.copy_(weight)
         heads[0].bias.copy_(bias)
     weights.sync_after_load()
-    trainer.result = replace(trainer.result, **figures)
+    trainer.outputs.record.set_result(**figures)
     if fitted:  # the sums are over all ranks
         no = torch.zeros((), device=context.device)
         progress.sums.add_step(fitted[3], no, no > 0)
@@ -103,9 +102,9 @@ def _features(trainer: Trainer, model: FeatureModel, samples: Samples, split: st
 def _fit(
     trainer: Trainer, train: Features, val: Features
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], BatchSums]:
-    """Weight (C, F) and bias (C,) on the CPU, figures for result.json, and the sums of the training images."""
+    """Weight (C, F) and bias (C,) on the CPU, figures for run.json, and the sums of the training images."""
     config, matmul, classes = trainer.config, torch.backends.cuda.matmul, trainer.config.model.num_logits
-    samples, logger = trainer.plan.train, trainer.record.logger
+    samples, logger = trainer.plan.train, trainer.outputs.logger
     class_weights = read_class_weights(config.loss, samples.targets, classes, trainer.context.device)
     loss = build_loss(config.loss, config.train.smoothing, class_weights)
     tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
@@ -122,8 +121,10 @@ def _fit(
         logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
     if config.eval.suspects:
         found = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
-        names = trainer.record.evaluation.class_names
-        logger.info(f"----- {write_suspects(trainer.record.folder, found, train.indices, samples, names, config.data)}")
+        names = trainer.outputs.evaluation.class_names
+        logger.info(
+            f"----- {write_suspects(trainer.outputs.folder, found, train.indices, samples, names, config.data)}"
+        )
     sums = []
     for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
         logits = F.linear(rows, weight, bias)

@@ -24,7 +24,7 @@ from torch.profiler import profile as torch_profile
 from engine.parallel.strategy import Communication
 from engine.run.facts import Devices, Model
 from engine.run.step_timer import LABELLED, Phase
-from engine.training.session import Record, Session
+from engine.training.session import RunOutputs, Session
 from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, synchronize, timed
 from utils.files import atomic_write
@@ -221,13 +221,13 @@ def _ms(seconds: float) -> str:
     return three_digits(1000 * seconds)
 
 
-def profile_run(session: Session, record: Record) -> None:
+def profile_run(session: Session, outputs: RunOutputs) -> None:
     """Trains some steps on every rank; only the main process is profiled; it writes and prints the page.
 
     The run has as many epochs as the steps take, without evaluations and checkpoints. The speed is measured first,
     without the profiler, which slows the steps down.
     """
-    state, context, reporter = session.state, session.state.context, record.reporter
+    state, context, reporter = session.state, session.state.context, outputs.reporter
     on_gpu = [ProfilerActivity.CUDA] if context.device.type == "cuda" else []
     new_profiler = partial(torch_profile, activities=[ProfilerActivity.CPU, *on_gpu])
     if context.is_main:
@@ -265,16 +265,16 @@ def profile_run(session: Session, record: Record) -> None:
         with new_profiler() as profiler, record_function(WINDOW):
             train(_PROFILED_STEPS)
             synchronize(context.device)
-        _write(session, record, profiler, images_per_second, memory)
+        _write(session, outputs, profiler, images_per_second, memory)
     else:
         train(_PROFILED_STEPS)
     reporter.close()
 
 
 def _write(
-    session: Session, record: Record, profiler: torch_profile, images_per_second: float, peak_memory_bytes: int
+    session: Session, outputs: RunOutputs, profiler: torch_profile, images_per_second: float, peak_memory_bytes: int
 ) -> None:
-    trace = record.folder / TRACE
+    trace = outputs.folder / TRACE
     profiler.export_chrome_trace(str(trace))
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
@@ -294,14 +294,14 @@ def _write(
             times=step_times(events, _PROFILED_STEPS, on_gpu),
             ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
-            model=record.reporter.model,
+            model=outputs.reporter.model,
             peak_memory_bytes=peak_memory_bytes,
             communication=state.strategy.communication(state.wrapped),
             data_in_memory=session.plan.train.in_memory,
         )
     )
-    atomic_write(record.folder / PAGE, f"{page}\n")
-    record.logger.info(f"{page}\n----- Profile: {record.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
+    atomic_write(outputs.folder / PAGE, f"{page}\n")
+    outputs.logger.info(f"{page}\n----- Profile: {outputs.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
 
 
 def _ops(profiler: torch_profile, on_gpu: bool) -> list[Op]:

@@ -4,14 +4,16 @@ Each chart has a title and a description for screen readers. The elements carry 
 reads out at the pointer and with the arrow keys.
 """
 
-from collections.abc import Sequence
+import io
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from engine.report.contents import RunContents
+from engine.report.contents import RunContents, points
 from engine.report.formats import Axis, Point, axis_of, downsample, number, percent, tick_label
-from engine.run.result import CURVES, Curves
+from engine.run.record import Row
 from utils.metric_table import METRICS
 
 WIDTH, HEIGHT = 400, 240  # small, so that the text can be read on a telephone
@@ -101,6 +103,51 @@ class Chart:
         )
 
 
+@dataclass(frozen=True)
+class Curves:
+    """A chart: its title, and the name of the curve of each column of `metrics.csv`.
+
+    x_label: 'epoch', or 'step' for a column of the reports. factor: from the column's unit to `unit`. compared: the
+    column that a chart of several runs shows. unused: a curve with this value only is left out. multi_label: the chart
+    is for these runs only; None: for all runs.
+    """
+
+    title: str
+    columns: dict[str, str]
+    compared: str
+    unit: str = ""
+    x_label: str = "epoch"
+    factor: float = 1.0
+    log_base: int | None = None
+    unused: float | None = None
+    multi_label: bool | None = None
+
+    def points(self, rows: Iterable[Row], column: str) -> list[tuple[float, float]]:
+        """Returns (epoch or step, value) of the rows; empty if the column has no value, or the unused one only."""
+        found = [(x, y * self.factor) for x, y in points(rows, self.x_label, column)]
+        return found if {y for _, y in found} - {self.unused} else []
+
+
+CURVES = (
+    Curves("Loss", {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
+           "val_loss", log_base=10),
+    Curves("Top-1", {"train_top1": "training", "val_top1": "validation", "val_top5": "validation top-5",
+                     "raw_val_top1": "validation, raw weights"}, "val_top1", unit="%", multi_label=False),
+    Curves("Training hit@1", {"train_top1": "training hit@1"}, "train_top1", unit="%", multi_label=True),
+    Curves("Mean AP", {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"}, "val_mean_ap",
+           unit="%"),
+    Curves("Means over classes", {"val_macro_f1": "macro F1", "val_balanced_accuracy": "balanced accuracy",
+                                  "val_min_recall": "minimum recall"}, "val_macro_f1", unit="%"),
+    Curves("Learning rate", {"lr": "learning rate"}, "lr", x_label="step"),
+    Curves("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", x_label="step", log_base=10),
+    Curves("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", x_label="step", log_base=2, unused=1),
+    Curves("Skipped steps", {"skipped_steps": "skipped steps, total"}, "skipped_steps", x_label="step", unused=0),
+    Curves("Throughput", {"images_per_second": "images per second"}, "images_per_second", unit="images/s"),
+    Curves("Data wait", {"data_wait_share": "share of the time"}, "data_wait_share", unit="% of the time", factor=100),
+    Curves("Peak memory", {"peak_memory_bytes": "peak memory"}, "peak_memory_bytes", unit="GB", factor=1e-9),
+)  # fmt: skip
+
+
 def curves_of_run(run: RunContents) -> list[Chart]:
     charts = []
     for table in CURVES:
@@ -108,6 +155,34 @@ def curves_of_run(run: RunContents) -> list[Chart]:
         series = [Series(name, _points(run, table, column), index) for index, (column, name) in columns]
         charts += _chart(table, table.title, series, run.best if f"val_{run.metric.name}" in table.columns else None)
     return charts
+
+
+def picture_of_run(run: RunContents) -> bytes:
+    """The charts with a validation curve as a PNG picture; the best epoch is marked. Needs matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: it takes about a second
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    shown = [table.title for table in CURVES if table.compared.startswith("val_")]
+    charts = [chart for chart in curves_of_run(run) if chart.title in shown]
+    figure, picture = Figure(figsize=(6 * max(len(charts), 1), 4), layout="constrained"), io.BytesIO()
+    figure.suptitle(run.name.replace("$", r"\$"))  # matplotlib reads text between dollar signs as a formula
+    for place, chart in enumerate(charts, 1):
+        axes = figure.add_subplot(1, len(charts), place)
+        axes.set(xlabel=chart.x_label, ylabel=f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        for series in chart.series:
+            axes.plot(*zip(*series.points, strict=True), label=series.name, marker=".", markersize=4)
+        if chart.best:
+            text = f"best: {run.metric.text(chart.best[1])}, epoch {chart.best[0]}"
+            axes.plot(*chart.best, "*", color="black", markersize=10, label=text)
+        axes.legend()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # its font lacks a character of a name
+        warnings.filterwarnings("ignore", message="Creating legend")  # on a busy machine: it is slow
+        FigureCanvasAgg(figure).print_png(picture)
+    return picture.getvalue()
 
 
 def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
@@ -125,7 +200,7 @@ def _points(run: RunContents, table: Curves, column: str) -> list[Point]:
     is_other = table.multi_label not in (None, run.is_multi_label)
     if is_other or (column == "val_top5" and not run.shows(METRICS["top5"])):
         return []
-    return table.points(run.steps if table.x_label == "step" else run.epochs, column)
+    return table.points(run.reports if table.x_label == "step" else run.epochs, column)
 
 
 def _chart(table: Curves, title: str, series: list[Series], best: tuple[int, float] | None = None) -> list[Chart]:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from configs.yaml_io import shorten
-from engine.report.contents import RunContents, read_matrix
+from engine.report.contents import RunContents
 from engine.report.tables import compared_options, evaluated_images
-from engine.run.facts import FACTS, TrainingData
-from engine.run.result import CONFUSION, EVALUATION, PER_IMAGE
+from engine.run.facts import TrainingData
+from engine.run.record import CONFUSION, EVALUATION, PER_IMAGE, RUN
 from utils.errors import UserError, error_from
-from utils.tables import read_rows, safe_cell
+from utils.tables import read_rows, safe_cell, unescaped_cell
 
 CLASS_COLUMNS = ("class", "images", "both right", "only {a} wrong", "only {b} wrong", "both wrong", "p", "p (Holm)")
 IMAGE_COLUMNS = ("index", "path", "true", "predicted by {a}", "predicted by {b}", "wrong")
@@ -67,18 +67,28 @@ def _group(cells: dict[str, Any], members: list[RunContents]) -> Group:
 
 
 def _sum_of_folds(runs: list[RunContents], folds: int) -> tuple[list[str], list[list[int]]]:
-    """The sum of the confusion matrices; raises ValueError or an error of `read_matrix` if images would be missing."""
+    """The sum of the confusion matrices; raises OSError, ValueError or csv.Error if images would be missing."""
     found = sorted((run.options["SEED"], run.options["DATA.FOLD"]) for run in runs)
     if not found or found != [(seed, fold) for seed in sorted({seed for seed, _ in found}) for fold in range(folds)]:
         raise ValueError("each seed needs one finished run of each fold")
-    data = [facts for run in runs if (facts := run.facts.get(TrainingData))]
+    data = [facts for run in runs if (facts := run.fact(TrainingData))]
     if len({facts.training + facts.validation for facts in data}) > 1:
         raise ValueError("the runs have different numbers of images")
-    matrices = [read_matrix(run.folder / EVALUATION / CONFUSION) for run in runs]
+    matrices = [_read_matrix(run) for run in runs]
     if any(names != matrices[0][0] for names, _ in matrices):
         raise ValueError("the classes differ")
     rows = zip(*(matrix for _, matrix in matrices), strict=True)
     return matrices[0][0], [[sum(cells) for cells in zip(*row, strict=True)] for row in rows]
+
+
+def _read_matrix(run: RunContents) -> tuple[list[str], list[list[int]]]:
+    """The names in the first row, and the counts."""
+    with open(run.folder / EVALUATION / CONFUSION, newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    counts = [list(map(int, row[1:])) for row in rows]
+    if any(len(row) != len(rows) or min(row) < 0 for row in counts) or len(header) != len(rows) + 1:
+        raise ValueError("it is no square matrix of counts")
+    return list(map(unescaped_cell, header[1:])), counts
 
 
 def compare_mistakes(a: RunContents, b: RunContents) -> tuple[Rows, Rows]:
@@ -92,7 +102,7 @@ def compare_mistakes(a: RunContents, b: RunContents) -> tuple[Rows, Rows]:
         raise UserError(f"-mistakes: {a.folder} and {b.folder} are one folder; give the folders of two runs")
     for run in (a, b):
         if not evaluated_images(run):
-            raise UserError(f"{run.folder / FACTS}: lacks the number of the evaluated images; {_NEW_EVALUATION}")
+            raise UserError(f"{run.folder / RUN}: lacks the number of the evaluated images; {_NEW_EVALUATION}")
     if evaluated_images(a) != evaluated_images(b):
         raise UserError(f"{b.folder}: other images or classes than in {a.folder}; compare runs on one data set's split")
     counts, images = defaultdict[_Class, list[int]](lambda: [0, 0, 0, 0]), Rows()
@@ -133,7 +143,9 @@ def _read_images(run: RunContents) -> list[tuple[str, str, _Class, _Class]]:
     """Returns checksum, path, true and predicted class of each image."""
     path, (number, _) = run.folder / EVALUATION / PER_IMAGE, evaluated_images(run) or (0, "")
     rows = run.evaluation.classes if run.evaluation else []
-    classes = {label: (label, row["class"]) for row in rows if (label := row.get("label"))} | {_NONE[0]: _NONE}
+    classes = {str(row["label"]): (str(row["label"]), row["class"]) for row in rows if "label" in row} | {
+        _NONE[0]: _NONE
+    }
     try:
         images = [
             (row["checksum"], row["path"], classes[row["label"]], classes[row["predicted"]]) for row in read_rows(path)

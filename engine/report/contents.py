@@ -1,60 +1,74 @@
-"""Reads the files in the folder of a run, for its page. A part whose file is missing or damaged is left out."""
+"""A run as its page shows it: its record and its evaluations, from its folder, or from memory at its end."""
 
 import csv
 import os
 import socket
 import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.compare import with_defaults
-from configs.load import RECIPE_OPTIONS, RUN_OPTIONS
+from configs.load import RUN_OPTIONS, flatten
 from configs.parts import PLUGINS_FOLDER
-from configs.yaml_io import read_yaml, shorten
-from engine.run import result
-from engine.run.facts import FACTS, SPLITS, Facts, PixelBaseline, read_facts
-from engine.run.result import FINDINGS, RESULT, Rows, best_epoch, points
-from utils.errors import Unavailable, UserError, error_from
-from utils.files import read_json
+from configs.schema import Config
+from configs.yaml_io import read_yaml
+from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
+from engine.run.record import (
+    EVALUATION,
+    TEST_EVALUATION,
+    Row,
+    RunRecord,
+    by_epoch,
+    read_evaluation,
+    read_metrics,
+    read_run,
+)
+from utils.errors import Unavailable, UserError
 from utils.metric_table import METRICS, Metric, best_metric
-from utils.status import STATUS, UNFINISHED
+from utils.status import UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
-MAX_MATRIX_CLASSES = 50
 SEVERAL = " | "  # between the true classes of an image
-_WITHOUT_PAGE = ("predict-", "profile-")  # folders of these commands
-_TEXTS = ("class", "true", "predicted", "path")  # columns with text from outside
+# Lists of images, NAME/NAME.csv in the folder of a run, and their titles on the page.
+FINDINGS = {
+    "copies": "Evaluated images with a near copy in the training",
+    "suspects": "Training images whose label may be wrong",
+}
+LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
+_WITHOUT_PAGE = ("predict-", "embed-", "profile-")  # folders of these commands
 _MAX_STATUS_CHARS = 50
 _SHOWN = 24  # findings of a kind
 
+_F = TypeVar("_F", bound=Fact)
 _T = TypeVar("_T")
+Rows = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The files of an evaluation. A part whose file is missing is empty or None. Names are without apostrophes.
-
-    confusion: names of the classes, and images by true class (rows) and predicted class; up to 50 classes.
-    bins: of the confidence, in percent: lowest and highest confidence, images, accuracy; without empty bins.
-    coverage: (coverage, accuracy) in percent, by descending threshold of the confidence.
-    """
+    """The files of an evaluation. values: of `summary.json` and `tables.json`."""
 
     folder: Path
-    summary: dict[str, Any]
-    classes: Rows
-    confusion: tuple[list[str], list[list[int]]] | None
-    pairs: Rows
-    bins: list[tuple[float, float, int, float]]
-    coverage: list[tuple[float, float]]
-    mistakes: Rows
+    values: Mapping[str, Any]
 
     @property
     def split(self) -> str:
         """The evaluated images: validation, training or test; '' if they are no known split."""
-        return SPLITS.get(str(self.summary.get("split")), "")
+        return SPLITS.get(str(self.values.get("split")), "")
+
+    def rows(self, table: str, *needed: str) -> list[Row]:
+        """The rows of a table that have the needed columns."""
+        rows = self.values.get(table)
+        return (
+            [row for row in rows if isinstance(row, dict) and row.keys() >= {*needed}] if isinstance(rows, list) else []
+        )
+
+    @property
+    def classes(self) -> list[Row]:
+        return self.rows("per_class", "class")
 
 
 @dataclass(frozen=True)
@@ -62,35 +76,34 @@ class RunContents:
     """A run that trained or evaluated.
 
     Attributes:
-        options: all options by dotted key. recipe: the options of the recipe; None if the run does not know it.
-        earlier: the options up to a step, by this step, where a resumed run changed them.
-        epochs, steps: rows of `metrics.csv`, none for an evaluation, and of `steps.csv`.
-        status, result: the content of `status.json` and `result.json`; the latter is empty while the run is running.
-        classes: the content of `classes.json`. problems: a line for each file that cannot be read.
+        options: all options by dotted key. values: of `run.json`. epochs: the rows of `metrics.csv`.
         evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
+        The others are for the page only: recipe: the options of the recipe; None if the run does not know it.
+        earlier: the options up to a step, by this step, where a resumed run changed them.
+        reports: the rows of the log lines of training.
         plugins: their texts by name and hash. findings: the first rows of the lists of images that need a look, by
-            name.
+            name. problems: a line for each file that cannot be read.
     """
 
     folder: Path
     options: dict[str, Any]
-    recipe: dict[str, Any] | None
-    earlier: dict[int, dict[str, Any]]
-    epochs: Rows
-    steps: Rows
-    status: dict[str, Any]
-    result: dict[str, Any]
-    classes: dict[str, Any]
-    facts: Facts
-    evaluation: Evaluation | None
-    test: Evaluation | None
-    plugins: dict[str, str]
-    findings: dict[str, Rows]
-    problems: list[str]
+    values: Mapping[str, Any]
+    epochs: list[Row]
+    evaluation: Evaluation | None = None
+    test: Evaluation | None = None
+    recipe: dict[str, Any] | None = None
+    earlier: dict[int, dict[str, Any]] = field(default_factory=dict)
+    reports: list[Row] = field(default_factory=list)
+    plugins: dict[str, str] = field(default_factory=dict)
+    findings: dict[str, Rows] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    def fact(self, kind: type[_F]) -> _F | None:
+        return read_fact(self.values["facts"], kind)
 
     @property
     def is_evaluation(self) -> bool:
@@ -124,10 +137,10 @@ class RunContents:
     @cached_property
     def figures(self) -> dict[str, float]:
         """The metrics of the best epoch, or of the evaluation, by name; without unknown ones."""
-        summary, best = self.evaluation.summary if self.evaluation else {}, self.best
-        row = next((row for row in self.epochs if best and row["epoch"] == str(best[0])), {})
+        best = self.best
+        row = next((row for row in self.epochs if best and row["epoch"] == best[0]), {})
         of_epoch = {name: row.get(f"val_{name}") for name in METRICS}
-        sources = (summary, of_epoch, self.result)
+        sources = (self.evaluation.values if self.evaluation else {}, of_epoch, self.values["result"])
         found = ((name, to_float(source.get(name))) for source in sources for name in METRICS)
         return {name: value for name, value in found if value is not None}
 
@@ -143,148 +156,110 @@ class RunContents:
 
     @property
     def test_result(self) -> dict[str, Any]:
-        test = self.result.get("test")
+        test = self.values["result"].get("test")
         return test if isinstance(test, dict) else {}
 
     def measured(self, name: str) -> float | None:
         """A baseline; train_seconds, images_per_second or peak_memory_bytes, perhaps up to the last complete epoch."""
-        value = self.result.get(name, getattr(self.facts.get(PixelBaseline), name, None))
+        value = self.values["result"].get(name)
+        value = getattr(self.fact(PixelBaseline), name, None) if value is None else value
         return to_float(value if value is not None or not self.epochs else self.epochs[-1].get(name))
 
     @property
     def state(self) -> str:
-        """A state of `RunStatus`, killed or unknown."""
-        state = self.status.get("state")
-        if not isinstance(state, str):
-            return "finished" if self.result else "unknown"  # an evaluation has no status.json
-        return "killed" if state in UNFINISHED and _has_ended(self.status) else state
+        """A state of the record, killed or unknown."""
+        state, pid = self.values["state"], self.values["pid"]
+        is_here = self.values["host"] == socket.gethostname() and isinstance(pid, int) and pid > 0
+        if state in UNFINISHED and is_here:  # the process of a run on this machine may not exist any more
+            try:
+                os.kill(pid, 0)
+            except (ProcessLookupError, OverflowError):
+                return "killed"
+            except PermissionError:
+                pass
+        return str(state)
 
     @property
     def short_status(self) -> str:
         """The state, and the reason of a failure; at most 50 characters."""
-        text = f"failed: {self.status.get('message')}" if self.state == "failed" else self.state
+        text = f"failed: {self.values['message']}" if self.state == "failed" else self.state
         return textwrap.shorten(text, _MAX_STATUS_CHARS, placeholder="...")
 
 
-def _has_ended(status: dict[str, Any]) -> bool:
-    """Returns whether the process of a run on this machine does not exist any more."""
-    pid = status.get("pid")
-    if status.get("host") != socket.gethostname() or not isinstance(pid, int) or pid <= 0:
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        pass
-    return False
+def points(rows: Iterable[Mapping[str, Any]], x_column: str, y_column: str) -> list[tuple[float, float]]:
+    """(x, y) of the rows that have both as finite numbers of at most `LARGEST`."""
+    cells = ((to_float(row.get(x_column)), to_float(row.get(y_column))) for row in rows)
+    return [(x, y) for x, y in cells if x is not None and y is not None and max(abs(x), abs(y)) <= LARGEST]
+
+
+def best_epoch(rows: list[Row], metric: Metric) -> tuple[int, float] | None:
+    """(epoch, value of the metric) of `best.pth`, the first of equal ones; None without a value."""
+    losses = dict(points(rows, "epoch", "val_loss"))
+    scores = points(rows, "epoch", f"val_{metric.name}")
+    if not scores:
+        return None
+    epoch, score = max(scores, key=lambda p: (metric.rank({"loss": losses.get(p[0]), metric.name: p[1]}), -p[0]))
+    return int(epoch), score
+
+
+def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]) -> RunContents:
+    """What the last lines of a run in this process show. evaluation: the values of its evaluation."""
+    found = Evaluation(record.folder / EVALUATION, evaluation) if evaluation else None
+    options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
+    return RunContents(record.folder, options, record.values, [*record.epochs.values()], found)
 
 
 def read_contents(folder: Path) -> RunContents:
-    """Raises UserError if the folder has no run that trained or evaluated, or its options or `metrics.csv` are damaged.
-
-    A run that failed early has no `metrics.csv` and `result.json`.
-    """
+    """Raises UserError if the folder has no run that trained or evaluated, or its options are damaged."""
     if not folder.exists():
         raise Unavailable(f"{folder}: does not exist; give the folder of a run")
     if not (folder / RUN_OPTIONS).is_file():
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
-    has_status = any((folder / name).is_file() for name in (STATUS, RESULT))
-    if not has_status or folder.resolve().name.startswith(_WITHOUT_PAGE):
+    values = read_run(folder)
+    if not values or folder.resolve().name.startswith(_WITHOUT_PAGE):
         raise UserError(
             f"{folder}: is not the folder of a training or an evaluation; predictions and profiles have no page"
         )
-    options = _read_options(folder / RUN_OPTIONS)
-    try:
-        epochs = read_rows(folder / "metrics.csv") if (folder / "metrics.csv").exists() else []
-    except (ValueError, OSError, csv.Error) as error:
-        raise error_from(error, f"{folder / 'metrics.csv'}: cannot be read ({shorten(str(error))})") from None
     problems: list[str] = []
 
-    def read(name: str, reader: Callable[[Path], _T], missing: _T) -> _T:
-        """The content of a file; `missing` if there is none."""
-        path = folder / name
+    def read(reader: Callable[[Path], _T], path: Path, missing: _T) -> _T:
+        """The content of a file; `missing` if there is none, or a damaged one."""
         try:
             return reader(path) if path.exists() else missing
-        except (OSError, ValueError, KeyError, IndexError, csv.Error, UserError) as error:
-            problems.append(f"{name} cannot be read: {str(error) or type(error).__name__}")
+        except (OSError, ValueError, csv.Error, UserError) as error:
+            problems.append(f"{path.name} cannot be read: {error}")
             return missing
 
-    status, copies = read_json(folder / STATUS), sorted((folder / PLUGINS_FOLDER).glob("[!.]*#sha256=*"))
-    plugins = [one.name for one in copies if one.is_file() and not one.is_symlink()]  # no other file of the reader's
+    options = _read_options(folder / RUN_OPTIONS)
+    none: tuple[list[Row], int] = ([], 0)
+    rows, damaged = read(read_metrics, folder, none)
+    problems += [f"metrics.jsonl: {damaged} damaged rows are left out"] if damaged else []
+    copies = sorted((folder / PLUGINS_FOLDER).glob("[!.]*#sha256=*"))
+    plugins = [one for one in copies if one.is_file() and not one.is_symlink()]  # no other file of the reader's
+    earlier = {int(path.stem[12:]): path for path in folder.glob("config-step-*.yaml") if path.stem[12:].isdecimal()}
+    evaluations = [
+        Evaluation(folder / name, read_evaluation(folder / name)) if (folder / name).is_dir() else None
+        for name in (EVALUATION, TEST_EVALUATION)
+    ]
     return RunContents(
         folder=folder,
         options=options,
-        recipe=read(RECIPE_OPTIONS, _read_options, None),
-        earlier={
-            int(path.stem[12:]): read(path.name, _read_options, options)
-            for path in sorted(folder.glob("config-step-*.yaml"), key=lambda path: (len(path.name), path.name))
-            if path.stem[12:].isdecimal()
-        },
-        epochs=epochs,
-        steps=read("steps.csv", read_rows, []),
-        status=status,
-        # While a run is running, its result is from before it was resumed.
-        result={} if status.get("state") in UNFINISHED else read_json(folder / RESULT),
-        classes=read_json(folder / "classes.json"),
-        facts=read(FACTS, read_facts, Facts()),
-        evaluation=_read_evaluation(folder, result.EVALUATION, read),
-        test=_read_evaluation(folder, result.TEST_EVALUATION, read),
-        plugins={name: read(f"{PLUGINS_FOLDER}/{name}", lambda one: one.read_text("utf-8"), "") for name in plugins},
-        findings={name: read(f"{name}/{name}.csv", _read_findings, []) for name in FINDINGS},
+        values=values,
+        epochs=[*by_epoch(rows).values()],
+        evaluation=evaluations[0],
+        test=evaluations[1],
+        recipe=with_defaults(values["recipe"]) if isinstance(values["recipe"], dict) else None,
+        earlier={step: read(_read_options, path, options) for step, path in sorted(earlier.items())},
+        reports=[row for row in rows if row["kind"] == "report"],
+        plugins={path.name: read(Path.read_text, path, "") for path in plugins},
+        findings={name: read(_read_findings, folder / name / f"{name}.csv", []) for name in FINDINGS},
         problems=problems,
     )
-
-
-def _read_options(path: Path) -> dict[str, Any]:
-    return with_defaults(read_yaml(path)[0])
-
-
-def _read_evaluation(folder: Path, name: str, read: Callable[[str, Callable[..., Any], Any], Any]) -> Evaluation | None:
-    if not (folder / name).is_dir():
-        return None
-    classes = read(f"{name}/{result.PER_CLASS}", partial(_read_texts, needed=["class"]), [])
-    has_matrix = len(classes) <= MAX_MATRIX_CLASSES  # the matrix of 1,000 classes has a million cells
-    return Evaluation(
-        folder=folder / name,
-        summary=read_json(folder / name / result.SUMMARY),
-        classes=classes,
-        confusion=read(f"{name}/{result.CONFUSION}", read_matrix, None) if has_matrix else None,
-        pairs=read(f"{name}/{result.PAIRS}", partial(_read_texts, needed=["true", "predicted", "count", "share"]), []),
-        bins=read(f"{name}/{result.CALIBRATION}", _read_bins, []),
-        coverage=points(read(f"{name}/{result.COVERAGE}", read_rows, []), "coverage", "accuracy"),
-        mistakes=read(f"{name}/{result.MISTAKES}", partial(_read_texts, needed=["kind", "index"]), []),
-    )
-
-
-def _read_texts(path: Path, needed: list[str]) -> Rows:
-    """The rows, with the texts as they were before `safe_cell`; of several true classes, each."""
-    rows = read_rows(path)
-    if rows and (missing := [column for column in needed if column not in rows[0]]):
-        raise ValueError(f"it has no column {', '.join(missing)}")
-    for row in rows:
-        texts = {column: row[column] or "" for column in _TEXTS if column in row}
-        row |= {column: SEVERAL.join(map(unescaped_cell, text.split(SEVERAL))) for column, text in texts.items()}
-    return rows
 
 
 def _read_findings(path: Path) -> Rows:
     return [{column: unescaped_cell(text or "") for column, text in row.items()} for row in read_rows(path)[:_SHOWN]]
 
 
-def read_matrix(path: Path) -> tuple[list[str], list[list[int]]]:
-    """The first row and the first column have the names. Raises OSError, ValueError or csv.Error."""
-    with open(path, newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
-    counts = [list(map(int, row[1:])) for row in rows]
-    if any(len(row) != len(rows) or min(row) < 0 for row in counts) or len(header) != len(rows) + 1:
-        raise ValueError("it is no square matrix of counts")
-    return list(map(unescaped_cell, header[1:])), counts
-
-
-def _read_bins(path: Path) -> list[tuple[float, float, int, float]]:
-    return [
-        (float(row["low"]), float(row["high"]), int(row["count"]), float(row["accuracy"]))
-        for row in read_rows(path)
-        if row["accuracy"]
-    ]
+def _read_options(path: Path) -> dict[str, Any]:
+    return with_defaults(read_yaml(path)[0])

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from configs.yaml_io import format_value
-from engine.run.result import LARGEST
+from engine.report.contents import LARGEST
 from utils.tables import format_duration
 
 MAX_NAME_CHARS = 60

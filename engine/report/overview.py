@@ -14,18 +14,18 @@ from configs.compare import differing_from_defaults
 from configs.data_sets import properties_of
 from configs.load import RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
-from engine.report.contents import RunContents
+from engine.report.contents import RunContents, points
 from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.report.tables import OPTIONS_OF_RUN
 from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Start, TrainingData
-from engine.run.result import BASELINES, points
+from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
 
 def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
     """(name, value, remark) of the numbers of the result, the most important first; '' for no value."""
-    evaluated = run.evaluation.summary if run.evaluation else {}
+    evaluated = run.evaluation.values if run.evaluation else {}
     metric, rest = run.metric, [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
     ece, ece_epoch = to_float(evaluated.get("ece")), evaluated.get("epoch")
@@ -68,8 +68,8 @@ def class_tiles(run: RunContents) -> list[tuple[str, str, str]]:
     zeros = sum(score == 0 for score, _, _ in classes)
     if zeros > 1:
         remark += f"; {zeros:,} of {len(classes):,} classes have 0%"
-    if run.best and evaluation.summary.get("epoch") != run.best[0]:
-        remark += f"; epoch {evaluation.summary.get('epoch')}"
+    if run.best and evaluation.values.get("epoch") != run.best[0]:
+        remark += f"; epoch {evaluation.values.get('epoch')}"
     macro_f1 = run.figures.get("macro_f1") if run.metric.name != "macro_f1" else None
     tiles = [("macro F1", percent(macro_f1), ""), ("worst class", f"{column.upper()} {percent(lowest)}", remark)]
     return [tile for tile in tiles if tile[1]]
@@ -82,7 +82,7 @@ def class_figures(run: RunContents) -> str:
 
 def status_of(run: RunContents) -> tuple[str, str]:
     """A sentence on the state of the run, and the command that resumes it ('' if there is none)."""
-    status = run.status
+    status = run.values
     resume = str(status.get("resume") or "")
     match run.state:
         case "finished":
@@ -99,16 +99,16 @@ def status_of(run: RunContents) -> tuple[str, str]:
         case "running" | "stopping":
             return f"The run was in progress when this page was written. Last status: {status.get('updated')}.", ""
         case "killed":
-            reason = "The process ended before the run did, without a reason in status.json."
+            reason = "The process ended before the run did, without a reason in run.json."
             return reason, _command(run, f"-resume={run.folder.absolute()}")
-    return "The state of the run is not known: it has no status.json.", ""
+    return "The state of the run is not known.", ""
 
 
 def details_of(run: RunContents) -> dict[str, str]:
     """Model, data, devices and options of the training or the evaluation, by name."""
-    options, facts = run.options, run.facts
-    devices, attention, trained = facts.get(Devices), facts.get(Attention), facts.get(Model)
-    data = facts.get(EvaluationData) if run.is_evaluation else facts.get(TrainingData)
+    options = run.options
+    devices, attention, trained = run.fact(Devices), run.fact(Attention), run.fact(Model)
+    data = run.fact(EvaluationData) if run.is_evaluation else run.fact(TrainingData)
     model = [str(options["MODEL.NAME"]), f"family {options['MODEL.TYPE']}", trained.size if trained else ""]
     dataset = options["DATA.DATASET"]
     details = {
@@ -128,7 +128,7 @@ def details_of(run: RunContents) -> dict[str, str]:
         details["Test-time augmentation"] = str(options["EVAL.TTA"])
     else:
         details |= {"Training": _training(run), "Options changed": _changes(run), "Started": _started(run)}
-    if environment := facts.get(Environment):
+    if environment := run.fact(Environment):
         hosts, variables = dict.fromkeys(environment.hosts), environment.variables.items()
         details |= {"Environment": str(environment), "Hosts": ", ".join(hosts), "Command": environment.command}
         details["Variables"] = ", ".join(f"{name}={value}" for name, value in variables)
@@ -136,7 +136,7 @@ def details_of(run: RunContents) -> dict[str, str]:
 
 
 def class_names_of(run: RunContents) -> list[str]:
-    names = run.classes.get("class_names")
+    names = run.values.get("class_names")
     return list(map(str, names)) if isinstance(names, list) else []
 
 
@@ -147,7 +147,7 @@ def evaluates_average(run: RunContents) -> bool:
 
 
 def _preprocessing(run: RunContents) -> str:
-    values = run.classes.get("preprocessing")
+    values = run.values.get("preprocessing")
     values = values if isinstance(values, dict) else {}
     labels = {"crop_pct": "crop"} if values.get("resize", "crop") == "crop" else {"resize": ""}
     labels |= {"channels": "channels", "mean": "mean", "std": "std", "interpolation": ""}
@@ -174,7 +174,7 @@ def _batch_size(run: RunContents) -> str:
     factors: dict[str, Any] = {
         "batch size": run.options["DATA.BATCH_SIZE"],
         "accumulation steps": run.options["TRAIN.ACCUM_ITER"],
-        "devices": run.status.get("world_size"),
+        "devices": run.values.get("world_size"),
     }
     (first, size), *others = factors.items()
     shown = [f"{first} {option(size)}", *(f"{option(factor)} {name}" for name, factor in others if factor != 1)]
@@ -194,7 +194,7 @@ def _changes(run: RunContents) -> str:
 
 
 def _started(run: RunContents) -> str:
-    started, resumes = str(run.status.get("started") or ""), run.facts.starts - 1
+    started, resumes = str(run.values.get("started") or ""), run.values["starts"] - 1
     if started and resumes > 0:
         return f"{started}, resumed {resumes} time{'s' * (resumes > 1)}: this is the latest start"
     return started
@@ -216,7 +216,7 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
         return "", ""
     evaluated = [row for row in run.epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
-    rises = _rises(val) and not run.status.get("stopped_early")
+    rises = _rises(val) and not run.values.get("stopped_early")
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
     baseline, name = max((run.measured(name) or 0.0, name.replace("_", " ")) for name in BASELINES)
     is_below = top1 < baseline and run.metric.name in ("top1", "top5", "loss")
@@ -267,4 +267,4 @@ def _pretrained(run: RunContents) -> str:
 
 def _command(run: RunContents, *flags: str) -> str:
     """The command line with these flags for the script of the run, its number of processes and its device."""
-    return f"{(run.facts.get(Start) or Start('', 0)).program} {shlex.join(flags)}"
+    return f"{(run.fact(Start) or Start('', 0)).program} {shlex.join(flags)}"

@@ -5,6 +5,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from engine.report import REPORT, TRAIN_BATCH, charts
+from engine.report import CURVES, REPORT, TRAIN_BATCH, charts
 from engine.report.comparison import Group
-from engine.report.contents import Evaluation, RunContents, read_contents
+from engine.report.contents import Evaluation, RunContents, points, read_contents
 from engine.report.formats import MAX_NAME_CHARS, number, option, percent
 from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import (
@@ -28,9 +29,11 @@ from engine.report.tables import (
     options_off_recipe,
     results,
 )
+from engine.run.record import DETAILS
 from utils.errors import on_one_line, shortened
-from utils.files import atomic_write
+from utils.files import atomic_write, make_own_folder
 from utils.status import UNFINISHED
+from utils.system import is_installed
 from utils.tables import to_float
 
 COMPARISON = "compare.html"
@@ -40,12 +43,16 @@ _STATES = (*UNFINISHED, "finished", "stopped", "interrupted", "failed", "killed"
 
 
 def write_report(folder: Path) -> Path:
-    """Writes `report.html` in the folder of a run that trained or evaluated, from the files in it; returns its path.
+    """Writes `report.html` in the folder of a run that trained or evaluated; returns its path. The picture of the
+    curves, too, if the run is a training that has ended, and matplotlib is installed.
 
     Raises OSError, and UserError as `read_contents`; an older page is then unchanged.
     """
-    path = folder / REPORT
-    atomic_write(path, run_page(read_contents(folder)))
+    path, run = folder / REPORT, read_contents(folder)
+    atomic_write(path, run_page(run))
+    if not run.is_evaluation and run.values["state"] not in UNFINISHED and is_installed("matplotlib"):
+        make_own_folder(folder / DETAILS)
+        atomic_write(folder / CURVES, charts.picture_of_run(run))
     return path
 
 
@@ -53,7 +60,8 @@ def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
-    coverage = [charts.Series("accuracy", evaluation.coverage)] if evaluation else []
+    coverage = points(evaluation.rows("coverage"), "coverage", "accuracy") if evaluation else []
+    bins = _bins(evaluation) if evaluation else []
     values = {
         "run": run,
         "states": _STATES,
@@ -69,15 +77,38 @@ def run_page(run: RunContents) -> str:
         "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
         "findings": list(findings_of(run)),
-        "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", coverage, "%"),
-        "reliability": charts.reliability_diagram(evaluation.bins) if evaluation and evaluation.bins else "",
+        "confusion": _confusion(evaluation) if evaluation else None,
+        "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
+        "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", [charts.Series("accuracy", coverage)], "%"),
+        "reliability": charts.reliability_diagram(bins) if bins else "",
     }
     return _render("run.html", values)
 
 
+def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | None:
+    """The names of the classes, and the images by true class (rows) and predicted class; None without a matrix."""
+    with suppress(ValueError, TypeError):
+        names, counts = evaluation.values.get("confusion", ([], []))
+        rows = [[int(count) for count in row] for row in counts]
+        if rows and all(len(row) == len(rows) == len(names) for row in rows):
+            return [*map(str, names)], rows
+    return None
+
+
+def _bins(evaluation: Evaluation) -> list[tuple[float, float, int, float]]:
+    """Of the confidence: lowest and highest confidence in percent, images, accuracy in percent; no empty bins."""
+    columns = ("low", "high", "count", "accuracy")
+    cells = [[to_float(row[name]) for name in columns] for row in evaluation.rows("calibration", *columns)]
+    return [
+        (low, high, int(count), accuracy)
+        for low, high, count, accuracy in cells
+        if low is not None and high is not None and count is not None and accuracy is not None
+    ]
+
+
 def _evaluated(evaluation: Evaluation) -> str:
     """The images and the weights of the evaluation; '' if the summary is missing."""
-    epoch, samples = evaluation.summary.get("epoch"), to_float(evaluation.summary.get("samples"))
+    epoch, samples = evaluation.values.get("epoch"), to_float(evaluation.values.get("samples"))
     images = f"{samples:,.0f} {evaluation.split} images".replace("  ", " ") if samples else ""
     parts = [images, f"of epoch {epoch}" if epoch else ""]
     return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
@@ -89,7 +120,7 @@ def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], proble
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
     """
     entries = [
-        {"name": run.name, "index": index, "link": _link(run, folder), "has_curves": bool(run.epochs or run.steps)}
+        {"name": run.name, "index": index, "link": _link(run, folder), "has_curves": bool(run.epochs or run.reports)}
         for index, run in enumerate(runs)
     ]  # fmt: skip
     values = {"runs": entries, "tables": results(runs), "groups": groups, "problems": problems}

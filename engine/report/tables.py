@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.compare import differing_from_defaults
-from engine.report.contents import SEVERAL, Evaluation, RunContents
+from engine.report.contents import FINDINGS, SEVERAL, Evaluation, RunContents
 from engine.report.formats import duration, gigabytes, number, percent
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.result import BASELINES, FINDINGS, PICTURES
+from engine.run.record import BASELINES, PICTURES, Row
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
@@ -63,15 +63,15 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     return [_CLASS_COLUMNS[column] for column in columns], cells
 
 
-def _quality(row: dict[str, str]) -> float:
+def _quality(row: Row) -> float:
     value = to_float(row.get("f1", row.get("ap")))
     return math.inf if value is None else value
 
 
-def _class_cell(column: str, text: str) -> str:
-    value = to_float(text)
+def _class_cell(column: str, cell: Any) -> str:
+    value = to_float(cell)
     if column == "class" or value is None:
-        return text if column == "class" else ""
+        return str(cell) if column == "class" else ""
     return number(value) if column in _COUNTS else percent(value)
 
 
@@ -125,9 +125,9 @@ def results(runs: Sequence[RunContents]) -> list[ResultTable]:
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:
     """The number and the digest of the images of the run's metric; the digest is '' if it is not known."""
     if run.is_evaluation:
-        evaluated = run.facts.get(EvaluationData)
+        evaluated = run.fact(EvaluationData)
         return (evaluated.number, evaluated.digest) if evaluated else None
-    trained = run.facts.get(TrainingData)
+    trained = run.fact(TrainingData)
     return (trained.validation, trained.validation_digest) if trained else None
 
 
@@ -183,15 +183,15 @@ def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[dict[str, A
     """The title and the samples of each kind, in the order of `mistakes.csv`; a sample is in the first gallery only."""
     shown: set[str] = set()
     for kind, title in _TITLES.items():
-        rows = [row for row in evaluation.mistakes if row["kind"] == kind][:_MAX_SHOWN]
+        rows = [row for row in evaluation.rows("mistakes", "kind", "index") if row["kind"] == kind][:_MAX_SHOWN]
         if rows:
             yield title, [_mistake(evaluation, row) for row in rows if row["index"] not in shown]
         shown |= {row["index"] for row in rows}
 
 
-def _mistake(evaluation: Evaluation, row: dict[str, str]) -> dict[str, Any]:
+def _mistake(evaluation: Evaluation, row: Row) -> dict[str, Any]:
     """The values that the page shows. is_recognized: the highest losses may include samples that are recognized."""
-    index, true, predicted = row["index"], row.get("true", ""), row.get("predicted", "")
+    index, true, predicted = str(row["index"]), row.get("true", ""), row.get("predicted", "")
     loss, true_probability = to_float(row.get("loss")), percent(to_float(row.get("true_probability")))
     stem = evaluation.folder / PICTURES / (index if index.isdecimal() else "none")
     return {

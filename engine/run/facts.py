@@ -1,24 +1,14 @@
-"""The facts of a run: typed records in `facts.jsonl`, one JSON object per line.
+"""The facts of a run: a line of the log each, and the latest of each kind in `run.json`. Without torch and numpy."""
 
-`RunLogger.record` alone writes them; the text of a fact is its line in the log. Readers need neither torch nor numpy.
-status.json: the current state. result.json: the final figures. facts.jsonl: everything else.
-"""
-
-import json
-from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from utils.tables import three_digits
 
-FACTS = "facts.jsonl"
-MAX_CHARS = 1000  # of a warning
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-_KIND = "fact"  # the key with the kind of a record
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 
@@ -213,65 +203,12 @@ class PixelBaseline:
         return f"{figures} ({self.training} training and {self.validation} validation images)"
 
 
-@dataclass(frozen=True)
-class RunWarning:
-    """A problem that did not end the run."""
-
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
-
-
-Fact = (
-    Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | Attention | PixelBaseline
-    | RunWarning
-)  # fmt: skip
+Fact = Start | Devices | Environment | Model | TrainingData | Preprocessing | EvaluationData | Attention | PixelBaseline
 _F = TypeVar("_F", bound=Fact)
-_READERS = {kind.__name__: TypeAdapter(kind) for kind in Fact.__args__}
 
 
-def to_json(fact: Fact, **more: Any) -> str:
-    """One line; characters other than ASCII are escaped. more: keys that readers ignore, such as the time."""
-    return json.dumps({_KIND: type(fact).__name__, **more, **asdict(fact)})
-
-
-@dataclass
-class Facts:
-    """The facts of a run.
-
-    Attributes:
-        latest: the latest fact of each kind, by kind. starts: of the run, resumes included.
-        warnings: how often each occurs, in the order of the file.
-    """
-
-    latest: dict[type, Fact] = field(default_factory=dict)
-    starts: int = 0
-    warnings: Counter[str] = field(default_factory=Counter)
-
-    def get(self, kind: type[_F]) -> _F | None:
-        fact = self.latest.get(kind)
-        return fact if isinstance(fact, kind) else None
-
-
-def read_facts(path: Path) -> Facts:
-    """Reads the facts; lines that are damaged, or of another version, are left out. Raises OSError."""
-    facts = Facts()
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
-                values = json.loads(line)
-                fact = _READERS[values[_KIND]].validate_python(values)
-                facts.latest[type(fact)] = fact
-                facts.starts += isinstance(fact, Start)
-                if isinstance(fact, RunWarning):
-                    facts.warnings[fact.text[:MAX_CHARS]] += 1
-    return facts
-
-
-def read_environment(folder: Path) -> dict[str, Any]:
-    """The fields of the latest `Environment` of the run in `folder`; none if it is not recorded."""
-    with suppress(OSError):
-        if environment := read_facts(folder / FACTS).get(Environment):
-            return asdict(environment)
-    return {}
+def read_fact(facts: dict[str, Any], kind: type[_F]) -> _F | None:
+    """The fact of a kind in the entry `facts` of `run.json`; None if it is missing or damaged."""
+    with suppress(ValueError):  # pydantic's errors, too
+        return TypeAdapter(kind).validate_python(facts.get(kind.__name__))
+    return None

@@ -20,20 +20,20 @@ import torch
 
 from configs.command_line import Command, recipe_options, to_yaml
 from configs.compare import non_default_lines
-from configs.load import RECIPE_OPTIONS, RUN_OPTIONS
+from configs.load import RUN_OPTIONS
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
+from configs.yaml_io import parse_value
 from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, RECORDS, check_shared, check_writable, make_run_folder, write_run_options
-from engine.run.facts import Environment, Start, read_environment
+from engine.run.facts import Environment, Start, read_fact
 from engine.run.log import RunLogger
-from engine.run.result import EVALUATION, RESULT, TEST_EVALUATION
+from engine.run.record import EVALUATION, TEST_EVALUATION, move_record, read_run
 from models.tuning import PEFT_FOLDER
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError, hide_passwords
 from utils.files import atomic_write, fsync_path, make_own_folder
 from utils.metric_table import Metric
-from utils.status import RunStatus
 from utils.system import missing_features
 
 _PROJECT = Path(__file__).parents[2]
@@ -61,13 +61,18 @@ def log_options(command: Command, logger: RunLogger) -> None:
         logger.info(f"----- {missing}")
 
 
-def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger, prefix: str = "") -> Path:
-    """Creates and enters the folder of a new run. Raises UserError if it cannot, or another host does not see it."""
+def open_new_folder(
+    command: Command, context: ProcessContext, logger: RunLogger, prefix: str = "", **values: Any
+) -> Path:
+    """Creates and enters the folder of a new run. values: as in `enter_folder`.
+
+    Raises UserError if it cannot, or another host does not see it.
+    """
     name = prefix + command.run_name
     made = str(make_run_folder(Path(command.config.save), name)) if context.is_main else ""
     folder = Path(broadcast_object(made, context))
     try:
-        enter_folder(folder, command, context, logger, steps_done=0)
+        enter_folder(folder, command, context, logger, steps_done=0, **values)
     except UserError:
         if context.is_main:
             with suppress(OSError):  # it is not empty
@@ -76,17 +81,25 @@ def open_new_folder(command: Command, context: ProcessContext, logger: RunLogger
     return folder
 
 
-def enter_folder(folder: Path, command: Command, context: ProcessContext, logger: RunLogger, steps_done: int) -> None:
-    """Writes log and options of a run that starts after `steps_done` steps. Raises UserError as `check_shared`."""
+def enter_folder(
+    folder: Path, command: Command, context: ProcessContext, logger: RunLogger, steps_done: int, **values: Any
+) -> None:
+    """Opens the log and the record of a run that starts after `steps_done` steps; a collective call.
+
+    values: of the record, as far as they are known. Raises UserError as `check_shared`.
+    """
     check_shared(folder, context)
     if context.is_main:
         write_run_options(folder, _options(command), steps_done)
         for plugin in running_plugins():
             make_own_folder(folder / PLUGINS_FOLDER)
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)
-        _write_recipe(folder, command)
+        values |= {"recipe": recipe} if (recipe := _recipe(command)) else {}
     logger.open(folder)
-    logger.record(Start(str(folder), steps_done, next_command(command, from_anywhere=True)))
+    owner = broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
+    resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
+    logger.record.open(folder, resume, world_size=context.world_size, **owner, **values)
+    logger.fact(Start(str(folder), steps_done, next_command(command, from_anywhere=True)))
 
 
 _MOVED = (EVALUATION, TEST_EVALUATION, PEFT_FOLDER)  # they are about the best checkpoint
@@ -94,7 +107,7 @@ _MOVED = (EVALUATION, TEST_EVALUATION, PEFT_FOLDER)  # they are about the best c
 
 def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None:
     """Moves the checkpoints that are ahead of the resumed one to a folder in the folder of the run, named after the
-    step; with the result, the files about the best one, and copies of the options, the log, the facts and the tables.
+    step; with the files about the best one, and copies of the options, the log and the record.
 
     The folder is a run, which -resume continues. Raises OSError.
     """
@@ -114,11 +127,11 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
         atomic_write(folder / RUN_OPTIONS, text)  # in the end the options of the resumed step
         os.rename(later[step], target / later[step].name)
     best = next((place.best for place in ahead if place.path.stem == Path(BEST).stem), None)
-    moved = [RESULT, *(_MOVED if best else ())]  # the result names the best of what is ahead
-    for path in (*(folder / file for file in moved), *(place.path for place in reversed(ahead))):
+    for path in (*(folder / file for file in _MOVED if best), *(place.path for place in reversed(ahead))):
         if path.exists():
             os.rename(path, target / path.name)
     fsync_path(folder)
+    move_record(folder, target)
     figure = f"the best {metric.title}, {metric.text(best.get(metric.name))} (epoch {best['epoch']}), " if best else ""
     logger.info(
         f"----- Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}, are ahead of "
@@ -126,24 +139,16 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
     )
 
 
-def _write_recipe(folder: Path, command: Command) -> None:
-    """Writes the options of the recipe alone, for the report page; a resumed run keeps the options of its start.
+def _recipe(command: Command) -> dict[str, Any] | None:
+    """The options of the recipe alone, for the report page; a resumed run keeps the options of its start.
 
-    A recipe that is complete only with flags, such as one that needs -pretrained, leaves no file.
+    None for a recipe that is complete only with flags, such as one that needs -pretrained.
     """
-    if command.recipe is None or command.recipe.name == RUN_OPTIONS or (folder / RECIPE_OPTIONS).exists():
-        return
+    if command.recipe is None or command.recipe.name == RUN_OPTIONS:
+        return None
     with suppress(UserError):
-        atomic_write(folder / RECIPE_OPTIONS, recipe_options(command.recipe))
-
-
-def begin_status(folder: Path, context: ProcessContext, resume_command: str | None = None, **facts: Any) -> RunStatus:
-    """resume_command, facts: as `RunStatus`. A collective call: all ranks write the status of the main process."""
-    facts |= broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
-    status = RunStatus(folder, context.world_size, resume_command, **facts)
-    if context.is_main:
-        status.begin()
-    return status
+        return parse_value(recipe_options(command.recipe))
+    return None
 
 
 def _options(command: Command) -> str:
@@ -200,11 +205,12 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     found["devices"] = " and ".join(f"{number} x {name}" for name, number in Counter(devices).items())
     parts = {name: str(part) for name, part in found.items() if part}
     variables = {name: hide_passwords(os.environ[name]) for name in _VARIABLES if name in os.environ}
-    before = (read_environment(resumed) if resumed else {}).get("parts", parts)
+    earlier = read_fact(read_run(resumed).get("facts", {}), Environment) if resumed else None
+    before = earlier.parts if earlier else parts
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)
         logger.warn(f"Resume: the environment has changed, so the resume may not be bit-exact: {changes}")
-    logger.record(
+    logger.fact(
         Environment(
             command=hide_passwords(shlex.join(sys.orig_argv)),
             parts=parts,

@@ -1,8 +1,7 @@
-"""Console, log files, facts and progress bar of a run."""
+"""Console, log files and progress bar of a run."""
 
 import logging
 import sys
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
@@ -12,7 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.run.facts import FACTS, Fact, RunWarning, to_json
+from engine.run.facts import Fact
+from engine.run.record import RunRecord
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
 from utils.files import own_file
@@ -52,68 +52,65 @@ class _LogFile(logging.FileHandler):
 class _Warnings(logging.Handler):
     """Records warnings of modules without a `RunLogger`, such as the cache of shards: their extra `warning`."""
 
-    def __init__(self, facts: logging.Logger) -> None:
+    def __init__(self, record: RunRecord) -> None:
         super().__init__()
-        self._facts = facts
+        self._record = record
 
     def emit(self, record: logging.LogRecord) -> None:
         if text := getattr(record, "warning", None):
-            self._facts.info(_fact_line(RunWarning(text)))
+            self._record.add_warning(text)
 
 
 class RunLogger:
-    """Writes the log and the facts of a run. Lines in log files start with the time.
+    """Writes the log of a run, and records its facts and warnings. Lines in log files start with the time.
 
-    `info`, `record`, `warn` and `note` log for the run: main process only, to the console and log.txt. `rank` logs to
-    log_{rank}.txt. Lines and facts from before the folder is known are kept, and written when it is opened.
+    `info`, `fact`, `warn` and `note` log for the run: main process only, to the console and log.txt. `rank` logs to
+    log_{rank}.txt of one of several processes. Lines from before the folder is known are kept until it is opened.
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
-        self._run = _new_logger(RUN_LOG)
-        self._rank = _new_logger(RANK_LOG)
-        self._facts = _new_logger("ampvit.facts")
+        self.record = RunRecord(context.is_main)
+        self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
+        self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else "log.txt")]
         if context.is_main:
             console = _ConsoleHandler()
             console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
-            self._run.addHandler(_Warnings(self._facts))
-        timed = _EscapingFormatter("%(asctime)s %(message)s")
-        files: list[tuple[logging.Logger, str, logging.Formatter]] = [(self._rank, f"log_{context.rank}.txt", timed)]
-        if context.is_main:
-            files += [(self._run, "log.txt", timed), (self._facts, FACTS, logging.Formatter())]
-        self._buffers = [(*file, MemoryHandler(sys.maxsize, sys.maxsize)) for file in files]
-        for logger, _, _, buffer in self._buffers:
+            self._run.addHandler(_Warnings(self.record))
+            self._files.append((self._run, "log.txt"))
+        self._buffers = [MemoryHandler(sys.maxsize, sys.maxsize) for _ in self._files]
+        for (logger, _), buffer in zip(self._files, self._buffers, strict=True):
             logger.addHandler(buffer)
         if folder:
             self.open(folder)
 
     def open(self, folder: Path) -> None:
-        """Writes the lines and facts so far, and all later ones, to the files in `folder`."""
-        for logger, name, formatter, buffer in self._buffers:
+        """Writes the lines so far, and all later ones, to the files in `folder`."""
+        for (logger, name), buffer in zip(self._files, self._buffers, strict=True):
             file = _LogFile(folder / name, encoding="utf-8")
-            file.setFormatter(formatter)
+            file.setFormatter(_EscapingFormatter("%(asctime)s %(message)s"))
             buffer.setTarget(file)
             logger.removeHandler(buffer)
             buffer.close()  # writes its lines to the file
             logger.addHandler(file)
-        self._buffers = []
 
     def info(self, message: str) -> None:
         self._run.info(message)
 
-    def record(self, fact: Fact) -> None:
-        """Writes a fact, and its line of the log."""
-        self._facts.info(_fact_line(fact))
-        self._run.info(f"----- {fact}")
+    def fact(self, fact: Fact) -> None:
+        """Records a fact, and logs its line."""
+        self.record.add_fact(fact)
+        self.info(f"----- {fact}")
 
     def warn(self, text: str) -> None:
-        """Records a problem that does not end the run."""
-        self.record(RunWarning(text))
+        """Records a problem that does not end the run, and logs it."""
+        self.record.add_warning(text)
+        self.info(f"----- {text}")
 
     def note(self, note: str | Fact) -> None:
-        """Logs a note on the data or the model. Facts, and notes with the mark 'Warning: ', are recorded."""
+        """Logs a note on the data or the model; a fact, or a text with the mark 'Warning: ', is recorded."""
         if not isinstance(note, str):
-            self.record(note)
+            self.fact(note)
         elif "Warning: " in note:
             self.warn(note)
         else:
@@ -121,10 +118,6 @@ class RunLogger:
 
     def rank(self, message: str) -> None:
         self._rank.info(message)
-
-
-def _fact_line(fact: Fact) -> str:
-    return to_json(fact, time=time.strftime("%Y-%m-%d %H:%M:%S%z"))
 
 
 def _new_logger(name: str) -> logging.Logger:

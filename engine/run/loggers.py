@@ -14,8 +14,8 @@ from threading import Timer
 from typing import Any, Protocol
 
 from configs.yaml_io import parse_value, write_yaml
-from engine.run.facts import read_environment
 from engine.run.log import RunLogger
+from engine.run.record import DETAILS, RunRecord
 from utils.errors import UserError, error_from, hide_passwords, to_single_line
 from utils.files import atomic_write
 from utils.system import is_installed, require
@@ -30,13 +30,15 @@ _ANSWER_SECONDS = 5.0  # MLflow itself tries again for four minutes
 class LoggedRun:
     """A training run, new or resumed after `steps_done` steps.
 
-    options: all of them, as YAML. hyperparameters: those that differ from their defaults, by dotted key.
+    options: all of them, as YAML. hyperparameters: those that differ from their defaults, by dotted key. environment:
+    the fields of the fact `Environment`.
     """
 
     folder: Path
     steps_done: int
     options: str
     hyperparameters: Mapping[str, str]
+    environment: dict[str, Any]
 
     def id_file(self, library: str) -> Path:
         """The file with the library's id of this run; an earlier process may have stored it."""
@@ -57,11 +59,11 @@ class MetricLogger(Protocol):
         """Values by name, such as train/loss. step: optimizer steps since the start of the run."""
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        """Returns when everything is written. result: the content of `result.json`; None: the run failed."""
+        """Returns when everything is written. result: the entry of `run.json`; None: the run failed."""
 
 
 class TensorBoardLogger:
-    """Writes event files to the run's folder: curves, options and environment as text, a row of hyperparameters."""
+    """Writes event files to the folder `details`: curves, options and environment as text, a row of hyperparameters."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         from torch.utils import tensorboard
@@ -76,11 +78,11 @@ class TensorBoardLogger:
         The table of hyperparameters has a row per folder. Unlike `SummaryWriter.add_hparams`, this declares no
         experiment, so that its columns are the options and scalars of all runs.
         """
-        self._board: Any = self._writer_type(run.folder, purge_step=run.steps_done + 1)
+        self._board: Any = self._writer_type(run.folder / DETAILS, purge_step=run.steps_done + 1)
         _, session_start, self._session_end = self._hparams(dict(run.hyperparameters), {})
         self._board.file_writer.add_summary(session_start)
         # Indented text is a code block: Markdown shows it as it is.
-        for name, text in (("options", run.options), ("environment", write_yaml(read_environment(run.folder)))):
+        for name, text in (("options", run.options), ("environment", write_yaml(run.environment))):
             self._board.add_text(name, textwrap.indent(text, "    "), run.steps_done)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -119,7 +121,7 @@ class WandbLogger:
             resume="allow",
             name=run.folder.name,
             dir=str(run.folder),
-            config=parse_value(run.options) | {"environment": read_environment(run.folder)},
+            config=parse_value(run.options) | {"environment": run.environment},
             allow_val_change=True,
         )
         atomic_write(run.id_file("wandb"), f"{self._run.id}\n")
@@ -156,7 +158,7 @@ class MlflowLogger:
         if not known_id:  # MLflow refuses to change a parameter
             self._mlflow.log_params(dict(run.hyperparameters))
         self._mlflow.log_text(run.options, "config.yaml")
-        self._mlflow.log_dict(read_environment(run.folder), "environment.json")
+        self._mlflow.log_dict(run.environment, "environment.json")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._mlflow.log_metrics(dict(values), step=step)
@@ -221,11 +223,12 @@ class LoggerGroup:
         self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
         self._loggers: list[BackgroundLogger] = []
 
-    def start(self, folder: Path, steps_done: int) -> None:
+    def start(self, record: RunRecord, steps_done: int) -> None:
         """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
         names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
         self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
-        run = LoggedRun(folder, steps_done, self.options, self.hyperparameters)
+        environment = record.values["facts"].get("Environment", {})
+        run = LoggedRun(record.folder, steps_done, self.options, self.hyperparameters, environment)
         for logger in self._loggers:
             logger.submit("start", run)
 
@@ -234,7 +237,7 @@ class LoggerGroup:
             logger.submit("scalars", values, step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        """result: the content of `result.json`; None: the run failed."""
+        """result: the entry of `run.json`; None: the run failed."""
         loggers, self._loggers = self._loggers, []
         for logger in loggers:
             logger.finish(result)

@@ -1,10 +1,9 @@
-"""Follows a training run: log lines, progress bar, tables, loggers, curves.png, result.json."""
+"""Follows a training run: a report, an evaluation, an epoch is a row of the record, a log line, values of loggers."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +14,116 @@ from engine.progress import EpochProgress, Observer, TimeLeft
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
-from engine.run.result import PICTURE, Result, draw_curves, write_result
-from engine.run.step_report import EPOCH_COLUMNS, STEP_COLUMNS, CsvFile, StepReport, cell, format_speed, metric_figures
+from engine.run.record import DETAILS, Row
 from engine.run.step_timer import StepTimer, TimerTotals
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.metric_table import METRICS, Metric
+from utils.files import make_own_folder
+from utils.metric_table import METRICS
 from utils.metrics import Metrics, to_metrics
-from utils.tables import format_duration
+from utils.tables import format_duration, three_digits, wrap_parts
+
+_MIN_DATA_WAIT_SHARE = 0.05
+_MIN_LAUNCH_BOUND_SHARE = 0.5
+_GRAD_NORM_SPIKE = 2.0  # times the mean of the epoch
+_SCALARS = (
+    "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
+    "skipped_steps", "grad_norm", "peak_memory_bytes", "launch_bound_share",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Throughput (all devices) and `latest` cover the time since the previous report.
+
+    epoch counts from 1, step from the start of the run, epoch_step from the start of the epoch. average: the metrics
+    since the start of the epoch. is_scaled: whether the loss scale can be anything but 1. seconds_left: to the end of
+    the run; None if it is unknown. data_wait_share, launch_bound_share: see `TimerTotals`.
+    """
+
+    epoch: int
+    num_epochs: int
+    epoch_step: int
+    steps_per_epoch: int
+    step: int
+    lr: float | None
+    latest: Metrics
+    average: Metrics
+    images_per_second: float
+    data_wait_share: float
+    tflops_per_second: float | None
+    model_flops_utilization: float | None
+    is_scaled: bool
+    loss_scale: float
+    skipped_steps: int
+    peak_memory_bytes: int
+    seconds_left: float | None = None
+    launch_bound_share: float | None = None
+
+    @property
+    def grad_norm(self) -> float | None:
+        return self.latest.grad_norm
+
+    def log_lines(self, previous: "StepReport | None" = None) -> list[str]:
+        """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
+
+        Other values appear if they are unusual, the loss scale if it differs from the `previous` report's. Values that
+        do not fit into 120 columns form a second line.
+        """
+        average, lr = self.average, "" if self.lr is None else f"Lr: {self.lr:.6f}, "
+        latest_loss, loss = (f"{one.loss:.4f}" if one.samples else "-" for one in (self.latest, average))
+        accuracy = METRICS["top1"].text(average.values["top1"]) if average.samples else "-"
+        parts = [
+            f"Epoch[{self.epoch:03d}/{self.num_epochs:03d}], "
+            f"Step[{self.epoch_step - 1:04d}/{self.steps_per_epoch:04d}], {lr}"
+            f"Loss: {latest_loss} ({loss}), Avg Acc: {accuracy}",
+            format_speed(self.images_per_second),
+            f"{three_digits(self.peak_memory_bytes / 1e9)}G",
+        ]
+        if self.data_wait_share >= _MIN_DATA_WAIT_SHARE:
+            parts.append(f"wait {self.data_wait_share:.0%}")
+        if (self.launch_bound_share or 0) > _MIN_LAUNCH_BOUND_SHARE:
+            parts.append(f"launch-bound {self.launch_bound_share:.0%}")
+        if self.seconds_left:
+            parts.append(f"left {format_duration(self.seconds_left)}")
+        norm, mean_norm = self.grad_norm, average.grad_norm
+        if norm is not None and mean_norm is not None and norm > _GRAD_NORM_SPIKE * mean_norm:
+            parts.append(f"grad norm {three_digits(norm)} (mean {three_digits(mean_norm)})")
+        if self.is_scaled and not (previous and previous.loss_scale == self.loss_scale):
+            parts.append(f"loss scale {self.loss_scale:g}")
+        if self.latest.skipped_samples:
+            parts.append(f"skipped steps {self.skipped_steps}")
+        return wrap_parts(parts)
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The figures for the row and the loggers; no loss and accuracy if all steps of the interval were skipped."""
+        values = {name: value for name in _SCALARS if (value := getattr(self, name)) is not None}
+        return values | (dict(self.latest.values) if self.latest.samples else {})
+
+
+def format_speed(images_per_second: float) -> str:
+    """'64.5 img/s' or '2850 img/s'."""
+    return f"{images_per_second:.{0 if images_per_second >= 999.95 else 1}f} img/s"
+
+
+def log_validation(
+    logger: RunLogger,
+    title: str,
+    metrics: Metrics,
+    num_classes: int,
+    num_samples: int,
+    seconds: float,
+    split: str = "Validation",
+    precision: str = "",
+) -> None:
+    """Logs PaddleViT's line, continued with the `precision`, and a warning if images were unreadable."""
+    shown = [(metric, value) for metric, value in metrics.logged().items() if num_classes >= metric.min_classes]
+    figures = ", ".join(f"{split} {metric.log_name or metric.title}: {metric.text(value)}" for metric, value in shown)
+    logger.info(f"----- {title}{figures}, time: {seconds:.2f} s{precision and f', {precision}'}")
+    if unreadable := num_samples - metrics.samples:
+        logger.warn(f"Data: {unreadable} of {num_samples} images skipped: see bad_images_*.csv")
 
 
 @dataclass(frozen=True)
@@ -36,29 +136,17 @@ class _IntervalStart:
     timer: TimerTotals
 
 
-@dataclass
-class EpochReport:
-    """The epoch in progress. seconds: of its steps; 0 until they are done, or if only its evaluation was left."""
-
-    bar: "tqdm[Any]"
-    start: _IntervalStart
-    last_report: _IntervalStart
-    seconds: float = 0.0
-
-
 @dataclass(eq=False)
 class Reporter(Observer):
-    """Reports on a training run. Every rank calls all methods; only the main process writes the files of the run.
+    """Reports on a training run. Every rank calls all methods; only the main process writes the record.
 
     Attributes:
         describe: counts the FLOPs, which takes part of a second.
         images_per_epoch: over all ranks, unreadable images included.
         report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
-        metric: the one that decides which epoch is the best. num_classes: of the model.
     """
 
     context: ProcessContext
-    folder: Path
     logger: RunLogger
     scaler: LossScaler
     describe: Callable[[], Model]
@@ -68,15 +156,12 @@ class Reporter(Observer):
     report_freq: int
     images_per_epoch: int
     max_steps: int | None = None
-    metric: Metric = METRICS["top1"]
-    num_classes: int = 1000
     last: StepReport | None = field(default=None, init=False)
-    _epochs: CsvFile | None = field(default=None, init=False)  # of the main process
-    _steps: CsvFile | None = field(default=None, init=False)
-    _epoch: EpochReport | None = field(default=None, init=False)
+    _bar: "tqdm[Any] | None" = field(default=None, init=False)  # of the epoch in progress
+    _seconds: float = field(default=0.0, init=False)  # of its steps; 0 until they are done, or if none was left
 
     def __post_init__(self) -> None:
-        self._time_left = TimeLeft(self.num_epochs, self.max_steps)
+        self._time_left, self._record = TimeLeft(self.num_epochs, self.max_steps), self.logger.record
 
     @cached_property
     def model(self) -> Model:
@@ -84,57 +169,61 @@ class Reporter(Observer):
         return self.describe()
 
     def start(self, epochs_done: int, steps_done: int) -> None:
-        """Describes the model, and opens the files of the run: new, or resumed after these epochs and steps.
+        """Describes the model, and continues the rows after this position of the run.
 
-        Rows of later steps are dropped. Call it after the loading workers were started: they start meanwhile.
+        Call it after the loading workers were started: they start meanwhile.
         """
-        self.logger.record(self.model)
+        self.logger.fact(self.model)
         if self.context.is_main:
-            self._epochs = CsvFile(self.folder / "metrics.csv", EPOCH_COLUMNS, epochs_done, self.logger.warn)
-            self._steps = CsvFile(self.folder / "steps.csv", STEP_COLUMNS, steps_done, self.logger.warn)
-            self.loggers.start(self.folder, steps_done)
+            make_own_folder(self._record.folder / DETAILS)
+            self._record.open_rows(epochs_done, steps_done, self.logger.warn)
+            self.loggers.start(self._record, steps_done)
 
     def start_epoch(self, progress: EpochProgress) -> None:
         """Starts the clock of an epoch, or of the rest of one in a resumed run."""
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
         images_per_step = round(self.images_per_epoch / progress.steps)
-        bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
+        self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
         self._time_left.start_epoch(progress)
-        sums, own_sums = progress.sums.reduced(self.context), progress.sums.totals()
-        start = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
-        self._epoch = EpochReport(bar, start, start)
+        self._seconds = 0.0
+        self._epoch_start = self._last_report = self._interval_start(progress, progress.sums.reduced(self.context))
+
+    def _interval_start(self, progress: EpochProgress, sums: torch.Tensor) -> _IntervalStart:
+        return _IntervalStart(time.perf_counter(), sums, progress.sums.totals(), self.timer.totals())
 
     def after_step(self, progress: EpochProgress) -> None:
         """Reports after each `report_freq` steps, the first step of the run, and the last step of an epoch.
 
         Raises UserError on all ranks at the end of an epoch without a readable image.
         """
-        epoch = self._epoch
-        assert epoch
-        epoch.bar.update()
+        assert self._bar is not None
+        self._bar.update()
         is_last = progress.done_steps == progress.steps
         is_due = progress.done_steps % self.report_freq == 0 or is_last
         is_first = self.last is None
         if is_first:
             self._time_left.start_clock(progress)
         if is_due or is_first:
-            report = self._report(progress, epoch)
-            if self._steps and (is_due or progress.step == 1):  # not the first step of a resumed run: no row is there
-                self._steps.append(report.row())
+            report = self._report(progress)
+            if is_due or progress.step == 1:  # not the first step of a resumed run: no row is there
+                self._add_row(report)
             if is_last:
-                epoch.seconds = time.perf_counter() - epoch.start.time
+                self._seconds = time.perf_counter() - self._epoch_start.time
                 self._time_left.end_steps()
-                epoch.bar.close()
+                self._bar.close()
                 self._report_unreadable_images(report)
 
     def stop(self, progress: EpochProgress) -> None:
         """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""
-        assert self._epoch
-        self.last = replace(self._report(progress, self._epoch), step=progress.step + 1)
-        if self._steps:
-            self._steps.append(self.last.row())
-            self._draw_curves()
-        self._epoch.bar.close()
+        assert self._bar is not None
+        self.last = replace(self._report(progress), step=progress.step + 1)
+        self._add_row(self.last)
+        self._bar.close()
+
+    def _add_row(self, report: StepReport) -> None:
+        if self.context.is_main:
+            position = {name: getattr(report, name) for name in ("epoch", "step", "epoch_step", "lr", "seconds_left")}
+            self._record.add_row("report", **position | report.values)
 
     def end_epoch(
         self,
@@ -144,94 +233,83 @@ class Reporter(Observer):
         raw: Metrics | None = None,
         is_best: bool = False,
     ) -> None:
-        """Logs the epoch, and appends it to `metrics.csv`.
+        """Logs the epoch, and adds its rows.
 
         train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside
         their average. is_best: whether `validation` is the best so far.
         """
-        epoch, sums = self._epoch, progress.sums.reduced(self.context)
-        assert epoch
-        images = to_metrics(sums - epoch.start.sums).total_samples
-        images_per_second = images / epoch.seconds if epoch.seconds else 0.0
-        self._log_epoch(progress, epoch, images_per_second)
-        if self._epochs:
-            row = self._epoch_row(progress, epoch, to_metrics(sums), images_per_second)
-            row["train_seconds"] = round(train_seconds, 3)
-            for prefix, metrics in (("", validation), ("raw_", raw)):
-                if metrics:
-                    row |= metric_figures(f"{prefix}val_", metrics)
-                    self.loggers.scalars(metric_figures(f"{prefix}val/", metrics), progress.step)
-            if is_best and validation:
-                # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
-                best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}
-                self.loggers.scalars(best | {"best/epoch": progress.epoch + 1}, progress.step)
-            self._epochs.append(row)
+        sums = progress.sums.reduced(self.context)
+        images = to_metrics(sums - self._epoch_start.sums).total_samples
+        speed = images / self._seconds if self._seconds else None
+        self._log_epoch(progress, speed)
+        if not self.context.is_main:
+            return
+        position = {"epoch": progress.epoch + 1, "step": progress.step}
+        figures: dict[str, float] = {}
+        for prefix, metrics in (("val", validation), ("raw_val", raw)):
+            values = metrics.values if metrics else {}
+            figures |= {f"{prefix}_{name}": value for name, value in values.items()}
+            if metrics:
+                self.loggers.scalars({f"{prefix}/{name}": value for name, value in values.items()}, progress.step)
+        if is_best and validation:
+            # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
+            best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}
+            self.loggers.scalars(best | {"best/epoch": progress.epoch + 1}, progress.step)
+        if figures:
+            self._record.add_row("evaluation", **position, is_best=is_best, **figures)
+        self._record.add_row(
+            "epoch", **position | self._epoch_figures(progress, to_metrics(sums), speed, train_seconds)
+        )
 
-    def _log_epoch(self, progress: EpochProgress, epoch: EpochReport, images_per_second: float) -> None:
+    def _log_epoch(self, progress: EpochProgress, speed: float | None) -> None:
         """Logs the time of the epoch, evaluation included, the speed of its training, and the time left of the run."""
-        epoch_seconds = time.perf_counter() - epoch.start.time
+        epoch_seconds = time.perf_counter() - self._epoch_start.time
         parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
         parts.append(f"epoch time: {format_duration(epoch_seconds)}")
-        if images_per_second:
-            parts += [format_speed(images_per_second), *self.model.rates(images_per_second)]
+        if speed:
+            parts += [format_speed(speed), *self.model.rates(speed)]
         if self.scaler.skipped:
             parts.append(f"skipped steps: {self.scaler.skipped}")
         if seconds_left := self._time_left.seconds(progress):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
 
-    def _epoch_row(
-        self, progress: EpochProgress, epoch: EpochReport, trained: Metrics, images_per_second: float
-    ) -> dict[str, Any]:
+    def _epoch_figures(
+        self, progress: EpochProgress, trained: Metrics, speed: float | None, train_seconds: float
+    ) -> Row:
         has_samples = trained.samples > 0  # else all steps were skipped
-        times = self.timer.totals().since(epoch.start.timer)
+        times = self.timer.totals().since(self._epoch_start.timer)
         return {
-            "epoch": progress.epoch + 1,
-            "step": progress.step,
             "lr": progress.lr,
-            "train_loss": trained.loss if has_samples else "",
-            "train_top1": trained.values["top1"] if has_samples else "",
-            "images_per_second": cell(images_per_second or None, ".2f"),  # None if only the evaluation was left
-            "data_wait_share": round(times.data_wait_seconds / max(epoch.seconds, 1e-9), 4),
-            "tflops_per_second": cell(self.model.tflops_per_second(images_per_second) or None, ".4g"),
-            "model_flops_utilization": cell(self.model.utilization(images_per_second) or None, ".4g"),
+            "train_loss": trained.loss if has_samples else None,
+            "train_top1": trained.values["top1"] if has_samples else None,
+            "images_per_second": speed and round(speed, 2),
+            "data_wait_share": round(times.data_wait_seconds / max(self._seconds, 1e-9), 4),
+            "tflops_per_second": speed and _rounded(self.model.tflops_per_second(speed)),
+            "model_flops_utilization": speed and _rounded(self.model.utilization(speed)),
             "loss_scale": self.scaler.get_scale(),
             "skipped_steps": self.scaler.skipped,
             "skipped_images": self._unreadable_images(trained),
             "peak_memory_bytes": peak_memory_bytes(self.context.device),
-            "grad_norm": cell(trained.grad_norm, ".6g"),
+            "train_seconds": round(train_seconds, 3),
+            "grad_norm": _rounded(trained.grad_norm, 6),
             "images_in_skipped_steps": trained.skipped_samples,
-            "launch_bound_share": cell(times.launch_bound_share, ".4g"),
+            "launch_bound_share": _rounded(times.launch_bound_share),
         }
 
-    def sync(self) -> None:
-        """Returns when the tables are on the disk. To be called before the checkpoint that continues them."""
-        for table in filter(None, (self._epochs, self._steps)):
-            table.sync()
-
-    def finish(self, result: Result) -> None:
-        """Writes `result.json`, draws curves.png and closes the files."""
-        if self._epochs:
-            write_result(self.folder, result)
-            self._draw_curves()
-        self.close(result.entries)
-
-    def _draw_curves(self) -> None:
-        """Warns of a full disk: the checkpoint and the result of the run are more important."""
-        try:
-            draw_curves(self.folder, self.metric, self.num_classes)
-        except OSError as error:
-            self.logger.warn(f"Warning: {self.folder / PICTURE}: cannot be drawn ({error.strerror or error})")
+    def finish(self) -> None:
+        """Ends the loggers with the result of the run."""
+        self.close(self._record.values["result"])
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
         """Ends the loggers; a second call does nothing. result: None if the run failed."""
-        if self._epoch:
-            self._epoch.bar.close()
+        if self._bar is not None:
+            self._bar.close()
         self.loggers.finish(result)
 
-    def _report(self, progress: EpochProgress, epoch: EpochReport) -> StepReport:
+    def _report(self, progress: EpochProgress) -> StepReport:
         """Logs the state of training, and starts a new interval. Every rank must call it."""
-        sums, start = progress.sums.reduced(self.context), epoch.last_report
+        sums, start = progress.sums.reduced(self.context), self._last_report
         latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
         seconds, times = time.perf_counter() - start.time, self.timer.totals().since(start.timer)
         images_per_second = latest.total_samples / seconds
@@ -258,24 +336,24 @@ class Reporter(Observer):
         )
         for line in report.log_lines(self.last):
             self.logger.info(line)
-        own_sums = progress.sums.totals()
-        own_latest = replace(to_metrics(own_sums - start.own_sums), grad_norm=latest.grad_norm)
-        own_report = replace(report, latest=own_latest, average=to_metrics(own_sums))
-        for line in own_report.log_lines(self.last):
-            self.logger.rank(line)
-        if latest.samples:
-            epoch.bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
-        self.loggers.scalars(report.scalars(), report.step)
-        self.last = report
-        epoch.last_report = _IntervalStart(time.perf_counter(), sums, own_sums, self.timer.totals())
+        if self.context.world_size > 1:
+            own_sums = progress.sums.totals()
+            own_latest = replace(to_metrics(own_sums - start.own_sums), grad_norm=latest.grad_norm)
+            own_report = replace(report, latest=own_latest, average=to_metrics(own_sums))
+            for line in own_report.log_lines(self.last):
+                self.logger.rank(line)
+        if latest.samples and self._bar is not None:
+            self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
+        self.loggers.scalars({f"train/{name}": value for name, value in report.values.items()}, report.step)
+        self.last, self._last_report = report, self._interval_start(progress, sums)
         return report
 
     def _report_unreadable_images(self, report: StepReport) -> None:
         unreadable = self._unreadable_images(report.average)
         if unreadable == self.images_per_epoch:
             raise UserError(
-                f"no training image of epoch {report.epoch} can be read; bad_images_*.csv in {self.folder} has the "
-                "reasons"
+                f"no training image of epoch {report.epoch} can be read; bad_images_*.csv in {self._record.folder} has "
+                "the reasons"
             )
         if unreadable:
             self.logger.warn(
@@ -286,3 +364,8 @@ class Reporter(Observer):
     def _unreadable_images(self, epoch: Metrics) -> int:
         """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""
         return max(self.images_per_epoch - epoch.total_samples, 0)
+
+
+def _rounded(value: float | None, digits: int = 4) -> float | None:
+    """The number with so many significant digits."""
+    return None if value is None else float(f"{value:.{digits}g}")

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 
 from datasets.batch import Batch
+from engine.run.record import RunRecord
 from utils.distributed import ProcessContext
-from utils.status import RunStatus
 
 
 class Phase(StrEnum):
@@ -146,14 +146,14 @@ class SlowRanks:
     The steps count in five blocks of ten, each of which must be slower: loading workers deliver batches in bursts, so
     that the waits of single steps differ. A difference below 5 ms per step is noise of tiny steps, and does not count.
     The median is the lower one of two, so that one of two ranks can be slow. A rank is found once; again after 50 steps
-    without a slow block, or when the cause has changed. status.json has the last one until it has recovered.
+    without a slow block, or when the cause has changed. run.json has the last one until it has recovered.
 
     compares_forward: False if the forward pass itself waits for other ranks, as in sharded models.
     """
 
-    def __init__(self, compares_forward: bool, context: ProcessContext, status: RunStatus) -> None:
+    def __init__(self, compares_forward: bool, context: ProcessContext, record: RunRecord) -> None:
         self.causes = (LOADING, FORWARD_PASS) if compares_forward else (LOADING,)
-        self.context, self.status = context, status
+        self.context, self.record = context, record
         self._steps: list[torch.Tensor] = []
         self._known: dict[int, str] = {}  # the causes of the slow ranks
 
@@ -169,14 +169,14 @@ class SlowRanks:
         recovered = [rank for rank in self._known if not slow[:, rank].any()]
         for rank in recovered:
             del self._known[rank]
-            self.status.update(slow_rank=None)
+            self.record.update(slow_rank=None)
         notes = [f"Rank {rank} on {self._host(rank)} is no longer slow" for rank in recovered]
         for rank in slow.all(0).nonzero().flatten().tolist():
             column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most
             cause = self.causes[column]
             if self._known.get(rank) != cause:
                 self._known[rank] = cause
-                self.status.update(slow_rank={"rank": rank, "host": self._host(rank), "cause": cause})
+                self.record.update(slow_rank={"rank": rank, "host": self._host(rank), "cause": cause})
                 notes.append(self._warning(rank, cause, mean.sum(1).tolist(), mean[:, column].tolist()))
         return notes
 

@@ -16,17 +16,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
+from configs.schema import Config
 from engine.checkpoint.run_folder import BEST
-from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.pictures import save_picture, to_picture
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress, Observer
 from engine.report import REPORT, TRAIN_BATCH
-from engine.run.result import EVALUATION, SUMMARY
-from engine.training.session import Record, Session
+from engine.report.contents import RunContents, contents_of
+from engine.training.session import RunOutputs, Session
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import on_one_line, shortened
-from utils.files import read_json
 from utils.metrics import Metrics
 
 
@@ -73,17 +72,23 @@ class RunReport:
     """Keeps the evaluation files of the best epoch, and `report.html`, up to date in at most 1% of the run's time.
 
     The main process calls `update()` after the checkpoint of an epoch, and `update(now=True)` when the final
-    status.json is written. The end of the run evaluates `best.pth` if there was no time for its files. A file that
+    state is recorded. The end of the run evaluates `best.pth` if there was no time for its files. A file that
     cannot be written, for example on a full disk, gives a line in the log and never ends the run.
     """
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
+    def __init__(self, outputs: RunOutputs, config: Config) -> None:
+        self.outputs, self._config = outputs, config
         self._best: Evaluated | None = None
         self._is_end = False
         self._last_problem = ""
         self._evaluation = TimeShare(lambda: self._try(self._write_evaluation), _MAX_TIME_SHARE, _FIRST_SECONDS)
         self._page = TimeShare(lambda: self._try(self._write_page), _MAX_TIME_SHARE)
+
+    @property
+    def contents(self) -> RunContents:
+        """The run as the page shows it, from the record in memory."""
+        outputs = self.outputs
+        return contents_of(outputs.record, self._config, outputs.evaluation.values)
 
     def update(self, best: Evaluated | None = None, now: bool = False) -> None:
         """Writes the files, unless they were written a short while ago. now: writes them in any case.
@@ -102,12 +107,12 @@ class RunReport:
         if best is None or best.results is None or not (best.model or self._is_end):
             return
         self._best = None
-        self.record.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
+        self.outputs.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
 
     def _write_page(self) -> None:
         from engine.report.page import write_report  # imported late: it needs jinja2
 
-        write_report(self.record.folder)
+        write_report(self.outputs.folder)
 
     def _try(self, write: Callable[[], None]) -> None:
         try:
@@ -115,14 +120,8 @@ class RunReport:
         except Exception as error:  # a page is never worth a run
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_problem:  # a disk stays full for hours
-                self.record.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
+                self.outputs.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
             self._last_problem = problem
-
-
-def evaluated_epoch(folder: Path) -> int | None:
-    """The epoch whose evaluation files are in the folder of a run; None if there are none, or incomplete ones."""
-    summary = read_json(folder / EVALUATION / SUMMARY)
-    return None if summary.get("attention", NOT_DRAWN) == NOT_DRAWN else summary.get("epoch")
 
 
 _MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes of an image: the largest shares
@@ -132,9 +131,9 @@ _SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between image
 class TrainBatch(Observer):
     """Draws the next batch of the main process after its step, unless the run has the picture."""
 
-    def __init__(self, session: Session, record: Record) -> None:
-        self._plan, self._logger = session.plan, record.logger
-        self._path, self._kept = record.folder / TRAIN_BATCH, list[torch.Tensor]()
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self._plan, self._logger = session.plan, outputs.logger
+        self._path, self._kept = outputs.folder / TRAIN_BATCH, list[torch.Tensor]()
         if session.state.context.is_main and not self._path.is_file():  # a hook: nothing is augmented or mixed twice
             self._hook = session.state.transform.register_forward_hook(self._keep)
 
@@ -184,9 +183,9 @@ def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
 class PeftFolder(Observer):
     """Writes the adapters, if there are any, of the best checkpoint; of the last one until there is a best one."""
 
-    def __init__(self, session: Session, record: Record) -> None:
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
         self._model, self._lora = session.state.meta_model, session.plan.config.model.lora
-        self._logger = record.logger
+        self._logger = outputs.logger
 
     def after_save(self, path: Path, content: dict[str, Any]) -> None:
         if not adapter_size(self._model) or (content["best"] and path.stem != Path(BEST).stem):

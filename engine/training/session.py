@@ -1,13 +1,12 @@
-"""The session of a training run: its plan as objects, among them the state of a step; and the record: what it writes.
+"""The session of a training run: its plan as objects, among them the state of a step; and its outputs: what it writes.
 
-The session decides no option, and writes nothing. The record is opened when the session is ready.
+The session decides no option, and writes nothing. The outputs are opened when the session is ready.
 """
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from timm.layers import convert_sync_batchnorm
@@ -23,8 +22,8 @@ from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, sha
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.names import find_ambiguity, list_names, map_labels
 from datasets.transforms.device import TrainTransform
-from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
-from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_data_files
+from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder, saved_path
+from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.session import (
@@ -41,9 +40,10 @@ from engine.precision.master_weights import WeightAverage, average_warning, desc
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.flops import copy_to_meta, count_parameters, describe_model
-from engine.run.folder import begin_status, enter_folder, next_command, open_new_folder, record_environment, set_aside
+from engine.run.folder import enter_folder, open_new_folder, record_environment, set_aside
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
+from engine.run.record import RunRecord
 from engine.run.reporter import Reporter
 from engine.run.step_timer import StepTimer
 from engine.training.loss import build_step_loss
@@ -66,7 +66,6 @@ from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
 from utils.seeding import derive_seed
-from utils.status import RunStatus
 from utils.system import busy_note
 from utils.torch_compat import BatchNorm
 
@@ -112,8 +111,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
         logger.info(f"----- Global batch: {plan.batch}; TRAIN.ACCUM_ITER is not used")
     if state.average:
         logger.info(f"----- {describe_average(config.train)}")
-    logger.record(Devices(context.world_size, str(context.device), state.precision.describe()))
-    logger.record(
+    logger.fact(Devices(context.world_size, str(context.device), state.precision.describe()))
+    logger.fact(
         TrainingData(
             training=len(plan.train),
             validation=len(plan.val),
@@ -123,7 +122,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
             validation_digest=digest_of(plan.val) if context.is_main else "",
         )
     )
-    logger.record(plan.preprocessing)
+    logger.fact(plan.preprocessing)
     if plan.split:
         logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     for remark in call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []:  # may read images
@@ -293,7 +292,7 @@ def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module
 
 
 @dataclass(frozen=True)
-class Record:
+class RunOutputs:
     """The folder of a run and all that is written to it but the checkpoints.
 
     evaluation: the files about the best epoch, of the validation images.
@@ -303,35 +302,39 @@ class Record:
     logger: RunLogger
     reporter: Reporter
     evaluation: EvaluationFiles
-    status: RunStatus
+
+    @property
+    def record(self) -> RunRecord:
+        return self.logger.record
 
 
-def open_record(command: Command, session: Session, logger: RunLogger, locks: ExitStack) -> Record:
+def open_outputs(command: Command, session: Session, logger: RunLogger, locks: ExitStack) -> RunOutputs:
     """Opens the folder of the resumed run, or a new one, which the main process locks; a collective call.
 
     Raises:
         UserError: the folder cannot be created, or another host does not see it.
     """
-    plan, context, progress = session.plan, session.state.context, session.position.progress
-    command = replace(command, config=plan.config)
-    saved: dict[str, Any] = {}
-    if plan.found:
-        saved = {"checkpoint": str(plan.found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
+    plan, context, position = session.plan, session.state.context, session.position
+    command, config, found = replace(command, config=plan.config), plan.config, plan.found
+    values = describe_data(config.data, plan.class_names)
+    if found:
+        progress = position.progress
+        values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     if folder := plan.run_folder:
         call_on_main(lambda: _prepare_folder(session, logger), context)
-        enter_folder(folder, command, context, logger, progress.step)
+        if position.best:
+            logger.record.set_best(position.best, saved_path(folder / BEST))
+        enter_folder(folder, command, context, logger, progress.step, **values)
     else:
-        folder = open_new_folder(command, context, logger)
+        folder = open_new_folder(command, context, logger, **values)
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
-    if plan.found and not plan.run_folder:
-        logger.info(f"----- Resume: {plan.found.path} is in no folder of a run; the run continues in {folder}")
+    if found and not plan.run_folder:
+        logger.info(f"----- Resume: {found.path} is in no folder of a run; the run continues in {folder}")
     if context.is_main:
-        write_data_files(folder, describe_data(plan.config.data, plan.class_names), plan.split)
+        write_held_out(folder, plan.split)
         logger.note(disk_note(session.state, folder))
-    resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
-    saved |= {"resume": resume} if plan.run_folder else {}
-    return _record(session, folder, logger, begin_status(folder, context, resume, **saved))
+    return _outputs(session, folder, logger)
 
 
 def _prepare_folder(session: Session, logger: RunLogger) -> None:
@@ -349,20 +352,18 @@ def _prepare_folder(session: Session, logger: RunLogger) -> None:
         raise error_from(error, f"{error.filename or folder}: cannot be moved: {error.strerror}") from None
 
 
-def open_profile(command: Command, session: Session, logger: RunLogger) -> Record:
+def open_profile(command: Command, session: Session, logger: RunLogger) -> RunOutputs:
     """Opens a new folder, for a run without checkpoints; a collective call."""
-    command, context = replace(command, config=session.plan.config), session.state.context
-    folder = open_new_folder(command, context, logger, "profile-")
-    return _record(session, folder, logger, begin_status(folder, context))
+    command = replace(command, config=session.plan.config)
+    return _outputs(session, open_new_folder(command, session.state.context, logger, "profile-"), logger)
 
 
-def _record(session: Session, folder: Path, logger: RunLogger, status: RunStatus) -> Record:
+def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:
     session.bad_images.open(folder)
     config, state = session.plan.config, session.state
     layout, precision = state.layout, state.precision
     reporter = Reporter(
         state.context,
-        folder,
         logger,
         precision.scaler,
         partial(describe_model, state.meta_model, config.data, precision.dtype, precision.tf32, state.context),
@@ -371,9 +372,7 @@ def _record(session: Session, folder: Path, logger: RunLogger, status: RunStatus
         report_freq=config.report_freq,
         images_per_epoch=layout.batches_per_epoch * layout.batch.micro_step_size,
         max_steps=config.train.max_steps,
-        metric=config.best_metric,
-        num_classes=config.model.num_logits,
         loggers=LoggerGroup(config.loggers, to_yaml(config), non_default_options(config), logger),
     )
     evaluation = build_eval_files(config, session.plan.val, session.evaluator, folder)
-    return Record(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation, status=status)
+    return RunOutputs(folder=folder, logger=logger, reporter=reporter, evaluation=evaluation)

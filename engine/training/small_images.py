@@ -34,8 +34,8 @@ from datasets.sources.samples import EncodedImages, Samples
 from engine.evaluation.pictures import write_findings
 from engine.evaluation.results import name_of_target
 from engine.progress import EpochProgress, Observer
-from engine.run.facts import FACTS, PixelBaseline, read_facts
-from engine.training.session import Record, Session
+from engine.run.facts import PixelBaseline, read_fact
+from engine.training.session import RunOutputs, Session
 from utils.errors import UserError
 from utils.files import open_atomically
 from utils.system import usable_cores
@@ -51,14 +51,12 @@ _WAIT_SECONDS = 10.0  # at the end of a run
 
 
 class BaselineThread(Observer):
-    """Computes the baseline of a run from its first step on; a resumed run has it in its facts."""
+    """Computes the baseline of a run from its first step on; a resumed run has it in its record."""
 
-    def __init__(self, session: Session, record: Record) -> None:
-        self._plan, self._logger = session.plan, record.logger
-        self.result: PixelBaseline | None = None
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self._plan, self._logger = session.plan, outputs.logger
         self._future: Future[PixelBaseline | str | None] | None = None
-        with suppress(OSError):
-            self.result = read_facts(record.folder / FACTS).get(PixelBaseline)
+        self.result = read_fact(outputs.record.values["facts"], PixelBaseline)
         self._is_due = session.state.context.is_main and self.result is None
 
     def after_step(self, progress: EpochProgress) -> None:

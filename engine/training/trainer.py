@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,21 @@ from typing import Any
 from torch import nn
 
 from datasets.batch import Batch
-from engine.checkpoint.run_folder import LAST, saved_path
+from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.checkpoint.weights_record import split_to_entry
 from engine.checkpoint.writer import build_writer
 from engine.evaluation.results import SampleResults
 from engine.parallel.strategy import RankExchange
 from engine.progress import EpochProgress, Observer
-from engine.run.result import RESULT, Result
-from engine.run.step_report import log_validation
+from engine.run.reporter import log_validation
 from engine.run.step_timer import SlowRanks
 from engine.training.run_files import Evaluated, PeftFolder, RunReport, TrainBatch
-from engine.training.session import Record, Session
+from engine.training.session import RunOutputs, Session
 from engine.training.small_images import BaselineThread
 from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from utils.distributed import broadcast_object
 from utils.errors import UserError
-from utils.files import read_json
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
@@ -41,35 +38,35 @@ _FIGURES = ("samples", "average_score", "raw_score", "knn_top1", "probe_l2")  # 
 class Trainer:
     """Trains a run from its start, or from a checkpoint, to its end.
 
-    result: the figures so far that only the training measures. interrupted: the signal that ended the training.
+    interrupted: the signal that ended the training.
     """
 
-    def __init__(self, session: Session, record: Record) -> None:
-        self.session, self.record, self.plan, self.state = session, record, session.plan, session.state
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self.session, self.outputs, self.plan, self.state = session, outputs, session.plan, session.state
         self.config, self.context, self.position = self.plan.config, self.state.context, session.position
-        config, context, status = self.config, self.context, record.status
+        config, context, record = self.config, self.context, outputs.record
         self.split_entry = split_to_entry(self.plan.split)
         # Sharded models gather weights in the forward pass, and DDP sends buffers: they wait for other ranks.
         is_local = not self.state.strategy.is_sharded and not any(True for _ in self.state.wrapped.buffers())
-        self.slow_ranks = SlowRanks(is_local, context, status)
+        self.slow_ranks = SlowRanks(is_local, context, record)
         self.exchange = RankExchange(context, config.timeout_seconds)
         self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
-        before = read_json(record.folder / RESULT) if self.has_ended() else {}  # then nothing is left to evaluate
-        figures: dict[str, Any] = {key: before.get(key) for key in _FIGURES}
-        self.result = Result(**figures)
+        if self.has_ended():  # then nothing is left to evaluate
+            before = record.earlier.get("result", {})
+            record.set_result(**{key: before.get(key) for key in _FIGURES})
         self._will_compile = config.train.compile != "none"
         self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
-        writes = self.state.strategy.is_sharded, record.folder, config.keep_checkpoints, self._on_written
+        writes = self.state.strategy.is_sharded, outputs.folder, config.keep_checkpoints, self._on_written
         self.writer = build_writer(*writes, context, config.timeout_seconds)
-        self.report = RunReport(record) if context.is_main else None
-        self.baseline = BaselineThread(session, record)
-        others = TrainBatch(session, record), self.baseline, PeftFolder(session, record)
-        self.observers: tuple[Observer, ...] = (record.reporter, *others)
+        self.report = RunReport(outputs, config) if context.is_main else None
+        self.baseline = BaselineThread(session, outputs)
+        others = TrainBatch(session, outputs), self.baseline, PeftFolder(session, outputs)
+        self.observers: tuple[Observer, ...] = (outputs.reporter, *others)
         if report := self.report:
-            status.on_end = lambda: report.update(now=True)
+            record.on_end = lambda: report.update(now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.
-            update, thread = partial(status.update, state="stopping"), DaemonPool(1)
+            update, thread = partial(record.update, state="stopping"), DaemonPool(1)
             self.trigger.signals.on_first = lambda name: thread.submit(partial(update, signal=name))
 
     @property
@@ -102,7 +99,7 @@ class Trainer:
     @contextmanager
     def started(self) -> Iterator[None]:
         """Opens the tables. A signal ends the body after a step, and the run is saved."""
-        self.record.reporter.start(self.progress.epoch, self.progress.step)
+        self.outputs.reporter.start(self.progress.epoch, self.progress.step)
         with defer_signals(self.trigger.signals):
             if self.position.best_is_unsaved:
                 self._save(is_best=True)
@@ -141,7 +138,7 @@ class Trainer:
 
     def start_epoch(self) -> None:
         """Starts the clocks of an epoch, or of the rest of one."""
-        self.record.reporter.start_epoch(self.progress)
+        self.outputs.reporter.start_epoch(self.progress)
         self.position.clock.start(self._images_done())
 
     def end_epoch(self) -> bool:
@@ -162,7 +159,7 @@ class Trainer:
             if is_best:
                 self.position.best = best_entry(evaluated.metrics, epochs_done)
         validation = evaluated.metrics if evaluated else None
-        self.record.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
+        self.outputs.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
         self.position.progress = self.state.new_progress(epochs_done)
         ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):
@@ -176,7 +173,7 @@ class Trainer:
         seconds = self.position.clock.lap(self._images_done())
         if self._will_compile:
             self._will_compile = False
-            self.record.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
+            self.outputs.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
         for observer in self.observers:
             observer.after_step(progress)
         if self.writer:
@@ -192,7 +189,7 @@ class Trainer:
         request, seconds_of_ranks = self.exchange.swap(self.trigger.request(), seconds)
         if seconds_of_ranks is not None:
             for note in self.slow_ranks.add_step(seconds_of_ranks):
-                self.record.logger.note(note)
+                self.outputs.logger.note(note)
         if self.trigger.is_due(request, steps_done):
             self._save()
 
@@ -211,7 +208,7 @@ class Trainer:
         # The main process alone draws attention maps, and a sharded model needs all ranks in each pass.
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
-        self.result = replace(self.result, samples=evaluated.metrics.samples)
+        self.outputs.record.set_result(samples=evaluated.metrics.samples)
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))
@@ -219,23 +216,23 @@ class Trainer:
         if not state.average or not (in_table or self._reaches_the_end(epochs_done)):
             return evaluated, None, is_best
         raw, _ = self._evaluate(state.precision.weights.compute, f"{title}Raw weights, ")
-        self.result = replace(self.result, average_score=evaluated.metrics.score, raw_score=raw.score)
+        self.outputs.record.set_result(average_score=evaluated.metrics.score, raw_score=raw.score)
         return evaluated, raw if in_table else None, is_best
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, session = time.perf_counter(), self.session
         metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
-        log_validation(self.record.logger, title, metrics, num_classes, len(self.plan.val), seconds)
+        log_validation(self.outputs.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         return metrics, results
 
     def _abort(self, error: NonFiniteGradients) -> None:
-        self.record.reporter.stop(self.progress)
+        self.outputs.reporter.stop(self.progress)
         self.state.precision.scaler.restart()
         self._save()
         self.wait_until_saved()
         broadcast_object(None, self.context)  # the first rank that raises ends the others: wait for the file
-        last = saved_path(self.record.folder / LAST)
+        last = saved_path(self.outputs.folder / LAST)
         raise NonFiniteGradients(f"{error} The last good weights are in {last}") from None
 
     def _save(self, is_best: bool = False) -> None:
@@ -244,7 +241,8 @@ class Trainer:
         is_later = self.progress.step != self._saved_step
         self._saved_step, self._save_started = self.progress.step, time.monotonic()
         content = take_snapshot(self.state, self.position, self.plan.class_names, self.split_entry)
-        self.record.reporter.sync()
+        if self.context.is_main:
+            self.outputs.record.sync()
         if self.writer:
             epoch = content["epoch"]
             at_epoch_end = content["done_steps"] == 0 and self._is_due(epoch, self.config.save_freq)
@@ -257,8 +255,10 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self._write_seconds = time.monotonic() - self._save_started
-        self.record.logger.info(f"----- Save model: {path}")
+        self.outputs.logger.info(f"----- Save model: {path}")
         for observer in self.observers:
             observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
-        self.record.status.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
+        if content["best"]:
+            self.outputs.record.set_best(content["best"], saved_path(self.outputs.folder / BEST))
+        self.outputs.record.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)

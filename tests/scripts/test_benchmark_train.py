@@ -10,7 +10,7 @@ import pytest
 from conftest import TINY_VIT
 
 from configs.command_line import parse_command_line
-from engine.run.step_report import StepReport
+from engine.run.reporter import StepReport
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS
 from scripts.benchmarks.images import Size, make_images

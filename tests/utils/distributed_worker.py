@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from engine.run.record import RunRecord
 from utils.errors import Unavailable, UserError
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
@@ -32,7 +33,6 @@ from utils.distributed import (
 )
 from utils.processes import failure
 from utils.processes.failure import Membership
-from utils.status import RunStatus
 from utils.system import usable_cores
 from utils.torch_compat import set_process_group_timeout
 
@@ -102,7 +102,7 @@ def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
 
 
 def one_hangs(context: ProcessContext) -> None:
-    RunStatus(Path(os.environ["RUN_FOLDER"]), context.world_size, pid=os.getppid()).begin()  # equal on all ranks
+    RunRecord(context.is_main).open(Path(os.environ["RUN_FOLDER"]), pid=os.getppid())  # equal on all ranks
     set_process_group_timeout(timedelta(seconds=3.0))
     if context.rank == 1:
         time.sleep(600)

@@ -22,13 +22,11 @@ from utils.files import (
     TemporaryFolder,
     atomic_save,
     open_atomically,
-    read_json,
     read_regular_file,
     temporary_path,
     verify_checksum,
 )
 from utils.seeding import derive_seed, seed_device
-from utils.status import STATUS, RunStatus
 from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell, wrap_parts
 
 
@@ -88,61 +86,6 @@ def test_incomplete_last_row_is_dropped(tmp_path):
 def test_a_cell_is_read_back_as_its_text(text):
     cell = safe_cell(text)
     assert unescaped_cell(cell) == text and not cell.startswith(("=", "+", "-", "@"))
-
-
-def test_first_final_state_is_kept(tmp_path):
-    main, other = RunStatus(tmp_path, 2), RunStatus(tmp_path, 2)
-    main.begin()
-    main.update(state="stopping", signal="SIGTERM")
-    main.update(checkpoint="last.pth", signal=None)
-    assert read_json(tmp_path / STATUS)["state"] == "stopping"
-    other.update(state="failed", message="3.jpg: is no image")
-    main.update(checkpoint="newer.pth")
-    main.update(state="interrupted", signal="SIGTERM")
-    status = read_json(tmp_path / STATUS)
-    assert (status["state"], status["message"]) == ("failed", "3.jpg: is no image")
-    assert status["checkpoint"] == "last.pth" and status["signal"] is None
-    RunStatus(tmp_path, 2).begin()  # resumed
-    assert read_json(tmp_path / STATUS)["state"] == "running"
-
-
-def test_the_status_of_a_resumed_run_is_its_own(tmp_path):
-    """The first run was suspended while another process took its lock; a rank of it fails now."""
-    suspended, resumed = RunStatus(tmp_path, 2, pid=1, host="a"), RunStatus(tmp_path, 2, pid=1, host="b")
-    suspended.begin()
-    resumed.begin()
-    suspended.update(state="failed", message="rank 0 has ended")
-    resumed.update(state="finished")
-    status = read_json(tmp_path / STATUS)
-    assert (status["state"], status["host"], status["message"]) == ("finished", "b", None)
-
-
-def test_the_command_that_resumes_is_known_from_the_first_checkpoint_on(tmp_path):
-    status = RunStatus(tmp_path, 1, "python main.py -resume=run")
-    status.begin()
-    assert read_json(tmp_path / STATUS)["resume"] is None
-    status.update(slow_rank={"rank": 1})
-    assert read_json(tmp_path / STATUS)["resume"] is None
-    status.update(checkpoint="last.pth")
-    assert read_json(tmp_path / STATUS)["resume"] == "python main.py -resume=run"
-
-
-@pytest.mark.parametrize("message", ["no space: " + "x" * 900, "short"])
-def test_a_full_disk_has_room_for_the_last_status(tmp_path, monkeypatch, message):
-    status = RunStatus(tmp_path, 1)
-    status.begin()
-    status.update(slow_rank={"host": "a" * 100})  # the text becomes shorter
-
-    def full_disk(path, text):
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    monkeypatch.setattr("utils.status.atomic_write", full_disk)
-    status.update(slow_rank=None, state="failed", message=message)
-    written = read_json(tmp_path / STATUS)
-    assert (written["state"], written["message"]) == ("failed", message)
-    status.facts["message"] = "x" * 10**5  # would need another block
-    status.begin()
-    assert read_json(tmp_path / STATUS) == written
 
 
 def test_an_error_of_an_atomic_write_names_the_file(tmp_path):

@@ -9,6 +9,7 @@ from conftest import assert_same_state, only_run, rows, states, step_rows, train
 from configs.command_line import parse_command_line
 from datasets.decoding.images import BadImage
 from engine.commands.run import run
+from engine.run.record import read_run
 from engine.training.trainer import Trainer
 from utils.files import read_json
 from utils.signals import PendingSignal, defer_signals
@@ -49,7 +50,7 @@ def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeyp
         argv[2] = f"-output={tmp_path / 'interrupted'}"
         assert run(parse_command_line(argv), cpu) == 128 + number
     interrupted = only_run(tmp_path / "interrupted")
-    status = read_json(interrupted / STATUS)
+    status = read_run(interrupted)
     assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)
     assert status["checkpoint"] == str(interrupted / "last.pth")
     saved = states(interrupted)

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import assert_same_state, only_run, rows, run_folders, states, train
+from conftest import assert_same_state, only_run, read_result, rows, run_folders, states, train
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, runs_newest_first
@@ -97,13 +97,14 @@ def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Trainer, "train", kill)
         train(argv, cpu)
-    assert not (long_run / "result.json").exists()  # it names the best that has moved
+    assert read_result(long_run)["epoch"] == 2  # the best of what is left
     train(argv, cpu)
     aside = long_run / f"step-{5 * STEPS:06d}"
     line = rf"Resume: the best loss, {re.escape(figure)} \(epoch 5\), .*epoch-002\.pth: moved to {aside}"
     assert re.search(line, (long_run / "log.txt").read_text())
     assert rows(aside) == tables and [row["epoch"] for row in rows(long_run)] == ["1", "2", "3"]
-    assert (aside / "evaluation" / "summary.json").is_file() and (aside / "result.json").is_file()
+    assert (aside / "evaluation" / "summary.json").is_file()
+    assert read_result(aside)["epoch"] == 5 and read_result(aside)["checkpoint"] == str(aside / "best.pth")
     for name, state in unbroken.items():
         assert_same_state(states(aside, name), state)
     assert sorted(file.name for file in long_run.glob("epoch-*")) == [f"epoch-00{epoch}.pth" for epoch in (1, 2, 3)]
@@ -139,7 +140,7 @@ def test_a_longer_run_from_the_constant_phase(digits_argv, cpu):
     assert best_score(folder) <= score and len(rows(folder)) == 6
 
 
-TEXTS = {"log.txt", "metrics.csv", "steps.csv", "facts.jsonl", "config.yaml", "status.json"}
+TEXTS = {"log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json"}
 
 
 @pytest.mark.parametrize("missing", [{"log.txt"}, TEXTS])

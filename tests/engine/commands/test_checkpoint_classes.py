@@ -22,6 +22,7 @@ from engine.checkpoint.weights_record import exported_entry, read_record, to_met
 from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation
 from engine.run.log import RunLogger
+from engine.run.record import read_run
 from utils.errors import UserError
 from utils.files import atomic_save
 
@@ -73,7 +74,8 @@ def test_a_run_keeps_names_and_preprocessing(trained):
             "interpolation": "bicubic",
         },
     }  # fmt: skip
-    assert json.loads((trained / "classes.json").read_text()) == expected
+    found = read_run(trained)
+    assert {key: found[key] for key in expected} == expected
     assert load_checkpoint(trained / "last.pth")["class_names"] == expected["class_names"]
 
 
@@ -148,7 +150,7 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     state, old, export = load_checkpoint(folder / "last.pth"), tmp_path / "old.pth", tmp_path / "export.safetensors"
     atomic_save(old, {key: value for key, value in state.items() if key != "split"})
     read = read_record(str(folder / "last.pth"))
-    named = json.loads((folder / "classes.json").read_text()) | exported_entry(read.split)
+    named = {key: read_run(folder)[key] for key in ("class_names", "preprocessing")} | exported_entry(read.split)
     save_file(state["model"], export, to_metadata(named, {"MODEL": read.model, "DATA": read.data}))
     shards = to_shards(Path(shutil.copy(folder / "last.pth", tmp_path / "last.pth")))
     assert np.array_equal(load_checkpoint(shards)["split"]["trained"], state["split"]["trained"])
@@ -219,7 +221,7 @@ def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu, *more: s
     options = [*SIZE, *GREY, "TRAIN.MAX_STEPS=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=0"]
     options += [f"MODEL.PRETRAINED={trained / 'best.pth'}", *more]
     folder = train(argv_for(output / "data", output / "out", *options), cpu)
-    assert sorted(json.loads((folder / "classes.json").read_text())["class_names"]) == sorted(names)
+    assert sorted(read_run(folder)["class_names"]) == sorted(names)
     states = (load_checkpoint(path)["model"] for path in (trained / "best.pth", folder / "last.pth"))
     before, after = ({key: state[key] for key in ("head.weight", "head.bias")} for state in states)
     return before, after, (folder / "log.txt").read_text()
@@ -249,5 +251,5 @@ def test_a_head_without_class_names_is_kept_if_the_order_is_clear(trained, tmp_p
         before, after, log = fine_tuned_head(trained, tmp_path / str(number), names, cpu, *options)
         assert torch.equal(after["head.weight"], before["head.weight"]) == (number > 0)
         assert ("class 1 is '2' in timm's order, '10' in torchvision's; set DATA.CLASSES" in log) == (number == 0)
-    (described,) = (tmp_path / "1/out").glob("*/classes.json")
+    (described,) = (tmp_path / "1/out").glob("*/run.json")
     assert json.loads(described.read_text())["class_names"] == ["1", "2", "3", "10"]

@@ -1,4 +1,4 @@
-"""A shortage of memory is one line that names the options that reduce it; status.json and result.json of a run.
+"""A shortage of memory is one line that names the options that reduce it; the keys of the record of a run.
 
 The keys of the two files are constant, as docs/operation.md describes them, and their paths are for any folder.
 """
@@ -15,12 +15,12 @@ from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.run.result import Result
+from engine.run.record import RESULT_KEYS, STATUS_KEYS, RunRecord
 from utils.device import IN_LOADING
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
-from utils.status import KEYS, STATUS
+from utils.status import STATUS
 
 
 def raise_error(error: Exception):
@@ -112,13 +112,9 @@ def documented(title: str) -> list[str]:
 
 
 def test_every_key_is_documented():
-    assert sorted(documented("status.json")) == sorted(KEYS)
-    assert sorted(documented("result.json")) == sorted(Result().entries)
-
-
-def test_numbers_that_json_lacks_are_null():
-    entries = Result({"loss": float("nan"), "top1": 1.0}, ece=float("inf")).entries
-    assert (entries["loss"], entries["top1"], entries["top5"], entries["ece"]) == (None, 1.0, None, None)
+    assert sorted(documented("run.json")) == sorted(RunRecord().values)
+    assert sorted(documented("result")) == sorted(RESULT_KEYS)
+    assert sorted(documented("status.json")) == sorted(STATUS_KEYS)
 
 
 @pytest.fixture
@@ -136,7 +132,7 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
     options = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MAX_STEPS=1"]
     folder = train([*flags, "-opts", *options], cpu).absolute()
     stopped, result = read_json(folder / STATUS), read_result(folder)
-    assert list(stopped) == list(KEYS) and list(result) == list(Result().entries)
+    assert tuple(stopped) == STATUS_KEYS and tuple(result) == RESULT_KEYS
     assert (stopped["state"], stopped["exit_status"], stopped["step"]) == ("stopped", 0, 1)
     assert result["checkpoint"] == stopped["checkpoint"] == str(folder / "last.pth")
 
@@ -157,6 +153,6 @@ def test_a_run_is_resumed_and_evaluated_from_another_folder(folders, cpu, monkey
 
     run(parse_command_line(["-eval", f"-pretrained={result['checkpoint']}", "-output=eval"]), cpu)
     evaluated = read_result(only_run(Path("eval"), "eval"))
-    assert list(evaluated) == list(Result().entries)
+    assert tuple(evaluated) == RESULT_KEYS
     same = ("top1", "loss", "samples", "split", "checkpoint")
     assert [evaluated[key] for key in same] == [result[key] for key in same]

@@ -47,7 +47,7 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
     (evaluated,) = run_folders(tmp_path, "eval")
     keys = ("top1", "loss", "samples")
     assert [read_result(evaluated)[key] for key in keys] == [result[key] for key in keys]
-    assert (probed / "evaluation" / "per_class.csv").exists() and not (probed / "train_batch.png").exists()
+    assert (probed / "evaluation" / "per_class.csv").exists() and not (probed / "details/train_batch.png").exists()
     log = (probed / "log.txt").read_text()
     assert "DATA.BATCH_SIZE_EVAL=50" in log and "Step[0000/0001], Loss: " in log and rows(probed)[0]["lr"] == ""
     assert not any(word in log for word in ("ACCUM_ITER=", "AdamW", "Lr: ", "Tuned (", "moments"))

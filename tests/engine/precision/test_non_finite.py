@@ -1,13 +1,14 @@
 """A run with persistent non-finite gradients aborts with finite weights and names the first non-finite module."""
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 
 import pytest
 import timm
 import torch
-from conftest import only_run, run_script, train
+from conftest import only_run, run_script, step_rows, train
 from precision_cases import vit
 from torch import nn
 
@@ -134,13 +135,11 @@ def test_resume_after_an_abort_restarts_the_loss_scale(digits_argv, cpu, monkeyp
     with pytest.raises(UserError, match=r"18 .* step 20"):
         train(argv, cpu)
     folder = only_run(tmp_path / "out")
-    assert (folder / "curves.png").exists()
-    step, _, *scale, _, loss, _, _ = (folder / "steps.csv").read_text().splitlines()[-1].split(",")
-    assert (step, scale) == ("20", ["1.0", "18"]) and loss
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["loss_scale"], last["skipped_steps"]) == (20, 1, 18)
     monkeypatch.undo()
     train([f"-resume={folder}", *argv], cpu)
-    steps = [line.split(",")[0] for line in (folder / "steps.csv").read_text().splitlines()[1:]]
-    assert steps == ["1", "20", "22"]  # one row per step, although step 20 ran twice
+    assert [row["step"] for row in step_rows(folder)] == [1, 20, 22]  # one row per step, although step 20 ran twice
     scaler = load_checkpoint(folder / "last.pth")["precision"]["scaler"]
     assert scaler["scale"] == 65536 and scaler["counts"] == [18, 0]
 

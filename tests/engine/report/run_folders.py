@@ -4,6 +4,7 @@ import csv
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,58 +13,56 @@ from PIL import Image
 
 from configs.command_line import parse_command_line, to_yaml
 from engine.report.page import write_report
-from engine.run.facts import (
-    FACTS,
-    Devices,
-    Environment,
-    EvaluationData,
-    Fact,
-    Model,
-    RunWarning,
-    Start,
-    TrainingData,
-    to_json,
-)
-from engine.run.step_report import EPOCH_COLUMNS, STEP_COLUMNS
+from engine.run.facts import Devices, Environment, EvaluationData, Fact, Model, Start, TrainingData
+from utils.tables import safe_cell
 
 FACTS_OF_RUN = (
     Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),
     Environment("python <b>", {"torch": "2.14.1", "commit": "0123-dirty"}, ["a", "a", "b"], {"NCCL_DEBUG": "INFO"}),
     TrainingData(1437, 360, 0, 3, 3),
     Model(455_000, 46_600_000, None),
-    RunWarning("Warning: 12 of 1000 classes have one training image, such as 'newt'"),
-    Start("output/digits", 0),
+    Start("output/digits", 0, "python main_single_gpu.py"),
 )
+WARNING = "Warning: 12 of 1000 classes have one training image, such as 'newt'"
 
 
-def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **status: Any) -> Path:
-    """A training run of digits. Epoch e has val_top1 10 e, val_loss 1 / e, and two rows of steps."""
+def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **values: Any) -> Path:
+    """A training run of digits. Epoch e has val_top1 10 e, val_loss 1 / e, and two reports. values: of `run.json`."""
     _write_options(folder, ["-dataset=digits"], options)
-    write_json(folder / "status.json", {"state": "finished", "pid": os.getpid(), "world_size": 1} | status)
-    rows = [
-        {
-            "epoch": epoch, "step": 20 * epoch, "lr": 0.1 / epoch, "train_loss": 2 / epoch, "train_top1": 5 * epoch,
-            "val_loss": 1 / epoch, "val_top1": 10 * epoch, "val_top5": 20 * epoch, "images_per_second": 1000 + epoch,
-            "data_wait_share": 0.05 / epoch, "loss_scale": 1.0, "skipped_steps": 0, "peak_memory_bytes": 2e9,
-            "train_seconds": 60 * epoch,
-        }
-        for epoch in range(1, epochs + 1)
-    ]  # fmt: skip
-    write_table(folder / "metrics.csv", EPOCH_COLUMNS, rows)
-    steps = (
-        {"step": step, "lr": 0.1 / step, "loss_scale": 1.0, "skipped_steps": 0, "grad_norm": 1 + 1 / step}
-        for step in range(10, 20 * epochs + 1, 10)
-    )
-    write_table(folder / "steps.csv", STEP_COLUMNS, steps)
+    about = {"class_names": ["cat", "dog", "fox"], "preprocessing": {"crop_pct": 0.9}, "warnings": {WARNING: 1}}
+    state = {"state": "finished", "pid": os.getpid(), "world_size": 1, "starts": 1}
+    write_json(folder / "run.json", about | state | values)
+    rows = []
+    for epoch in range(1, epochs + 1):
+        position = {"epoch": epoch, "step": 20 * epoch}
+        for step in (20 * epoch - 10, 20 * epoch):
+            figures = {"lr": 0.1 / step, "loss_scale": 1.0, "skipped_steps": 0, "grad_norm": 1 + 1 / step}
+            rows.append({"kind": "report", "epoch": epoch, "step": step} | figures)
+        validation = {"val_loss": 1 / epoch, "val_top1": 10 * epoch, "val_top5": 20 * epoch}
+        rows.append({"kind": "evaluation"} | position | validation)
+        rows.append(
+            {"kind": "epoch"} | position | {
+                "lr": 0.1 / epoch, "train_loss": 2 / epoch, "train_top1": 5 * epoch, "images_per_second": 1000 + epoch,
+                "data_wait_share": 0.05 / epoch, "loss_scale": 1.0, "skipped_steps": 0, "peak_memory_bytes": 2e9,
+                "train_seconds": 60 * epoch,
+            }
+        )  # fmt: skip
+    write_rows(folder, rows)
     write_facts(folder, FACTS_OF_RUN)
-    write_json(folder / "classes.json", {"class_names": ["cat", "dog", "fox"], "preprocessing": {"crop_pct": 0.9}})
     return folder
 
 
+def write_rows(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Replaces the rows; by default they are of epochs."""
+    lines = ({"kind": "epoch", "step": 20 * row["epoch"]} | row for row in rows)
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
 def make_evaluation_run(folder: Path, names: Sequence[str] = ("cat", "dog", "fox")) -> Path:
-    """The folder of `-eval`: without metrics.csv and status.json."""
+    """The folder of `-eval`."""
     _write_options(folder, ["-dataset=digits", "-eval", "-pretrained=best.pth"], [])
-    write_json(folder / "result.json", {"top1": 87.5, "top5": 99.0, "loss": 0.5, "images_per_second": 5000.0})
+    result = {"top1": 87.5, "top5": 99.0, "loss": 0.5, "images_per_second": 5000.0}
+    write_json(folder / "run.json", {"state": "finished", "result": result})
     write_facts(folder, [EvaluationData(8, 3, 3)])
     add_evaluation(folder, names)
     return folder
@@ -73,46 +72,37 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
     """The files of `engine/evaluation/files.py`. Of each class 3 of 4 images are right; one is the next class."""
     folder = folder / "evaluation"
     (folder / "pictures").mkdir(parents=True)
-    number = len(names)
+    number, following = len(names), [*names[1:], names[0]]
     summary = {"epoch": 3, "samples": 4 * number, "num_classes": number, "loss": 0.25, "top1": 75.0, "ece": 4.5}
     write_json(folder / "summary.json", summary | {"attention": None})
-    write_table(
-        folder / "per_class.csv",
-        ["label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5"],
-        (
-            {"label": label, "class": name, "count": 4, "predicted": 4, "precision": 75, "recall": 75 + label / 100,
-             "f1": 75 - label / 100, "top1": 75 + label / 100, "top5": 100}
-            for label, name in enumerate(names)
-        ),
-    )  # fmt: skip
     matrix = [[3 if j == i else int(j == (i + 1) % number) for j in range(number)] for i in range(number)]
     with open(folder / "confusion.csv", "w", newline="", encoding="utf-8") as file:
-        rows = ([name, *counts] for name, counts in zip(names, matrix, strict=True))
-        csv.writer(file).writerows([["true \\ predicted", *names], *rows])
-    following = [*names[1:], names[0]]
-    pairs = (
-        {"true": true, "predicted": predicted, "count": 1, "share": 25}
-        for true, predicted in zip(names, following, strict=True)
-    )
-    write_table(folder / "confused_pairs.csv", ["true", "predicted", "count", "share"], pairs)
-    bins = (
-        {"low": 20 * i, "high": 20 * i + 20, "count": i, "confidence": 20 * i + 10 if i else "",
-         "accuracy": 15 * i if i else ""}
-        for i in range(5)
-    )  # fmt: skip
-    write_table(folder / "calibration.csv", ["low", "high", "count", "confidence", "accuracy"], bins)
-    write_table(
-        folder / "coverage.csv",
-        ["threshold", "coverage", "accuracy"],
-        ({"threshold": 100 - share, "coverage": share, "accuracy": 100 - share / 4} for share in (20, 60, 100)),
-    )
-    mistakes = [
-        {"kind": kind, "index": index, "path": f"{index}.png", "true": names[index % number],
-         "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}
-        for kind, first in (("highest_loss", 0), ("most_confident", 2))
-        for index in range(first, first + 4)
-    ]  # fmt: skip
-    write_table(folder / "mistakes.csv", list(mistakes[0]), mistakes)
+        rows = ([name, *counts] for name, counts in zip(map(safe_cell, names), matrix, strict=True))
+        csv.writer(file).writerows([["true \\ predicted", *map(safe_cell, names)], *rows])
+    tables = {
+        "per_class": [
+            {"label": label, "class": name, "count": 4, "predicted": 4, "precision": "75", "recall": 75 + label / 100,
+             "f1": 75 - label / 100, "top1": 75 + label / 100, "top5": 100}
+            for label, name in enumerate(names)
+        ],
+        "confused_pairs": [
+            {"true": true, "predicted": predicted, "count": 1, "share": 25}
+            for true, predicted in zip(names, following, strict=True)
+        ],
+        "calibration": [
+            {"low": 20 * i, "high": 20 * i + 20, "count": i, "confidence": 20 * i + 10 if i else "",
+             "accuracy": 15 * i if i else ""}
+            for i in range(5)
+        ],
+        "coverage": [{"threshold": 100 - x, "coverage": x, "accuracy": 100 - x / 4} for x in (20, 60, 100)],
+        "mistakes": [
+            {"kind": kind, "index": index, "path": f"{index}.png", "true": names[index % number],
+             "predicted": following[index % number], "probability": 90, "true_probability": 5, "loss": 3.0}
+            for kind, first in (("highest_loss", 0), ("most_confident", 2))
+            for index in range(first, first + 4)
+        ],
+    }  # fmt: skip
+    write_json(folder / "tables.json", tables | ({"confusion": [list(names), matrix]} if number <= 50 else {}))
     for index in range(6):
         noise = Image.effect_noise((32, 32), 90)
         noise.save(folder / "pictures" / f"{index}.jpg", quality=95)
@@ -132,8 +122,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any
 
 def write_facts(folder: Path, facts: Iterable[Fact]) -> None:
     """Adds them to those that the folder has."""
-    with open(folder / FACTS, "a") as file:
-        file.writelines(f"{to_json(fact)}\n" for fact in facts)
+    known = json.loads((folder / "run.json").read_text()).get("facts", {})
+    update_json(folder / "run.json", facts=known | {type(fact).__name__: asdict(fact) for fact in facts})
 
 
 def write_json(path: Path, values: Any) -> None:

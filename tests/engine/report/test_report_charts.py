@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from engine.report.charts import Chart, Series, reliability_diagram
+from engine.report.contents import points
 from engine.report.formats import MAX_POINTS, axis_of, downsample, tick_label
-from engine.run.result import points
 
 PIXELS = re.compile(r'points="([^"]*)"')
 

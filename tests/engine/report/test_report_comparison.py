@@ -15,12 +15,10 @@ from run_folders import (
     read_page,
     update_json,
     write_facts,
-    write_json,
-    write_table,
+    write_rows,
 )
 
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.step_report import EPOCH_COLUMNS
 from scripts.report import main
 from utils.errors import UserError
 
@@ -41,7 +39,7 @@ def compare(capsys):
 def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     one = make_run(tmp_path / "one", 3, ["TRAIN.BASE_LR=0.01"])
     two = make_run(tmp_path / "two & more", 5, ["TRAIN.BASE_LR=0.02", "SEED=3"])
-    write_json(two / "result.json", {"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
+    update_json(two / "run.json", result={"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
     assert problems == [] and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
@@ -71,7 +69,6 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     here = {"state": "running", "host": socket.gethostname()}
     killed = make_run(tmp_path / "killed", 2, pid=2**22 + 1, **here)
     running = make_run(tmp_path / "running", 0, pid=os.getpid(), **here)
-    write_json(running / "result.json", {"train_seconds": 5.0})  # from before the run was resumed
     page, lines, problems = compare(failed, evaluation, killed, running, tmp_path / "missing")
     assert [line.split()[0] for line in lines[2:5]] == ["killed", "failed", "running"]
     assert "failed: out of memory" in lines[3] and len(lines[3]) < 150 and lines[4].split()[1:6] == ["-"] * 5
@@ -118,8 +115,8 @@ def test_runs_with_mean_ap_and_with_top1_have_a_table_each(tmp_path, compare):
     several = make_run(tmp_path / "several", options=["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
     one = make_run(tmp_path / "one", 5)
     rows = [{"epoch": epoch, "val_mean_ap": 40 + epoch, "val_loss": 1, "train_top1": 9 * epoch} for epoch in (1, 2)]
-    write_table(several / "metrics.csv", EPOCH_COLUMNS, rows)
-    write_json(several / "result.json", {"mean_ap": 42.0, "test": {"mean_ap": 41.0}})
+    write_rows(several, rows)
+    update_json(several / "run.json", result={"mean_ap": 42.0, "test": {"mean_ap": 41.0}})
     page, lines, _ = compare(several, one)
     assert lines[4].startswith("Training runs by validation mean AP")
     tables = page.text.index("by validation top-1"), page.text.index("by validation mean AP")
@@ -140,10 +137,9 @@ def test_runs_by_loss_are_ranked_from_the_lowest(tmp_path, compare):
 
 def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):
     prediction = make_evaluation_run(tmp_path / "predict-digits")
-    (prediction / "result.json").unlink()
     make_run(tmp_path / "profile-digits")
     damaged = make_run(tmp_path / "damaged")
-    (damaged / "metrics.csv").write_bytes(b"epoch,val_top1\n1,\xff\n")
+    (damaged / "config.yaml").write_text("- 1")
     (tmp_path / "notes").mkdir()
     (tmp_path / "compare.html").touch()
     make_run(tmp_path / "run")
@@ -163,7 +159,7 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     one, two = make_run(tmp_path / "one", 1, [f"TRAIN.{key}=0.1" for key in keys]), make_run(tmp_path / "two", 1)
     evaluation = make_evaluation_run(tmp_path / "evaluation")
     update_json(evaluation / "evaluation/summary.json", split="test")
-    write_json(two / "result.json", {"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0})
+    update_json(two / "run.json", result={"top1": 100 / 3, "pixel_baseline": 200 / 3, "majority_class": 10.0})
     assert main([str(one), str(two)]) == 0
     assert "1 more in the CSV" in capsys.readouterr().out
     assert main([*map(str, (one, two, evaluation)), "-csv"]) == 0

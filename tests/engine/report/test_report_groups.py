@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from run_folders import Reader, add_evaluation, make_run, write_facts, write_json
+from run_folders import Reader, add_evaluation, make_run, update_json, write_facts
 
 from engine.run.facts import TrainingData
 from scripts.report import main
@@ -20,7 +20,7 @@ def make_folds(root, rate, scores):
         seed, fold = divmod(index, 3)
         keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"SEED={seed}", f"TRAIN.BASE_LR={rate}"]
         folder = make_run(root / f"{rate}-{seed}-{fold}", 2, keys)
-        write_json(folder / "result.json", {"top1": score, "test": {"top1": score / 2}})
+        update_json(folder / "run.json", result={"top1": score, "test": {"top1": score / 2}})
         write_facts(folder, [TrainingData(24, 12, 0, 3, 3, f"fold {fold}")])
         add_evaluation(folder, NAMES)
 
@@ -62,7 +62,7 @@ def test_there_is_no_matrix_of_a_part_of_the_images(sweep, capsys, fault):
     folder = root / "0.01-1-2"
     matrix = folder / "evaluation/confusion.csv"
     if fault == "unfinished":
-        write_json(folder / "status.json", {"state": "failed", "message": "full disk"})
+        update_json(folder / "run.json", state="failed", message="full disk")
     if fault == "twice":
         (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("FOLD: 2", "FOLD: 1"))
     if fault == "classes":

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_folders import add_evaluation, make_run, write_facts, write_table
+from run_folders import add_evaluation, make_run, update_json, write_facts, write_table
 from scipy.stats import binomtest
 
 from engine.report.comparison import mcnemar
@@ -98,5 +98,5 @@ def test_what_cannot_be_compared_is_one_line(tmp_path):
     assert "has 0 of 3 images" in problem(one, other) and "has 0 of 3 images" in problem(other, one)
     file.unlink()
     assert "per_image.csv: is missing" in problem(one, other)
-    (other / "facts.jsonl").write_text('{"fact": "TrainingData", "train')
-    assert "facts.jsonl: lacks" in problem(one, other) and "facts.jsonl: lacks" in problem(other, one)
+    update_json(other / "run.json", facts={})
+    assert "run.json: lacks" in problem(one, other) and "run.json: lacks" in problem(other, one)

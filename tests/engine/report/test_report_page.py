@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 from run_folders import (
-    FACTS_OF_RUN,
+    WARNING,
     add_evaluation,
     make_evaluation_run,
     make_run,
@@ -19,19 +19,20 @@ from run_folders import (
     update_json,
     write_facts,
     write_json,
-    write_table,
+    write_rows,
 )  # fmt: skip
 
+from configs.schema import Config
+from configs.yaml_io import read_yaml
 from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
-from engine.run.facts import FACTS, Devices, RunWarning
+from engine.run.facts import Devices
 from engine.training.run_files import RunReport
 from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
-from utils.tables import safe_cell
 
 
 @pytest.fixture
@@ -61,7 +62,8 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
 
 
 def test_the_page_shows_the_training_batch_if_it_is_a_png(run):
-    path = run / "train_batch.png"
+    path = run / "details/train_batch.png"
+    path.parent.mkdir()
     path.write_bytes(b"no picture")
     assert "section-training-images" not in read_page(run).html
     Image.new("RGB", (652, 195)).save(path)
@@ -108,7 +110,6 @@ HERE = {"state": "running", "host": socket.gethostname()}
         ({"state": "running", "host": "another", "updated": "2026-01-02"}, "Last status: 2026-01-02."),
         ({"state": "finished", "stopped_early": True, "reason": "no better evaluation"}, "Stopped early: no better"),
         *((HERE | {"state": state, "pid": 2**22 + 1}, "'-resume={folder}'") for state in UNFINISHED),
-        ({"state": 7}, "not known"),
     ],
 )  # fmt: skip
 def test_the_state_comes_first(tmp_path, status, shown):
@@ -117,8 +118,8 @@ def test_the_state_comes_first(tmp_path, status, shown):
 
 
 def test_a_resumed_run_says_so(run):
-    write_facts(run, [Devices(2, "cuda:0", "O1: float16"), *FACTS_OF_RUN[1:]])
-    update_json(run / "status.json", started="2026-01-03")
+    write_facts(run, [Devices(2, "cuda:0", "O1: float16")])
+    update_json(run / "run.json", started="2026-01-03", starts=2, warnings={WARNING: 2})
     page = read_page(run)
     assert "2026-01-03, resumed 1 time" in page.text and "O1: float16" in page.text
     assert "(2 times)" in page.text  # the warning
@@ -137,8 +138,8 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     summary = run / "evaluation" / "summary.json"
     update_json(summary, macro_f1=82.9)
     rows = [("cat", 40, 99), ("<newt>", 1, 0), ("fox", 9, 0), ("dog", 0, "")]  # of dog there are no images
-    table = ({"class": name, "count": count, "f1": f1} for name, count, f1 in rows)
-    write_table(run / "evaluation" / "per_class.csv", ["class", "count", "f1"], table)
+    table = [{"class": name, "count": count, "f1": f1} for name, count, f1 in rows]
+    update_json(run / "evaluation/tables.json", per_class=table)
     head = read_page(run).text.partition("Model and data")[0]
     lost = "F1 0.00% fox, 9 images; 2 of 3 classes have 0%"
     assert f"top-1 30.00% epoch 3 of 300 macro F1 82.90% worst class {lost}" in head
@@ -164,13 +165,12 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
 def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     folder = make_run(tmp_path / "run", options=["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
     rows = [{"epoch": 1, "val_mean_ap": 40.0, "val_loss": 1.0}, {"epoch": 2, "val_mean_ap": 50.0, "val_loss": 0.5}]
-    write_table(folder / "metrics.csv", ["epoch", "val_top1", "val_mean_ap", "val_loss"], rows)
+    write_rows(folder, rows)
     (folder / "evaluation").mkdir()
     write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 10, "mean_ap": 50.0, "loss": 0.5})
     classes = [{"label": 0, "class": "cat", "count": 3, "ap": 50.0}, {"label": 1, "class": "dog", "count": 0, "ap": ""}]
-    write_table(folder / "evaluation" / "per_class.csv", list(classes[0]), classes)
     row = {"kind": "highest_loss", "index": 1, "true": "cat | dog", "predicted": "dog", "probability": 60, "loss": 1}
-    write_table(folder / "evaluation" / "mistakes.csv", list(row), [row])
+    write_json(folder / "evaluation" / "tables.json", {"per_class": classes, "mistakes": [row]})
     page = read_page(folder)
     assert "true cat | dog predicted dog 60.00% loss 1.00" in page.text and 'class="wrong"' not in page.html
     assert "best validation mean AP 50.00% epoch 2 of 300" in page.text and "cat 3 50.00%" in page.text
@@ -178,7 +178,7 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
 
 
 def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
-    write_json(run / "result.json", {"top1": 30.0, "test": {"top1": 28.5, "samples": 1000}})
+    update_json(run / "run.json", result={"top1": 30.0, "test": {"top1": 28.5, "samples": 1000}})
     (run / "evaluation").rename(run / "evaluation-test")
     update_json(run / "evaluation-test/summary.json", split="test")
     add_evaluation(run, ["cat", "dog"])
@@ -189,9 +189,9 @@ def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
 
 
 def test_the_options_that_differ_from_the_recipe_are_shown(run):
-    recipe = (run / "config.yaml").read_text()
-    assert "BASE_LR: 0.01" in recipe
-    (run / "recipe.yaml").write_text(recipe.replace("BASE_LR: 0.01", "BASE_LR: 0.02"))
+    recipe = read_yaml(run / "config.yaml")[0]
+    recipe["TRAIN"]["BASE_LR"] = 0.02
+    update_json(run / "run.json", recipe=recipe)
     page = read_page(run)
     assert "Options that differ from the recipe key value recipe TRAIN.BASE_LR 0.01 0.02 Options" in page.text
 
@@ -203,11 +203,9 @@ HOSTILE = (
 
 
 def test_hostile_names_stay_text(tmp_path):
-    names = [safe_cell(name.encode("utf-8", "backslashreplace").decode()) for name in HOSTILE]
     folder = make_run(tmp_path / "<b>run", state="failed", message="<script>alert(2)</script>\x1b[31m")
-    write_json(folder / "classes.json", {"class_names": HOSTILE})
-    write_facts(folder, [RunWarning("Warning: <img src=x onerror=alert(3)>")])
-    add_evaluation(folder, names)
+    update_json(folder / "run.json", class_names=HOSTILE, warnings={"Warning: <img src=x onerror=alert(3)>": 1})
+    add_evaluation(folder, HOSTILE)
     page = read_page(folder)
     assert len(page.all("script")) == 1 and all(tag["src"].startswith("data:") for tag in page.all("img"))
     assert not any(key.startswith("on") for _, tag in page.tags for key in tag)
@@ -232,27 +230,30 @@ def test_a_thousand_classes_have_a_filter_and_the_most_confused_pairs(tmp_path):
 
 def test_missing_files_leave_their_parts_out(tmp_path):
     folder = make_run(tmp_path / "run")
-    for name in ("steps.csv", FACTS, "classes.json"):
-        (folder / name).unlink()
+    write_json(folder / "run.json", {"state": "finished"})
     page = read_page(folder)
     assert "best validation top-1 30.00%" in page.text and "no evaluation folder" in page.text
-    (folder / "metrics.csv").unlink()
+    (folder / "metrics.jsonl").unlink()
     page = read_page(folder)
     assert "has not completed an epoch" in page.text and not page.all("svg")
 
 
-def test_damaged_files_give_a_line_each(run):
-    (run / "evaluation" / "per_class.csv").write_bytes(b"label,class\n0,\xff\n")
-    (run / "evaluation" / "confusion.csv").write_text("a,b\nx,1\ny,2\n")
-    (run / "evaluation" / "calibration.csv").write_text("low,high,count\n0,x,1\n")
+def test_damaged_files_leave_their_parts_out(run):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("{\n")
+    (run / "copies").mkdir()
+    (run / "copies/copies.csv").write_bytes(b"path\n\xff\n")
     (run / "evaluation" / "pictures" / "0.jpg").write_bytes(b"not a picture")
     (run / "evaluation" / "pictures" / "1.jpg").write_bytes(b"\xff\xd8\xff" + bytes(40_000))
     (run / "evaluation" / "summary.json").write_text("[1]")
-    (run / "classes.json").write_text("{")
+    damaged = [{"class": "cat", "f1": "x"}], [["a"], [[1, 2]]], [{"low": 0, "high": "x", "count": 1, "accuracy": 1}], 7
+    names = ("per_class", "confusion", "calibration", "coverage")
+    update_json(run / "evaluation/tables.json", **dict(zip(names, damaged, strict=True)))
     page = read_page(run)
-    for name in ("per_class", "confusion", "calibration"):
-        assert f"evaluation/{name}.csv cannot be read" in page.text
-    assert "Highest losses" in page.text and len(page.all("img")) == 10
+    assert "metrics.jsonl: 1 damaged row" in page.text and "copies.csv cannot be read" in page.text
+    assert "Highest losses" in page.text and len(page.all("img")) == 10 and "Confused pairs" in page.text
+    (run / "evaluation/tables.json").write_text("{")
+    assert "Highest losses" not in read_page(run).text
 
 
 def test_folders_that_are_no_run_are_refused(tmp_path, run):
@@ -260,14 +261,14 @@ def test_folders_that_are_no_run_are_refused(tmp_path, run):
         write_report(tmp_path / "gone")
     with pytest.raises(UserError, match=r"no config\.yaml"):
         write_report(tmp_path)
-    (run / "metrics.csv").write_bytes(b"epoch,val_top1\n1,\xff\n")
-    with pytest.raises(UserError, match=r"metrics\.csv: cannot be read"):
+    (run / "run.json").write_text("[")
+    with pytest.raises(UserError, match="is not the folder of a training"):
         write_report(run)
 
 
 def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run, monkeypatch):
     log: list[str] = []
-    report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)))
+    report = RunReport(SimpleNamespace(folder=run, logger=SimpleNamespace(warn=log.append)), Config())
     report.update()
     old = (run / REPORT).read_bytes()
 

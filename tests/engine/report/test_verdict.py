@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from run_folders import make_run, read_page, write_facts, write_json, write_table
+from run_folders import make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
 from engine.report.contents import read_contents
@@ -20,7 +20,7 @@ def verdict(folder, train, val, options=(), baseline=(40.0, 10.0), **status) -> 
     make_run(folder, 3, ["TRAIN.NUM_EPOCHS=6", *options], **status)
     curves = enumerate(zip(train, val, strict=True), 1)
     epochs = [{"epoch": epoch, "train_top1": x, "val_top1": y, "val_loss": 1 / epoch} for epoch, (x, y) in curves]
-    write_table(folder / "metrics.csv", list(epochs[0]), epochs)
+    write_rows(folder, epochs)
     write_facts(folder, [PixelBaseline(*baseline, 100, 20)])
     return verdict_of(read_contents(folder))
 
@@ -66,7 +66,8 @@ def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
 def test_an_average_below_the_raw_weights(tmp_path, warmup, flags):
     make_run(tmp_path / "run", 6, ["TRAIN.MODEL_EMA=true", f"TRAIN.MODEL_EMA_WARMUP={warmup}"])
     for raw, baseline, is_said in ((94.44, 93.61, True), (90.7, 0.0, False), (93.0, 93.61, False)):
-        write_json(tmp_path / "run/result.json", {"average_score": 89.72, "raw_score": raw, "pixel_baseline": baseline})
+        result = {"average_score": 89.72, "raw_score": raw, "pixel_baseline": baseline}
+        update_json(tmp_path / "run/run.json", result=result)
         text, command = verdict_of(read_contents(tmp_path / "run"))
         assert ("89.72% against" in text) == is_said
         assert not is_said or [flag.partition("=")[0].partition(".")[0] for flag in flags_of(command)] == flags
@@ -110,6 +111,6 @@ def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, given):
 
 def test_nothing_is_said_without_top1(tmp_path):
     folder = make_run(tmp_path / "run")
-    write_table(folder / "metrics.csv", ["epoch", "train_top1"], [{"epoch": e, "train_top1": e} for e in range(9)])
-    write_json(folder / "result.json", {"pixel_baseline": 90.0})
+    write_rows(folder, [{"epoch": epoch, "train_top1": epoch} for epoch in range(9)])
+    update_json(folder / "run.json", result={"pixel_baseline": 90.0})
     assert verdict_of(read_contents(folder)) == ("", "")

@@ -15,9 +15,10 @@ from conftest import ROOT, train
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run import folder as folder_module
-from engine.run.facts import FACTS, Environment, RunWarning, read_environment, read_facts, to_json
+from engine.run.facts import Environment, read_fact
 from engine.run.folder import PACKAGES, next_command, record_environment, start_log
 from engine.run.log import RunLogger
+from engine.run.record import RUN, read_run
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -115,8 +116,9 @@ NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 def record(folder: Path, context: ProcessContext, resumed: Path | None = None) -> Environment:
     logger = RunLogger(folder, context)
+    logger.record.open(folder)
     record_environment(context, logger, resumed)
-    return Environment(**read_environment(folder))
+    return read_fact(read_run(folder)["facts"], Environment)
 
 
 def test_the_versions_are_those_of_the_required_packages(tmp_path, cpu):
@@ -143,7 +145,7 @@ def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
     found = record(tmp_path, cpu)
     assert found.variables["OMP_NUM_THREADS"] == "3" and found.variables["NCCL_DEBUG"] == "https://***@host/a?***"
     assert not secret.keys() & found.variables.keys() and found.command.startswith("python main.py ")
-    assert "hunter2" not in (tmp_path / FACTS).read_text()
+    assert "hunter2" not in (tmp_path / RUN).read_text()
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -236,13 +238,11 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     same, changed, without_facts = folders
     parts = record(same, cpu).parts
     before = {name: part for name, part in parts.items() if name != "timm"} | {"torch": "2.9.0", "driver": "570"}
-    (changed / FACTS).write_text(f"{to_json(Environment('', before, [], {}))}\n")
+    other = RunLogger(changed, cpu)
+    other.record.open(changed)
+    other.fact(Environment("", before, [], {}))
     for folder in folders:
         record(tmp_path, cpu, folder)
-    (warning,) = read_facts(tmp_path / FACTS).warnings
+    (warning,) = read_run(tmp_path)["warnings"]
     changes = f"torch 2.9.0 -> {parts['torch']}, timm none -> {parts['timm']}, driver 570 -> none"
-    assert (
-        warning.endswith(f": {changes}")
-        and "\n" not in str(RunWarning(warning))
-        and not read_environment(without_facts)
-    )
+    assert warning.endswith(f": {changes}") and "\n" not in warning and not read_run(without_facts)

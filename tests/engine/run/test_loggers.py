@@ -4,6 +4,7 @@ import errno
 import os
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -19,9 +20,9 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from engine.run.facts import read_environment
 from engine.run.log import RunLogger
 from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, MlflowLogger, check_loggers
+from engine.run.record import RunRecord, read_run
 from utils.errors import UserError
 from utils.tables import read_rows
 
@@ -71,14 +72,14 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     options, metrics, rows = hparams_table(tmp_path / "out")
     assert {"LOGGERS", "NAME", "TRAIN.SMOOTHING", "TRAIN.MAX_STEPS"} <= set(options)  # of both runs
     assert metrics[:4] == ["best/epoch", "best/loss", "best/top1", "best/top5"] and rows.keys() == {
-        plain.name, logged.name,
+        f"{plain.name}/details", f"{logged.name}/details",
     }  # fmt: skip
     epochs = read_rows(logged / "metrics.csv")
     best = max(float(row["val_top1"]) for row in epochs)
     for row in rows.values():
         assert row["best/top1"] == pytest.approx(best)
         assert row["val/top1"] == pytest.approx(float(epochs[-1]["val_top1"]))
-    events = EventAccumulator(str(logged)).Reload()
+    events = EventAccumulator(str(logged / "details")).Reload()
     assert [event.step for event in events.Scalars("val/top1")] == [22, 44]  # the one at the checkpoint's step stays
 
     inits = [made.kwargs for made in wandb.init.call_args_list]
@@ -87,7 +88,7 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     assert inits[0]["config"]["TRAIN"]["MAX_STEPS"] == 22 and inits[1]["config"]["TRAIN"]["MAX_STEPS"] is None
     assert [made.kwargs["run_id"] for made in mlflow.start_run.call_args_list] == [None, "mlflow-id"]
     mlflow.log_params.assert_called_once()
-    environment = read_environment(logged)
+    environment = read_run(logged)["facts"]["Environment"]
     assert inits[1]["config"]["environment"] == environment and environment["parts"]["torch"]
     assert call(environment, "environment.json") in mlflow.log_dict.call_args_list
     (_, text) = events.Tensors("environment/text_summary")  # of both starts
@@ -106,15 +107,21 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     )
 
 
+def record_in(folder: Path) -> RunRecord:
+    record = RunRecord()
+    record.open(folder)
+    return record
+
+
 def test_options_in_tensorboard(tmp_path, cpu):
     """Text of the options stays text, whatever a value contains."""
     options = "NAME: '<script>alert(1)</script> ```'\n\nSAVE: '# x'\n"
     group = LoggerGroup([], options, {}, RunLogger(None, cpu))
     group.scalars({"train/loss": 1.0}, 0)  # before the start
-    group.start(tmp_path, 0)
+    group.start(record_in(tmp_path), 0)
     group.finish(RESULT)
     group.finish(None)  # a second call
-    events = EventAccumulator(str(tmp_path)).Reload()
+    events = EventAccumulator(str(tmp_path / "details")).Reload()
     (text,) = events.Tensors("options/text_summary")
     html = markdown_to_safe_html(text.tensor_proto.string_val[0])
     assert html.startswith("<pre><code>NAME: '&lt;script&gt;") and html.count("<") == 4 and "# x'" in html
@@ -124,7 +131,7 @@ def test_a_failed_run_and_a_failure_in_the_libraries(tmp_path, libraries, cpu, c
     wandb, mlflow = libraries
     wandb.run.finish.side_effect = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, RunLogger(None, cpu))
-    group.start(tmp_path, 0)
+    group.start(record_in(tmp_path), 0)
     group.scalars({"val/top1": 10.0}, 9)
     group.finish(None)
     assert wandb.run.log.call_args == mlflow.log_metrics.call_args == call({"val/top1": 10.0}, step=9)
@@ -160,7 +167,7 @@ class Faulty:
 def use(faulty: Faulty, folder, finish_seconds: float = 30.0) -> list[str]:
     lines = []
     logger = BackgroundLogger("wandb", faulty, lines.append)
-    logger.submit("start", LoggedRun(folder, 0, "", {}))
+    logger.submit("start", LoggedRun(folder, 0, "", {}, {}))
     for step in range(3):
         logger.submit("scalars", {"train/loss": 1.0}, step)
     logger.finish(RESULT, finish_seconds)
@@ -183,13 +190,13 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
 def test_a_server_that_does_not_answer_is_named_at_the_start(tmp_path, monkeypatch, libraries):
     lines, warned = [], threading.Event()
     logger = MlflowLogger(lambda line: (lines.append(line), warned.set()))
-    logger.start(LoggedRun(tmp_path, 0, "", {}))
+    logger.start(LoggedRun(tmp_path, 0, "", {}, {}))
     assert len(lines) == 1 and "mlflow-id" in lines[0]
     monkeypatch.setattr("engine.run.loggers._ANSWER_SECONDS", 0.01)
     warned.clear()
     libraries[1].start_run.side_effect = lambda **arguments: warned.wait(60) and 1 / 0
     with pytest.raises(ZeroDivisionError):
-        logger.start(LoggedRun(tmp_path, 0, "", {}))
+        logger.start(LoggedRun(tmp_path, 0, "", {}, {}))
     assert (
         lines[1:] == [lines[1]] and "Warning: LOGGERS: mlflow: https://***@host:5000/a@b has not answered" in lines[1]
     )

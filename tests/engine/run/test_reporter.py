@@ -17,9 +17,8 @@ from engine.progress import EpochProgress
 from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
-from engine.run.reporter import Reporter, peak_memory_bytes
-from engine.run.result import Result
-from engine.run.step_report import StepReport
+from engine.run.record import read_metrics
+from engine.run.reporter import Reporter, StepReport, peak_memory_bytes
 from engine.run.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, Metrics, MetricSums
@@ -34,8 +33,9 @@ class SimulatedRun:
     def __init__(self, folder, context, report_freq=1) -> None:
         self.folder, self.context = folder, context
         logger = RunLogger(folder, context)
+        logger.record.open(folder)
         self.reporter = Reporter(
-            context, folder, logger, Precision(Amp(), context.device).scaler, lambda: Model(1, 10**9, None),
+            context, logger, Precision(Amp(), context.device).scaler, lambda: Model(1, 10**9, None),
             StepTimer(context.device),
             num_epochs=2, report_freq=report_freq, images_per_epoch=STEPS * BATCH_SIZE,
             loggers=LoggerGroup([], "", {}, logger),
@@ -66,23 +66,22 @@ class SimulatedRun:
 
 
 def scalars(folder, name: str) -> dict[int, float]:
-    events = EventAccumulator(str(folder)).Reload()
+    events = EventAccumulator(str(folder / "details")).Reload()
     return {event.step: event.value for event in events.Scalars(name)}
 
 
-def test_the_log_of_a_rank_has_the_loss_since_its_last_line(tmp_path, cpu):
+def test_a_line_has_the_loss_since_the_last_one(tmp_path, cpu):
     SimulatedRun(tmp_path, cpu).epoch((4.0, 1.0, False), (1.0, 1.0, False), (1.0, 1.0, False))
-    for name in ("log.txt", "log_0.txt"):
-        losses = re.findall(r"Loss: (\S+) \((\S+)\)", (tmp_path / name).read_text())
-        assert losses == [("4.0000", "4.0000"), ("1.0000", "2.5000"), ("1.0000", "2.0000")]
+    losses = re.findall(r"Loss: (\S+) \((\S+)\)", (tmp_path / "log.txt").read_text())
+    assert losses == [("4.0000", "4.0000"), ("1.0000", "2.5000"), ("1.0000", "2.0000")]
 
 
 def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_path, cpu):
     run = SimulatedRun(tmp_path, cpu, report_freq=2)
     run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
     columns = ("step", "grad_norm", "loss", "top1", "top5")
-    rows = [[row[name] for name in columns] for row in run.rows("steps.csv")]
-    assert rows == [["1", "1", "2", "100", "100"], ["2", "", "", "", ""], ["3", "2.5", "3", "100", "100"]]
+    rows = [[row.get(name) for name in columns] for row in read_metrics(tmp_path)[0] if row["kind"] == "report"]
+    assert rows == [[1, 1, 2, 100, 100], [2, None, None, None, None], [3, 2.5, 3, 100, 100]]
     (epoch,) = run.rows("metrics.csv")
     assert (epoch["grad_norm"], epoch["train_loss"], epoch["train_top1"]) == ("1.75", "2.5", "100.0")
     assert epoch["images_in_skipped_steps"] == str(BATCH_SIZE) and epoch["skipped_images"] == "0"
@@ -122,15 +121,6 @@ def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
     progress.done_steps = 1
     with pytest.raises(UserError, match=r"no training image of epoch 2 can be read; bad_images_\*\.csv in"):
         run.reporter.after_step(progress)
-
-
-def test_curves_that_cannot_be_written_end_no_run(tmp_path, cpu):
-    run = SimulatedRun(tmp_path, cpu)
-    (tmp_path / "curves.png").mkdir()
-    run.epoch(*[(1.0, 1.0, False)] * STEPS)
-    run.reporter.stop(EpochProgress(0, STEPS, STEPS, MetricSums(cpu.device)))  # a checkpoint follows
-    run.reporter.finish(Result({"top1": 1.0}))
-    assert (tmp_path / "result.json").exists() and run.log.count("curves.png: cannot be drawn (Is a directory)") == 2
 
 
 @pytest.mark.parametrize(("platform", "expected"), [("linux", 3 << 30), ("darwin", 3 << 20)])

@@ -15,10 +15,10 @@ from timm.models.vision_transformer import VisionTransformer
 
 from datasets.batch import Batch
 from datasets.loading.loader import Loader
+from engine.run.record import RUN, RunRecord
 from engine.run.step_timer import FORWARD_PASS, LOADING, SlowRanks, StepTimer
 from utils.distributed import ProcessContext
 from utils.files import read_json
-from utils.status import STATUS, RunStatus
 
 NOTHING = torch.empty(0)
 
@@ -146,9 +146,9 @@ EVEN = (0.01, 0.10)  # waiting for data, forward pass
 
 @pytest.fixture
 def slow_ranks(cpu, tmp_path):
-    """A function that makes a `SlowRanks`; its status.json is in `tmp_path`."""
-    (status := RunStatus(tmp_path, world_size=2)).begin()
-    return lambda compares_forward=True: SlowRanks(compares_forward, cpu, status)
+    """A function that makes a `SlowRanks`; its run.json is in `tmp_path`."""
+    (record := RunRecord()).open(tmp_path)
+    return lambda compares_forward=True: SlowRanks(compares_forward, cpu, record)
 
 
 def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, str]]:
@@ -167,7 +167,7 @@ def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tu
 def test_found_after_50_steps_with_rank_cause_and_times(slow_ranks, tmp_path, seconds, cause, times):
     ((step, note),) = feed(slow_ranks(), 500, EVEN, EVEN, seconds, EVEN)
     assert step == 50 and all(word in note for word in ("rank 2 on", " 73% ", cause, times))  # 0.19 s against 0.11 s
-    assert (status := read_json(tmp_path / STATUS)["slow_rank"])["rank"] == 2 and status["cause"] == cause
+    assert (status := read_json(tmp_path / RUN)["slow_rank"])["rank"] == 2 and status["cause"] == cause
 
 
 def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
@@ -178,7 +178,7 @@ def test_told_again_after_recovery_or_for_another_cause(slow_ranks, tmp_path):
     ((step, note),) = feed(ranks, 100, EVEN, EVEN, slow_forward)
     assert step == 50 and FORWARD_PASS in note
     ((_, note),) = feed(ranks, 50, EVEN, EVEN, EVEN)
-    assert re.fullmatch("Rank 2 on .* is no longer slow", note) and read_json(tmp_path / STATUS)["slow_rank"] is None
+    assert re.fullmatch("Rank 2 on .* is no longer slow", note) and read_json(tmp_path / RUN)["slow_rank"] is None
     assert [step for step, _ in feed(ranks, 100, EVEN, EVEN, slow_forward)] == [50]
 
 
@@ -227,5 +227,5 @@ def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path, ranks, cause):
     (line,) = re.findall(r"Warning: (rank .*)", (folder / "log.txt").read_text())
     pattern = r"rank 1 on \S+ was \d+(%| times) slower than the median rank for 50 steps; cause: (.*) \(\d+ ms .*\)"
     assert re.fullmatch(pattern, line)[2] == cause
-    slow = read_json(folder / STATUS)["slow_rank"]
+    slow = read_json(folder / RUN)["slow_rank"]
     assert (slow["rank"], slow["cause"]) == (1, cause)

@@ -1,7 +1,5 @@
 """DATA.IMAGE_SIZE [height, width]: its forms, and a run, its page, its maps and its export."""
 
-import json
-
 import pytest
 import timm
 import torch
@@ -9,7 +7,7 @@ from conftest import train
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.run.facts import Preprocessing, read_facts
+from engine.run.record import read_run
 from scripts import export
 from tests.datasets.photo import PHOTO
 from utils.errors import UserError
@@ -49,8 +47,8 @@ def test_a_run_of_tall_images(tmp_path, cpu):
     boxes = ["TRAIN.CUTMIX_MINMAX=[0.2,0.8]", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=1.0"]
     more = ["DATA.AFFINE_DEGREES=9.0", "TRAIN.AUGMENT_POLICY=rand-m9-mstd0.5-inc1", "DATA.VAL_FRACTION=0.3"]
     folder = train([*size, "-batch_size=4", "-num_workers=0", "-opts", *model, *boxes, *more], cpu, pictures=True)
-    assert read_facts(folder / "facts.jsonl").get(Preprocessing).image_size == (48, 16)
-    assert json.loads((folder / "classes.json").read_text())["preprocessing"]["image_size"] == [48, 16]
+    record = read_run(folder)
+    assert record["facts"]["Preprocessing"]["image_size"] == record["preprocessing"]["image_size"] == [48, 16]
     assert "48 × 16 pixels" in (folder / "report.html").read_text()
 
     run(

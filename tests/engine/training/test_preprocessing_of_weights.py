@@ -23,8 +23,9 @@ from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint import weights_record
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import plan_evaluation
-from engine.run.facts import Preprocessing, read_facts
+from engine.run.facts import Preprocessing, read_fact
 from engine.run.log import RunLogger
+from engine.run.record import read_run
 from models.build import build_model
 from scripts import export
 from tests.datasets.photo import PHOTO, as_tensor
@@ -199,7 +200,7 @@ def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
     run = train(
         [f"-data_path={folder}", "-batch_size=4", "-num_workers=0", f"-output={folder.parent / 'out'}", *argv], cpu
     )
-    return run, read_facts(run / "facts.jsonl").get(Preprocessing)
+    return run, read_fact(read_run(run)["facts"], Preprocessing)
 
 
 def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu):

@@ -18,8 +18,9 @@ from engine.plan.training import plan_training
 from engine.progress import Observer
 from engine.report.contents import read_contents
 from engine.report.page import run_page
-from engine.run.facts import FACTS, PixelBaseline, read_facts
+from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
+from engine.run.record import read_run
 from engine.training import small_images
 from engine.training.batch_size import find_batch_size
 from engine.training.small_images import (
@@ -126,17 +127,15 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp
     record = BaselineThread.record
     monkeypatch.setattr(BaselineThread, "record", lambda thread, is_end=False: record(thread, True))
     folder = train([*digits_argv, "TRAIN.MAX_STEPS=23"], cpu)
-    fact, result = read_facts(folder / FACTS).get(PixelBaseline), read_result(folder)
+    fact, result = read_fact(read_run(folder)["facts"], PixelBaseline), read_result(folder)
     assert result["pixel_baseline"] == fact.pixel_baseline > 85 and fact.training == 1437
     assert result["majority_class"] == fact.majority_class and str(fact) in (folder / "log.txt").read_text()
     monkeypatch.setattr(MEASURE, lambda *arguments: 1 / 0)
     train([f"-resume={folder}", *digits_argv], cpu)
-    assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(
-        read_facts(folder / FACTS)
-    )
+    assert read_result(folder)["pixel_baseline"] == fact.pixel_baseline and "No pixel" not in str(read_run(folder))
     none = Observer()
     none.record, none.result = lambda is_end: None, None
-    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda session, record: none)
+    monkeypatch.setattr("engine.training.trainer.BaselineThread", lambda session, outputs: none)
     other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
     assert_same_state(states(folder), states(other))
     assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None
@@ -150,7 +149,7 @@ def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
     monkeypatch.setattr("engine.training.finish._evaluate_best", lambda *arguments: ready.set())
     folder = train([*digits_argv, *stop], cpu)
     assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
-    assert read_facts(folder / FACTS).get(PixelBaseline) == (None if stop else expected)
+    assert read_fact(read_run(folder)["facts"], PixelBaseline) == (None if stop else expected)
     ready.set()
 
 

@@ -17,6 +17,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.evaluation.files import NOT_DRAWN
 from engine.report.contents import read_contents
+from engine.run.record import read_run
 from engine.training import run_files
 from engine.training.run_files import TimeShare
 from engine.training.snapshot import disk_note
@@ -74,7 +75,7 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     folder = train(argv, cpu)
     assert [row["epoch"] for row in rows(folder)] == ["1", "2", "3"]
     assert [bool(row["raw_val_top1"]) for row in rows(folder)] == [False, False, True]
-    state, result, status = states(folder), read_result(folder), read_json(folder / STATUS)
+    state, result, status = states(folder), read_result(folder), read_run(folder)
     assert (state["epoch"], state["done_steps"], state["best"]["epoch"]) == (3, 0, 1)
     reason = result["reason"]
     assert result["finished"] and result["stopped_early"] and result["epoch"] == 1 and "TRAIN.PATIENCE" in reason
@@ -83,10 +84,10 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     assert reason in log and f" -resume={folder} -opts TRAIN.PATIENCE=null\n" in log
     train([f"-resume={folder}"], cpu)
     assert_same_state(states(folder), state)
-    assert read_json(folder / STATUS)["stopped_early"]
+    assert read_run(folder)["stopped_early"]
     train([f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null"], cpu)
     assert states(folder)["epoch"] == 6
-    assert not read_result(folder)["stopped_early"] and not read_json(folder / STATUS)["stopped_early"]
+    assert not read_result(folder)["stopped_early"] and not read_run(folder)["stopped_early"]
 
 
 @pytest.mark.parametrize("stop", [7, 10])

@@ -23,7 +23,7 @@ RGB = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.4,0.5,0.6]", "DATA.IMAGEN
 
 
 def picture(folder) -> np.ndarray:
-    return np.array(Image.open(folder / "train_batch.png"))
+    return np.array(Image.open(folder / "details/train_batch.png"))
 
 
 def expected(argv, step: int, cpu) -> np.ndarray:
@@ -57,12 +57,12 @@ def test_training_is_bit_equal_without_it_and_a_resumed_run_keeps_it(digits_argv
     before = picture(folder)
     train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=4"], cpu)
     assert np.array_equal(picture(folder), before)
-    (folder / "train_batch.png").unlink()
+    (folder / "details/train_batch.png").unlink()
     train([f"-resume={folder}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
     assert abs(cells_of(picture(folder)) - expected(argv, 4, cpu)).max() <= 1
-    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda session, record: Observer())
+    monkeypatch.setattr("engine.training.trainer.TrainBatch", lambda session, outputs: Observer())
     other = train([f"-output={tmp_path / 'without'}", *argv, "TRAIN.MAX_STEPS=6"], cpu)
-    assert not (other / "train_batch.png").exists()
+    assert not (other / "details/train_batch.png").exists()
     assert_same_state(states(folder), states(other))
 
 
@@ -80,8 +80,9 @@ def test_nan_and_padding(tmp_path, cpu):
     data = SimpleNamespace(imagenet_mean=(0.5,), imagenet_std=(0.5,))
     state = SimpleNamespace(context=cpu, transform=nn.Identity())
     plan = SimpleNamespace(config=SimpleNamespace(data=data), class_names=None)
-    record = SimpleNamespace(folder=tmp_path, logger=None)
-    shown = TrainBatch(SimpleNamespace(plan=plan, state=state), record)
+    outputs = SimpleNamespace(folder=tmp_path, logger=None)
+    (tmp_path / "details").mkdir()
+    shown = TrainBatch(SimpleNamespace(plan=plan, state=state), outputs)
     images = torch.ones(3, 1, 2, 2)
     images[2, 0] = torch.tensor([[torch.nan, torch.inf], [-torch.inf, 0]])
     state.transform((images, torch.tensor([[1, 1], [-1, -1], [0, 0]], dtype=torch.int8)))

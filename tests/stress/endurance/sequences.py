@@ -16,7 +16,7 @@ _OPTIONS = (
     "TRAIN.OPTIMIZER.NAME=SGD", "TRAIN.BASE_LR=0.05", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9",
     "DATA.GLOBAL_BATCH_SIZE=64", "SAVE_FREQ_STEPS=5", "KEEP_CHECKPOINTS=9", "TRAIN.NUM_EPOCHS=4",
 )  # fmt: skip
-_TEXTS = ("log.txt", "metrics.csv", "steps.csv", "facts.jsonl", "config.yaml", "status.json")
+_TEXTS = ("log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json")
 _MAX_DIFFERENCE = 1e-5  # of a weight: two ranks sum the gradients in another order
 _TWO_RANKS = 0.25  # share of the starts
 

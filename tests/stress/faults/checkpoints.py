@@ -79,9 +79,9 @@ def resume_faults() -> list[Fault]:
                 rf"{re.escape(name)}: is a link to \S+elsewhere; .*delete",
                 (2,),
             )
-            for name in (".lock", "log.txt", "facts.jsonl")
+            for name in (".lock", "log.txt")
         ),
-        finished("resume: metrics.csv is a link", linked("metrics.csv")),
+        finished("resume: metrics.jsonl is a link", linked("metrics.jsonl")),
         finished("resume: auto, no text files", without_texts, prints="Resume: missing in"),
         finished("resume: from behind", from_behind, prints=r"epoch 2, step 44.*moved to \S+step-000044", check=lost),
     ]

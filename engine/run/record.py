@@ -1,0 +1,327 @@
+"""The record of a run: one object in memory, `run.json`, and the rows of `metrics.jsonl`. Without torch and numpy.
+
+`status.json` is a view of `run.json` for schedulers, `metrics.csv` a view of the rows for spreadsheets.
+docs/operation.md describes the keys. Log, loggers, terminal and page show the same values.
+"""
+
+import csv
+import json
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from configs.load import RECIPE_OPTIONS
+from configs.yaml_io import read_yaml
+from engine.run.facts import Fact, Start
+from utils import status
+from utils.errors import UserError
+from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
+from utils.metric_table import METRICS
+from utils.status import STATUS, UNFINISHED
+from utils.tables import read_rows, to_float, unescaped_cell
+
+RUN, ROWS, TABLE = "run.json", "metrics.jsonl", "metrics.csv"
+DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
+EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
+SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
+    "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",
+)  # fmt: skip
+MAX_CHARS = 1000  # of a warning
+Row = dict[str, Any]
+Kind = Literal["report", "evaluation", "epoch"]  # of a row
+
+STATUS_KEYS = (
+    "state", "exit_status", "message", "checkpoint", "epoch", "step", "resume", "pid", "host", "updated",
+)  # fmt: skip
+_STATE_KEYS = (*STATUS_KEYS, "signal", "stopped_early", "reason", "slow_rank", "world_size", "started")
+BASELINES = ("pixel_baseline", "majority_class")
+RESULT_KEYS = (
+    *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
+    "raw_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason", "train_seconds",
+    "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device", "parameters",
+    "trainable_parameters",
+)  # fmt: skip
+# Columns of `metrics.csv`. New ones go to the end: scripts may read columns by their position.
+COLUMNS = [
+    "epoch", "step", "lr", "train_loss", "train_top1", "val_loss", "val_top1", "val_top5",
+    "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
+    "skipped_steps", "skipped_images", "peak_memory_bytes", "train_seconds", "grad_norm", "images_in_skipped_steps",
+    "raw_val_loss", "raw_val_top1", "raw_val_top5", "val_mean_ap", "raw_val_mean_ap",
+    "launch_bound_share",
+]  # fmt: skip
+COLUMNS += [column for prefix in ("val_", "raw_val_") for name in METRICS if (column := prefix + name) not in COLUMNS]
+
+
+def _new_values() -> dict[str, Any]:
+    return {
+        **dict.fromkeys(_STATE_KEYS),
+        "state": "running",
+        "stopped_early": False,
+        "result": dict.fromkeys(RESULT_KEYS) | {"finished": False, "stopped_early": False},
+        "starts": 0,
+        "facts": {},
+        "warnings": {},
+        "class_names": None,
+        "preprocessing": None,
+        "recipe": None,
+    }
+
+
+class RunRecord:
+    """All that is known about a run. Values that are not finite are None: JSON has none.
+
+    Every rank has a record. The main process writes the files; the other ranks write only how the run ended: torchrun
+    hides exit statuses.
+
+    Attributes:
+        values: the content of `run.json`. epochs: the rows of `metrics.csv` by epoch; on the main process.
+        earlier: `values` at the end of the start before this one; empty in a new run.
+        on_end: called once, when this process has set a final state. Its exceptions are suppressed: they would hide the
+            reason of that state.
+    """
+
+    def __init__(self, is_main: bool = True) -> None:
+        self.is_main, self.values, self.earlier = is_main, _new_values(), dict[str, Any]()
+        self.epochs: dict[int, Row] = {}
+        self.on_end: Callable[[], None] = lambda: None
+        self._folder: Path | None = None
+        self._resume_command: str | None = None
+        self._lock = threading.RLock()  # checkpoints are written in a thread
+
+    @property
+    def folder(self) -> Path:
+        assert self._folder
+        return self._folder
+
+    def open(self, folder: Path, resume_command: str | None = None, **values: Any) -> None:
+        """Begins a start of the run in `folder`; the record of its earlier starts is continued.
+
+        resume_command: of the run, from its first checkpoint on. values: `pid` and `host` of the main process, and
+        others that are known.
+        """
+        self.earlier = read_run(folder) if self.is_main else {}
+        with self._lock:
+            before, now = _new_values() | self.earlier, time.strftime("%Y-%m-%d %H:%M:%S%z")
+            self.values |= {
+                "started": now,
+                "starts": before["starts"] + 1,
+                "facts": before["facts"] | self.values["facts"],
+                "warnings": dict(Counter(before["warnings"]) + Counter(self.values["warnings"])),
+                **values,
+                "recipe": before["recipe"] or values.get("recipe"),
+            }
+            self._folder, self._resume_command = folder, resume_command
+            if self.is_main:
+                self._write()
+        status.on_run_end = self.update
+
+    def update(self, **values: Any) -> None:
+        """Sets keys while the run has not ended, and no other process has resumed it.
+
+        The first final state is kept: the first process to fail knows why.
+        """
+        if "checkpoint" in values:
+            values["resume"] = self._resume_command
+        with self._lock:
+            written = read_json(self.folder / STATUS)
+            if written.get("state", "running") in UNFINISHED and self._is_own(written):
+                self.values = (self.values if self.is_main else read_run(self.folder) or self.values) | values
+                self._write()
+        if values.get("state", "running") not in UNFINISHED:
+            on_end, self.on_end = self.on_end, lambda: None
+            with suppress(Exception):
+                on_end()
+
+    def set_result(self, **values: Any) -> None:
+        """Sets entries of `result`; the next `update` writes them."""
+        assert values.keys() <= set(RESULT_KEYS)
+        with self._lock:
+            self.values["result"] |= values
+
+    def set_best(self, best: Mapping[str, Any], checkpoint: Path) -> None:
+        """The best evaluation so far: its metrics by name, and its epoch."""
+        metrics = {name: best[name] for name in METRICS if name in best}
+        self.set_result(**metrics, split="val", epoch=best["epoch"], checkpoint=str(checkpoint.absolute()))
+
+    def add_fact(self, fact: Fact) -> None:
+        with self._lock:
+            self.values["facts"][type(fact).__name__] = asdict(fact)
+            self._write_if_own()
+
+    def add_warning(self, text: str) -> None:
+        """Records a problem that does not end the run."""
+        with self._lock:
+            counts = self.values["warnings"]
+            counts[text[:MAX_CHARS]] = counts.get(text[:MAX_CHARS], 0) + 1
+            self._write_if_own()
+
+    def _write_if_own(self) -> None:
+        if self._folder and self.is_main:
+            written = read_json(self.folder / STATUS)
+            if self._is_own(written) and written.get("state", "running") in (*UNFINISHED, self.values["state"]):
+                self._write()
+
+    def _is_own(self, written: dict[str, Any]) -> bool:
+        return all(written.get(key, self.values[key]) == self.values[key] for key in ("pid", "host"))
+
+    def _write(self) -> None:
+        """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too."""
+        self.values["updated"] = time.strftime("%Y-%m-%d %H:%M:%S%z")
+        view = {key: self.values[key] for key in STATUS_KEYS}
+        for name, content in ((RUN, self.values), (STATUS, view)):
+            text = json.dumps(_finite(content), indent=2) + "\n"
+            try:
+                atomic_write(self.folder / name, text)
+            except OSError:
+                with suppress(OSError, UserError), open(self.folder / name, "r+b", 0, opener=own_file) as file:
+                    old = os.fstat(file.fileno())
+                    if len(text) <= 512 * old.st_blocks:
+                        file.write(text.ljust(old.st_size).encode())
+
+    def open_rows(self, epochs_done: int, steps_done: int, warn: Callable[[str], None]) -> None:
+        """Continues the rows after this position: later ones are dropped. The main process calls it.
+
+        Damaged rows are left out; `warn` then gets a line, and a copy keeps the file as it was.
+        """
+        path, damaged = self.folder / ROWS, self.folder / "metrics.damaged.jsonl"
+        rows, number = read_metrics(self.folder)
+        if number:
+            link_or_copy(path, damaged)
+            lost = f"{number} row{'s are' if number > 1 else ' is'} damaged"
+            warn(f"Warning: {path}: {lost}; the run continues without them, and {damaged.name} is the file as it was")
+        done = {"report": ("step", steps_done), "evaluation": ("epoch", epochs_done), "epoch": ("epoch", epochs_done)}
+        kept = [row for row in rows if row[done[row["kind"]][0]] <= done[row["kind"]][1]]
+        with open_atomically(path) as file:
+            file.writelines(f"{json.dumps(row)}\n" for row in kept)
+        self.epochs = by_epoch(kept)
+        self._write_table()
+
+    def add_row(self, kind: Kind, **values: Any) -> None:
+        """Appends a row; the one of the kind epoch is the last one of its epoch. Raises OSError."""
+        row = {"kind": kind} | _finite(values)
+        with open(self.folder / ROWS, "a", encoding="utf-8", opener=own_file) as file:
+            file.write(f"{json.dumps(row)}\n")
+        if kind != "report":
+            self.epochs.setdefault(row["epoch"], {}).update(row)
+        if kind == "epoch":
+            self._write_table()
+
+    def _write_table(self) -> None:
+        with open_atomically(self.folder / TABLE) as file:
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self.epochs.values())
+
+    def sync(self) -> None:
+        """Returns when the rows are on the disk."""
+        with open(self.folder / ROWS) as file:
+            os.fsync(file.fileno())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The content of `run.json`; empty if the folder has none, or a damaged one."""
+    found, defaults = read_json(folder / RUN) or _read_first_format(folder), _new_values()
+    for key, value in found.items():
+        if defaults.get(key) is None or isinstance(value, type(defaults[key])):
+            defaults[key] = value
+    return found and defaults
+
+
+def move_record(folder: Path, target: Path) -> None:
+    """Makes the paths in the copy of the record of `folder` in `target` those of the checkpoints there."""
+    values = read_run(target)
+    for place in (values, values.get("result", {})):
+        if path := place.get("checkpoint"):
+            place["checkpoint"] = str(target.absolute() / Path(path).name)
+    if values:
+        atomic_write(target / RUN, json.dumps(_finite(values | {"resume": None}), indent=2) + "\n")
+
+
+def read_metrics(folder: Path) -> tuple[list[Row], int]:
+    """The rows of `metrics.jsonl`, and the number of damaged ones. Raises OSError.
+
+    A last row that a crash left incomplete is dropped.
+    """
+    if not (folder / ROWS).exists():
+        return _read_first_rows(folder), 0
+    rows, damaged = list[Row](), 0
+    with open(folder / ROWS, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                is_row = row["kind"] in get_args(Kind) and min(row["epoch"], row["step"]) >= 0
+            except (ValueError, KeyError, TypeError, RecursionError):
+                is_row = False
+            if is_row:
+                rows.append(row)
+            damaged += not is_row and line.endswith("\n")
+    return rows, damaged
+
+
+def by_epoch(rows: Iterable[Row]) -> dict[int, Row]:
+    """The rows of evaluations and epochs, one per epoch."""
+    epochs: dict[int, Row] = {}
+    for row in rows:
+        if row["kind"] != "report":
+            epochs.setdefault(row["epoch"], {}).update(row)
+    return epochs
+
+
+def _read_first_format(folder: Path) -> dict[str, Any]:
+    """The files of a run from before `run.json`, as its content."""
+    state, result, facts, warnings = read_json(folder / STATUS), read_json(folder / "result.json"), {}, Counter[str]()
+    starts, recipe = 0, None
+    with suppress(OSError):
+        for line in (folder / "facts.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                kind = (fact := json.loads(line)).pop("fact")
+                facts[kind] = fact
+                starts += kind == Start.__name__
+                warnings.update([fact["text"]] if kind == "RunWarning" else [])
+    with suppress(OSError, UserError):
+        recipe = read_yaml(folder / RECIPE_OPTIONS)[0]
+    if state.get("state") in UNFINISHED:
+        result = {}  # of the time before it was resumed
+    values = {"state": "finished"} | state if state or result else {}
+    values |= {"result": result, "facts": facts, "starts": starts, "warnings": dict(warnings), "recipe": recipe}
+    return values | read_json(folder / "classes.json") if state or result or facts else {}
+
+
+def _read_first_rows(folder: Path) -> list[Row]:
+    """The rows of `metrics.csv` and `steps.csv` of a run from before `metrics.jsonl`."""
+    found = list[Row]()
+    for name, kind in (("steps.csv", "report"), (TABLE, "epoch")):
+        with suppress(OSError, ValueError, csv.Error):
+            for cells in read_rows(folder / name):
+                row = {key: int(text) if text.isdecimal() else to_float(text) for key, text in cells.items()}
+                if isinstance(row.get("step"), int) and isinstance(row.get("epoch", 0), int):
+                    found.append({"kind": kind, "epoch": 0} | row)
+    return found
+
+
+def read_evaluation(folder: Path) -> dict[str, Any]:
+    """The content of `summary.json` and `tables.json` of an evaluation; empty if they are missing or damaged."""
+    tables = read_json(folder / TABLES)
+    if not (folder / TABLES).exists():  # of a run from before this file
+        for name in ("per_class", "confused_pairs", "calibration", "coverage", "mistakes"):
+            with suppress(OSError, ValueError, csv.Error):
+                tables[name] = [
+                    {key: unescaped_cell(text) for key, text in row.items()}
+                    for row in read_rows(folder / f"{name}.csv")
+                ]
+    return read_json(folder / SUMMARY) | tables

@@ -1,0 +1,255 @@
+"""The record of a run: its states, rows and facts; a full disk; what a kill leaves; runs from before `run.json`."""
+
+import errno
+import json
+import math
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import read_result, train
+
+from engine.checkpoint.reader import load_checkpoint
+from engine.report.contents import best_epoch
+from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
+from engine.run.record import COLUMNS, MAX_CHARS, ROWS, RUN, TABLE, RunRecord, read_metrics, read_run
+from utils.files import read_json
+from utils.metric_table import METRICS
+from utils.status import STATUS
+from utils.tables import read_rows
+
+
+def record_in(folder: Path, command: str | None = None, is_main: bool = True, **values) -> RunRecord:
+    record = RunRecord(is_main)
+    record.open(folder, command, **{"pid": 1, "host": "a"} | values)
+    return record
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+# States
+
+
+def test_the_first_final_state_is_kept(tmp_path):
+    main, other = record_in(tmp_path), record_in(tmp_path, is_main=False)
+    main.update(state="stopping", signal="SIGTERM")
+    main.update(checkpoint="last.pth", signal=None)
+    assert read_json(tmp_path / STATUS)["state"] == "stopping"
+    other.update(state="failed", message="3.jpg: is no image")
+    main.update(checkpoint="newer.pth")
+    main.update(state="interrupted", signal="SIGTERM")
+    main.add_warning("late")
+    run, status = read_run(tmp_path), read_json(tmp_path / STATUS)
+    assert (run["state"], run["message"], run["checkpoint"]) == ("failed", "3.jpg: is no image", "last.pth")
+    assert run["signal"] is None and status.items() <= run.items()
+    record_in(tmp_path)  # resumed
+    assert read_json(tmp_path / STATUS)["state"] == "running" and read_run(tmp_path)["starts"] == 2
+
+
+def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
+    """The first run was suspended while another process took its lock; a rank of it fails now."""
+    suspended, resumed = record_in(tmp_path), record_in(tmp_path, host="b")
+    suspended.update(state="failed", message="rank 0 has ended")
+    resumed.update(state="finished")
+    suspended.add_warning("late")
+    run = read_run(tmp_path)
+    assert (run["state"], run["host"], run["message"], run["warnings"]) == ("finished", "b", None, {})
+
+
+def test_the_end_is_told_once(tmp_path):
+    record, ends = record_in(tmp_path), []
+    record.on_end = lambda: ends.append(1 / 0 if ends else read_run(tmp_path)["state"])
+    record.update(checkpoint="last.pth")
+    for state in ("finished", "failed"):
+        record.update(state=state)
+    assert ends == ["finished"]
+
+
+def test_the_command_that_resumes_is_known_from_the_first_checkpoint_on(tmp_path):
+    record = record_in(tmp_path, "python main.py -resume=run")
+    record.update(slow_rank={"rank": 1})
+    assert read_json(tmp_path / STATUS)["resume"] is None
+    record.update(checkpoint="last.pth")
+    assert read_json(tmp_path / STATUS)["resume"] == "python main.py -resume=run"
+
+
+@pytest.mark.parametrize("message", ["no space: " + "x" * 900, "short"])
+def test_a_full_disk_has_room_for_the_last_state(tmp_path, monkeypatch, message):
+    record = record_in(tmp_path)
+    record.update(slow_rank={"host": "a" * 100})  # the text becomes shorter
+
+    def full_disk(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("engine.run.record.atomic_write", full_disk)
+    record.update(slow_rank=None, state="failed", message=message)
+    written = read_json(tmp_path / STATUS)
+    assert (written["state"], written["message"]) == ("failed", message)
+    record.add_warning("x" * 10**5)
+    record.values["message"] = "x" * 10**5  # would need another block
+    record.update()
+    assert read_json(tmp_path / STATUS) == written
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path):
+    record = record_in(tmp_path)
+    record.set_result(loss=math.nan, top1=1.0, ece=math.inf)
+    record.update(state="finished")
+    result = json.loads((tmp_path / RUN).read_text(), parse_constant=no_warning)["result"]
+    assert (result["loss"], result["top1"], result["top5"], result["ece"]) == (None, 1.0, None, None)
+
+
+# Rows
+
+
+def add_epoch(record: RunRecord, epoch: int) -> None:
+    record.add_row("report", epoch=epoch, step=10 * epoch - 5, loss=math.nan)
+    record.add_row("evaluation", epoch=epoch, step=10 * epoch, val_loss=epoch / 10)
+    record.add_row("epoch", epoch=epoch, step=10 * epoch, lr=0.5)
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path):
+    record = record_in(tmp_path)
+    record.open_rows(0, 0, no_warning)
+    for epoch in (1, 2, 3):
+        add_epoch(record, epoch)
+    text = (tmp_path / ROWS).read_text()
+    resumed = record_in(tmp_path)
+    resumed.open_rows(1, 18, no_warning)
+    kept = [(row["kind"], row["epoch"], row["step"]) for row in read_metrics(tmp_path)[0]]
+    assert kept == [("report", 1, 5), ("evaluation", 1, 10), ("epoch", 1, 10), ("report", 2, 15)]
+    resumed.add_row("evaluation", epoch=2, step=20, val_loss=0.2)
+    resumed.add_row("epoch", epoch=2, step=20, lr=0.5)
+    add_epoch(resumed, 3)
+    assert (tmp_path / ROWS).read_text() == text and "NaN" not in text
+    rows = read_rows(tmp_path / TABLE)
+    assert [*rows[0]] == COLUMNS and [(row["epoch"], row["val_loss"], row["val_top1"]) for row in rows] == [
+        ("1", "0.1", ""), ("2", "0.2", ""), ("3", "0.3", ""),
+    ]  # fmt: skip
+
+
+DAMAGED = (
+    b"{", b"[]", b"7", b"{}", b"\xff\xfe",
+    b'{"kind": "epoch", "epoch": 1}', b'{"kind": "other", "epoch": 1, "step": 1}',
+    b'{"kind": ["epoch"], "epoch": 1, "step": 1}', b'{"kind": "epoch", "epoch": "one", "step": 1}', b"[" * 100_000,
+)  # fmt: skip
+
+
+def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
+    record, warnings = record_in(tmp_path), []
+    row = b'{"kind": "epoch", "epoch": 1, "step": 4}\n'
+    (tmp_path / ROWS).write_bytes(damaged := b"\n".join(DAMAGED) + b"\n" + row + row[:20])  # the last one: after a kill
+    record.open_rows(4, 40, warnings.append)
+    assert (tmp_path / ROWS).read_bytes() == row and (tmp_path / "metrics.damaged.jsonl").read_bytes() == damaged
+    (warning,) = warnings
+    assert f"{len(DAMAGED)} rows are damaged" in warning and "metrics.damaged.jsonl" in warning
+
+
+def test_an_incomplete_last_row_is_dropped_silently(tmp_path):
+    (tmp_path / ROWS).write_text('{"kind": "epoch", "epoch": 1, "step": 4}\n{"kind": "epo')
+    record_in(tmp_path).open_rows(4, 40, no_warning)
+    assert (tmp_path / ROWS).read_text().count("\n") == 1
+
+
+def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
+    figures = [(1, 10, 1.5), (2, 30, 1.2), (3, 30, 1.1), (4, 30, 1.1), (5, None, None)]
+    rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in figures]
+    top1, loss, macro_f1 = (METRICS[name] for name in ("top1", "loss", "macro_f1"))
+    assert best_epoch(rows, top1) == (3, 30.0) and best_epoch(rows[4:], top1) is None
+    assert best_epoch(rows, loss) == (3, 1.1) and best_epoch(rows, macro_f1) is None
+
+
+# Facts
+
+
+def test_facts_and_warnings_of_all_starts(tmp_path):
+    long = "w" * 2 * MAX_CHARS
+    for processes in (1, 2):
+        record = RunRecord()
+        record.add_fact(Devices(processes, "cpu", "float32"))
+        record.add_warning(long)
+        record.open(tmp_path, pid=1, host="a")
+        record.add_warning("later")
+    run = read_run(tmp_path)
+    assert run["starts"] == 2 and run["warnings"] == {long[:MAX_CHARS]: 2, "later": 2}
+    assert read_fact(run["facts"], Devices).processes == 2 and read_fact(run["facts"], Model) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "[" * 100_000, '{"facts": 7, "warnings": [], "result": null, "starts": "two", "pid": {}}'],
+)
+def test_a_damaged_record_is_begun_anew(tmp_path, text):
+    (tmp_path / RUN).write_text(text)
+    record_in(tmp_path).add_warning("one")
+    assert read_run(tmp_path)["starts"] == 1 and read_run(tmp_path)["warnings"] == {"one": 1}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None, 7, "cpu", {}, {"processes": "many", "device": "cpu", "precision": "float32"},
+        {"processes": -1, "device": "cpu", "precision": "float32"},
+        {"processes": 10**400, "device": "cpu", "precision": "float32"},
+    ],
+)  # fmt: skip
+def test_a_damaged_fact_is_none(values):
+    assert read_fact({"Devices": values}, Devices) is None
+
+
+def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
+    options = ["TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "MODEL.TUNE=head"]
+    folder = train([*digits_argv, *options], cpu)
+    before = read_result(folder)
+    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
+    run, log = read_run(folder), (folder / "log.txt").read_text()
+    facts = {kind: read_fact(run["facts"], kind) for kind in (Start, Devices, Environment, TrainingData, Model)}
+    assert run["facts"].keys() == {*(kind.__name__ for kind in facts), "Preprocessing"}
+    program = shlex.join([sys.executable, str(Path(__file__).parents[3] / "main_single_gpu.py")])
+    assert run["starts"] == 2 and facts[Start] == Start(str(folder), 3, program)
+    data = facts[TrainingData]
+    assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16
+    assert all(f" ----- {fact}\n" in log for fact in facts.values())
+    assert any("TRAIN.MODEL_EMA_DECAY" in text for text in run["warnings"])
+    head = 10 * 16 + 10  # classes, embed_dim
+    assert (facts[Model].trainable, before["trainable_parameters"]) == (head, head) and before["parameters"] > 20 * head
+    assert 0 < before["train_seconds"] < before["total_seconds"]
+    assert read_result(folder)["total_seconds"] > load_checkpoint(folder / "previous.pth")["total_seconds"] > 0
+    assert len(re.findall(r"----- Total time: \S+, of it \S+ in training steps", log)) == 2
+
+
+# Runs from before `run.json`
+
+
+def test_a_run_of_the_first_format_is_read_and_continued(tmp_path):
+    (tmp_path / STATUS).write_text('{"state": "finished", "epoch": 2, "host": "a"}')
+    (tmp_path / "result.json").write_text('{"top1": 30.0, "epoch": 2}')
+    (tmp_path / "classes.json").write_text('{"class_names": ["a", "b"], "preprocessing": {}}')
+    (tmp_path / "recipe.yaml").write_text("SEED: 3")
+    lines = (
+        '{"fact": "Start", "time": "now", "folder": "a", "steps_done": 0}',
+        '{"fact": "Devices", "time": "now", "processes": 2, "device": "cpu", "precision": "float32"}',
+        *['{"fact": "RunWarning", "time": "now", "text": "slow"}'] * 2,
+        '{"fact": "Mod',
+    )
+    (tmp_path / "facts.jsonl").write_text("\n".join(lines))
+    (tmp_path / TABLE).write_text("epoch,step,train_loss,val_top1,new\n1,10,0.5,,x\n2,20,0.25,30.0,y\n3,")
+    (tmp_path / "steps.csv").write_text("step,lr,grad_norm\n10,0.1,\n20,0.05,1.5\n")
+    run, (rows, damaged) = read_run(tmp_path), read_metrics(tmp_path)
+    assert (run["state"], run["result"]["top1"], run["starts"], run["warnings"]) == ("finished", 30.0, 1, {"slow": 2})
+    assert (run["class_names"], run["recipe"]) == (["a", "b"], {"SEED": 3})
+    assert read_fact(run["facts"], Devices) == Devices(2, "cpu", "float32")
+    assert [(row["kind"], row["step"]) for row in rows] == [
+        ("report", 10),
+        ("report", 20),
+        ("epoch", 10),
+        ("epoch", 20),
+    ]
+    assert damaged == 0 and rows[1]["grad_norm"] == 1.5 and rows[3]["val_top1"] == 30.0
+    record = record_in(tmp_path)
+    record.open_rows(1, 10, no_warning)
+    assert [row["epoch"] for row in read_rows(tmp_path / TABLE)] == ["1"] and read_run(tmp_path)["starts"] == 2
