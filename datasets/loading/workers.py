@@ -218,7 +218,7 @@ class _WorkerWait:
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
         """Limits the waits in the block; the workers are killed if it raises."""
-        self.seconds, self.limit_seconds, stopped = 0.0, seconds, Event()
+        self.seconds, self.limit_seconds, self._has_expired, stopped = 0.0, seconds, False, Event()
         Thread(target=self._watch, args=(stopped,), daemon=True).start()
         try:
             yield

@@ -15,7 +15,7 @@ from rank_pool import environment
 from main_multi_gpu import _prepare, check_num_processes
 from utils.errors import Unavailable, UserError, print_error
 from utils.processes import launch
-from utils.processes.launch import check_is_alone, detect_launcher, first_host, torchrun_variables
+from utils.processes.launch import check_is_alone, detect_launcher, torchrun_variables
 
 ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
 ONE_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -111,13 +111,6 @@ def test_ranks_with_a_wrong_option_meet_before_they_report_it():
     assert "-unknown" in str(refused) and command.config.timeout_seconds == 600
 
 
-def test_first_host():
-    for nodelist, host in {
-        "node1": "node1", "node[03-05,9],x": "node03", "rack[2-3]-gpu[01,04].cluster,x": "rack2-gpu01.cluster",
-    }.items():  # fmt: skip
-        assert first_host(nodelist) == host
-
-
 SRUN = {
     "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_NUM_TASKS": "7",
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1", "SLURM_STEP_NODELIST": "node[03-06]", "SLURM_NODELIST": "node[01-09]",
@@ -133,6 +126,9 @@ def test_srun_variables():
     assert 20000 <= port < 30000
     assert port != int(torchrun_variables(SRUN | {"SLURM_STEP_ID": "1"})["MASTER_PORT"])
     assert torchrun_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
+    nodes = {"node1": "node1", "node[03-05,9],x": "node03", "rack[2-3]-gpu[01,04].org,x": "rack2-gpu01.org"}
+    for nodelist, host in nodes.items():
+        assert torchrun_variables(SRUN | {"SLURM_STEP_NODELIST": nodelist})["MASTER_ADDR"] == host
 
 
 def test_mpirun_over_several_hosts_needs_an_address():
@@ -242,15 +238,11 @@ def test_a_process_that_the_system_refuses_is_named_and_the_others_end(monkeypat
 @pytest.mark.slow
 def test_a_launcher_that_is_killed_during_the_start_leaves_one_line_at_most(tmp_path):
     """The ranks lose the store of the launcher, of which torch would print C++ stacks."""
-    command = [
-        sys.executable,
-        "main_multi_gpu.py",
-        "-ngpus=2",
-        *digits_flags(tmp_path / "out"),
-        "TRAIN.NUM_EPOCHS=9999",
-    ]
+    flags = ["-ngpus=2", *digits_flags(tmp_path / "out"), "TRAIN.NUM_EPOCHS=9999"]
     with open(tmp_path / "printed", "w+") as printed:
-        launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=printed, stderr=printed)
+        launcher = subprocess.Popen(
+            [sys.executable, "main_multi_gpu.py", *flags], cwd=ROOT, env=environment(), stdout=printed, stderr=printed
+        )
         while "Options that differ" not in (text := (tmp_path / "printed").read_text()):
             assert launcher.poll() is None, text
             time.sleep(0.01)

@@ -104,13 +104,10 @@ def config_for(*options: str):
 @pytest.mark.parametrize(("workers", "policy"), [(1, "AUGMENT_POLICY=rand-m9-mstd0.5-inc1"), (2, "RAND_AUGMENT=true")])
 def test_batches_do_not_depend_on_the_number_of_workers(cpu, workers, policy):
     def batches(count: int) -> list:
-        options = [
-            "DATA.AFFINE_DEGREES=9",
-            "DATA.REPEATED_AUGMENTATION=3",
-            "TRAIN.RANDOM_ERASE_PROB=0.5",
-            f"TRAIN.{policy}",
-        ]
-        config = config_for(f"DATA.NUM_WORKERS={count}", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", *options)
+        options = ["DATA.AFFINE_DEGREES=9", "DATA.REPEATED_AUGMENTATION=3", "TRAIN.RANDOM_ERASE_PROB=0.5"]
+        config = config_for(
+            f"DATA.NUM_WORKERS={count}", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", f"TRAIN.{policy}", *options
+        )
         (samples,) = samples_for(config, cpu, "train")
         batches = train_batches_for(config, samples, cpu)
         return [batch._replace(images=batch.images.clone()) for batch in batches]  # workers use the memory again
