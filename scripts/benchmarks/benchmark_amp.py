@@ -1,13 +1,10 @@
 """Measures speed, memory and accuracy of training in each precision; prints a Markdown table.
 
     python scripts/benchmarks/benchmark_amp.py -cfg=configs/vit_base_patch16_224.yaml -batch_size 64 -json a.json
-    python scripts/benchmarks/benchmark_amp.py -table paddlevit
     python scripts/benchmarks/benchmark_amp.py -accuracy -seeds 8 -cfg=configs/vit_digits.yaml -modes fp32,O1-bf16
 
-Each turn starts main_single_gpu.py on random images in memory (`-loader`: on the data of the recipe), in a process of
-its own: the peak memory belongs to one mode, and running out of memory is a result. Memory is torch's peak allocation
-on a GPU, and the peak of the process on a CPU. An iteration is one forward and backward pass. `-accuracy` compares the
-top-1 of the last epoch. `-table`: see docs/benchmarks.md.
+Each turn is a process of main_single_gpu.py, so that the peak memory belongs to one mode: of torch on a GPU, and of the
+process on a CPU. Running out of memory is a result. See docs/benchmarks.md.
 """
 
 import argparse

@@ -1,11 +1,8 @@
-"""Measures a machine with a GPU in calls of nine minutes, without a network.
-
-    python scripts/benchmarks/benchmark_gpu.py -output gpu_figures
+"""Measures a machine with a GPU in calls of nine minutes: python scripts/benchmarks/benchmark_gpu.py -output FOLDER
 
 Each part is a command, the most important first. A part starts if its time limit fits into the time left of
-`-minutes`, so one that fails or hangs stops no other. The files `figures.md` and `figures.json` in the output folder
-are rewritten after every part; FOLDER.tar.gz has all files of the folder. The next call with the same output folder
-runs the parts that have not run yet; `-parts` repeats parts. See docs/benchmarks.md, GPU.
+`-minutes`, so one that fails or hangs stops no other. The next call with the same output folder runs the other parts;
+`-parts` repeats parts. See docs/benchmarks.md, GPU.
 """
 
 import argparse
@@ -93,8 +90,9 @@ STREAM = ("AMP.PRESET=bf16_stream",)
 WHOLE, FSDP = ("TRAIN.COMPILE=model",), ("PARALLEL.STRATEGY=fsdp",)
 NO_GEMM_TUNING = ("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=ATEN",)  # it takes minutes
 TINY = Setting(O1, small=True, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50)
-BEFORE_PROFILES = {"O1": Setting(O1), "O2": Setting(O2)}
-BEFORE_TESTS = {
+TRAINING = {  # the profiles are after the second part, the tests before jpeg
+    "O1": Setting(O1),
+    "O2": Setting(O2),
     "compiled": Setting(O1, "cached", programs=("ready", "bare")),
     "O2_compiled": Setting(O2, "compiled"),
     "stream": Setting(O1, options=STREAM),
@@ -102,8 +100,6 @@ BEFORE_TESTS = {
     "dropout": Setting(O1, options=DROPOUT),
     "fp16_small": Setting(FP16, small=True),
     "fp32_small": Setting("fp32", small=True),
-}
-AFTER_TESTS = {
     "jpeg": Setting(O1, "compiled", programs=("jpeg",)),
     "timm": Setting(O1, "whole", programs=("timm",), options=WHOLE),
     "jpeg_whole": Setting(O1, "whole", programs=("jpeg",), options=WHOLE),
@@ -128,10 +124,9 @@ STRATEGIES = {  # with several GPUs
     "fsdp_kept": (*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"),
     "fsdp_checkpointing": (*FSDP, "MODEL.GRAD_CHECKPOINTING=true"),
 }
-AFTER_TESTS |= {
+TRAINING |= {
     name: Setting(O1, "ranks", small=True, programs=("ranks",), options=options) for name, options in STRATEGIES.items()
 }
-TRAINING = BEFORE_PROFILES | BEFORE_TESTS | AFTER_TESTS
 WORKS: dict[Setting, str] = {}  # work -> the first part that has it
 for _name, _setting in TRAINING.items():
     if _setting.kind != "ranks":
@@ -195,12 +190,8 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         command = [*PYTHON, str(ENTRY), *rest, *large, *ready_flags(), "-profile", f"-output={flags.output / name}"]
         return Part([*command, *compile_flags, "-opts", *MODES[O1], *READY_OPTIONS], LIMITS[name])
 
-    def training(settings: dict[str, Setting]) -> dict[str, Part]:
-        left_out = () if flags.timm_train else ("timm",)
-        left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
-        return {name: train(name, setting) for name, setting in settings.items() if name not in left_out}
-
-    def train(name: str, setting: Setting) -> Part:
+    def training(name: str) -> Part:
+        setting = TRAINING[name]
         batch_size, limit = flags.small_batch if setting.small else flags.large_batch, LIMITS[setting.kind]
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
         steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
@@ -221,14 +212,18 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path != COMPILE_TESTS)
     gpu_tests = [str(path) for path in files if GPU_TEST.search(path.read_text())]
     batch_sizes = [f"-small_batch={flags.small_batch}", f"-large_batch={flags.large_batch}"]
+    left_out = () if flags.timm_train else ("timm",)
+    left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
+    first, second, *others = [name for name in TRAINING if name not in left_out]
+    number = others.index("jpeg")
     return {
         "machine": Part([*script("machine", "machine"), *batch_sizes, *rest], LIMITS["machine"]),
-        **training(BEFORE_PROFILES),
+        **{name: training(name) for name in (first, second)},
         "profile": profile("profile"),
         "profile_compiled": profile("profile_compiled", "-compile"),
-        **training(BEFORE_TESTS),
+        **{name: training(name) for name in others[:number]},
         "tests": tests("tests", *gpu_tests, f"--deselect={AUTOTUNED_TEST}"),
-        **training(AFTER_TESTS),
+        **{name: training(name) for name in others[number:]},
         "tests_compile": tests("tests_compile", str(COMPILE_TESTS), str(ROOT / AUTOTUNED_TEST)),
         "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], LIMITS["loaders"]),
         **{name: Part([*script("benchmark_amp", name), f"-table={name}"], LIMITS[name]) for name in TABLES},

@@ -1,12 +1,10 @@
 """Compares the speed of reading images with timm's `create_loader`.
 
     python scripts/benchmarks/benchmark_input.py -json input.json
-    python scripts/benchmarks/benchmark_input.py -camera -batch_size=8
     python scripts/benchmarks/benchmark_input.py -sources
 
-docs/benchmarks.md describes the contenders and a turn; all read the same files and apply the same transforms.
-`-timm_train PATH` adds the time from the command to the first log line with a loss, beside timm's train.py.
-`-sources` compares the sources of our loader instead, with `-data_path=URL` also the shards of a web server.
+All contenders read the same files and apply the same transforms. `-timm_train PATH` adds the time from the command to
+the first log line with a loss, beside timm's train.py. See docs/benchmarks.md.
 """
 
 import argparse

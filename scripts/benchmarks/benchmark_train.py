@@ -1,10 +1,8 @@
 """Compares training through the entry script with a bare loop of the same model and with timm's train.py.
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
-    python scripts/benchmarks/benchmark_train.py -programs ready,bare
 
-By default it trains configs/vit_tiny_patch16_224.yaml at batch size 32 with -amp and without dropout, because timm's
-train.py has no dropout by default. programs.py lists the programs, docs/benchmarks.md describes a turn.
+By default without dropout, because timm's train.py has none by default. See docs/benchmarks.md.
 """
 
 import argparse

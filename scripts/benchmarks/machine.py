@@ -1,8 +1,7 @@
 """The part `machine` of benchmark_gpu.py: the speed of copies, and the floor of each training part's step, run eagerly.
 
-The floor of a step is the time of its matrix products, convolutions and attention kernels, each timed alone on its own
-operands, plus the bytes that all other ops move at the speed of copies within the memory (roofline model of Williams et
-al., 2009). Each figure is written to the file of `-json` when it is measured.
+The floor (roofline model of Williams et al., 2009) is the time of its matrix products, convolutions and attention
+kernels, each timed alone on its own operands, plus the bytes that all other ops move at the speed of copies.
 """
 
 import sys

@@ -2,9 +2,7 @@
 
     python scripts/benchmarks/parity.py -timm_train ~/pytorch-image-models/train.py -json parity.json
 
-The recipe is parity.yaml; flags and -opts of main_single_gpu.py change it. timm_command.py translates it for train.py;
-an option without a translation is an error. Each program trains once per seed, in turn. The result is the top-1 of the
-last epoch. docs/benchmarks.md lists the differences that remain, and has the results.
+The recipe is parity.yaml; an option that timm_command.py cannot translate is an error. See docs/benchmarks.md.
 """
 
 import argparse

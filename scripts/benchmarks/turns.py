@@ -45,9 +45,7 @@ def compare(
 ) -> None:
     """Takes turns, prints the environment and the tables, and writes the JSON file; after a signal, too.
 
-    Initializes CUDA at its end only. Raises UserError as `take_turns`.
-
-    texts: the tables of the figures. The ratios of `pairs` are printed below the first one.
+    Initializes CUDA at its end only. texts: the tables; the ratios of `pairs` are printed below the first one.
     """
     figures: Figures = {name: {} for name in names}
     try:
