@@ -23,7 +23,7 @@ from datasets.sources.names import (
     ordered_classes,
 )
 from datasets.sources.parquet import Parquet, parquet_files
-from datasets.sources.samples import EncodedImages, Samples
+from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter, check_groups, with_groups
@@ -85,7 +85,7 @@ def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root
         UserError: no such path, or no images; the main process's error, on every rank.
     """
     (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
-    _set_decoding(samples, data)
+    samples.decoding = Decoding(data.grey_range, data.max_pixels)
     return samples
 
 
@@ -104,11 +104,6 @@ def _on_all_ranks(read: Callable[[], list[Samples]], context: ProcessContext) ->
         raise
     check_same_data(splits, context)
     return splits
-
-
-def _set_decoding(samples: Samples, data: Data) -> None:
-    if isinstance(samples, EncodedImages):
-        samples.decoding = Decoding(data.grey_range, data.max_pixels)
 
 
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
@@ -196,7 +191,7 @@ def _read(
     if data.groups and {"train", "val"} <= samples.keys() and not predicts:
         _group(samples, data)
     for split, of_split in samples.items():
-        _set_decoding(of_split, data)
+        of_split.decoding = Decoding(data.grey_range, data.max_pixels)
         findings += check_names(of_split, data.data_path)
         if not of_split.findings and class_names:
             unknown = unknown or number_by(class_names, of_split, data.data_path, split == "train" and not predicts)

@@ -38,7 +38,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.decoding.decode import open_image, open_with_pillow
-from datasets.decoding.images import BadImage, BadImageList
+from datasets.decoding.images import BadImage
+from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index

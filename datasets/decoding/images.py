@@ -1,17 +1,13 @@
 """The kinds of images by their first bytes, their decoders, and the error about an image that cannot be used."""
 
-import csv
 import functools
 import re
-from collections.abc import Iterable
-from pathlib import Path
 
 from PIL import features
 
 from utils.errors import Unavailable, UserError
-from utils.files import open_regular_file, own_file
+from utils.files import open_regular_file
 from utils.system import is_installed
-from utils.tables import read_rows, safe_cell
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the first bytes decide
@@ -75,7 +71,6 @@ def pillow_formats(kind: str | None) -> tuple[str, ...]:
 
 
 HOW_TO_SKIP = "to skip such images: -opts DATA.ON_BAD_IMAGE=skip"
-_COLUMNS = ("path", "reason")
 
 
 class BadImage(UserError):
@@ -101,30 +96,3 @@ class MissingImage(UnreadableImage):
     """An image that is not a file. kind: what the path has in common with others."""
 
     kind = ""
-
-
-class BadImageList:
-    """One rank's `bad_images_{rank}.csv` in a run's folder: each image once, with the reason.
-
-    The folder is opened before images are loaded. The file is created when the first bad image is added. A resumed run
-    appends to the file of the original run.
-    """
-
-    def __init__(self, rank: int, folder: Path | None = None) -> None:
-        self._name = f"bad_images_{rank}.csv"
-        if folder:
-            self.open(folder)
-
-    def open(self, folder: Path) -> None:
-        self.file = folder / self._name
-        self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
-
-    def add(self, images: Iterable[BadImage]) -> None:
-        rows = {safe_cell(image.path): safe_cell(image.reason) for image in images}
-        new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
-        if not new:
-            return
-        with open(self.file, "a", newline="", encoding="utf-8", opener=own_file) as file:
-            header = [] if file.tell() else [_COLUMNS]
-            csv.writer(file).writerows(header + new)
-        self._listed |= rows.keys()

@@ -1,12 +1,14 @@
 """Batches on the device, read with or without worker processes: of a training, and of an evaluation."""
 
 import copy
+import csv
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from configs.batch_plan import BatchPlan
 from configs.schema import Config, Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
-from datasets.decoding.images import BadImage, BadImageList
+from datasets.decoding.images import BadImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.loading.workers import (
     POLL_SECONDS,
@@ -30,8 +32,10 @@ from datasets.transforms.host import HostTransform, build_eval_host_transform, b
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, to_single_line
+from utils.files import own_file
 from utils.status import RANK_LOG, RUN_LOG
 from utils.system import own_share
+from utils.tables import read_rows, safe_cell
 from utils.threads import share_waits
 from utils.torch_compat import tree_map_only
 
@@ -41,6 +45,34 @@ _TARGET_TYPES = {1: torch.int64, 2: torch.int8}  # by the number of dimensions: 
 _TIMEOUT_SHARE = 0.9
 _MAX_WARNINGS = 10  # about images in the log of the run; more are in the log of the rank
 _SOURCE_TIMEOUT_SHARE = 0.8  # after which a worker gives up a server: before its rank stops waiting for it
+_BAD_COLUMNS = ("path", "reason")
+
+
+class BadImageList:
+    """One rank's `bad_images_{rank}.csv` in a run's folder: each image once, with the reason.
+
+    The folder is opened before images are loaded. The file is created when the first bad image is added. A resumed run
+    appends to the file of the original run.
+    """
+
+    def __init__(self, rank: int, folder: Path | None = None) -> None:
+        self._name = f"bad_images_{rank}.csv"
+        if folder:
+            self.open(folder)
+
+    def open(self, folder: Path) -> None:
+        self.file = folder / self._name
+        self._listed = {row.get("path", "") for row in read_rows(self.file)} if self.file.exists() else set()
+
+    def add(self, images: Iterable[BadImage]) -> None:
+        rows = {safe_cell(image.path): safe_cell(image.reason) for image in images}
+        new = [(path, reason) for path, reason in rows.items() if path not in self._listed]
+        if not new:
+            return
+        with open(self.file, "a", newline="", encoding="utf-8", opener=own_file) as file:
+            header = [] if file.tell() else [_BAD_COLUMNS]
+            csv.writer(file).writerows(header + new)
+        self._listed |= rows.keys()
 
 
 class BatchReader(Dataset[Batch | UserError]):

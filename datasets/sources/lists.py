@@ -299,7 +299,7 @@ def _number_names(used: Collection[str], known: Collection[str], numbers: Number
     """{label: name} of all labels that are whole numbers, '7' of '07' and '7.0'; empty if numbers are the labels."""
     found = {name: match[1] for name in used if (match := _NUMBER_AS_NAME.fullmatch(name))}
     named = {name: name if name in numbers.known else str(int(number)) for name, number in found.items()}
-    in_train = {int(named[name]) for name in known if name in named}
+    in_train = {float(named[name]) for name in known if name in named}
     if numbers.known:
         return named if all(map(_NUMBER_AS_NAME.fullmatch, numbers.known)) else {}
     return named if numbers.are_names and in_train != set(range(len(in_train))) else {}

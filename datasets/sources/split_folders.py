@@ -95,7 +95,7 @@ class SplitFolders:
             use = "to use them: -dataset=csv for tables, -dataset=imagenet2012 for train_list.txt and val_list.txt"
             self.notes.append(f"Warning: {', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}")
         self.excluded = {*chosen.values(), *unread}
-        is_class = all_classes and self.folders["train"] == self.root
+        is_class = all_classes and self.folders.get("train") == self.root
         named_test = self.root / self._named["test"] if "test" in self._named and not is_class else None
         self.test = self.folders.get("test") or named_test
 

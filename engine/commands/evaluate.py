@@ -4,8 +4,7 @@ import time
 from dataclasses import replace
 
 from configs.command_line import Command
-from datasets.decoding.images import BadImageList
-from datasets.loading.loader import build_eval_loader
+from datasets.loading.loader import BadImageList, build_eval_loader
 from engine.evaluation.session import build_eval_files, build_sessions
 from engine.report.contents import contents_of
 from engine.report.overview import class_figures

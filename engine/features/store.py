@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.decoding.images import BadImageList
-from datasets.loading.loader import build_eval_loader
+from datasets.loading.loader import BadImageList, build_eval_loader
 from datasets.sources.names import names_of_labels
 from datasets.sources.samples import Samples
 from engine.checkpoint.run_folder import lock_run_folder

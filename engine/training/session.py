@@ -17,8 +17,7 @@ from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.load import RUN_OPTIONS
 from configs.schema import Config
-from datasets.decoding.images import BadImageList
-from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, shard_windows
+from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader, shard_windows
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.names import find_ambiguity, list_names, map_labels
 from datasets.transforms.device import TrainTransform

@@ -23,7 +23,8 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
-from datasets.decoding.images import BadImage, BadImageList
+from datasets.decoding.images import BadImage
+from datasets.loading.loader import BadImageList
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import forward_backward
