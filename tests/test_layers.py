@@ -34,6 +34,17 @@ ENGINE_LAYERS = [
     {"run"},
     {"checkpoint", "precision", "parallel", "progress"},
 ]
+# The modules of `configs`, top layer first.
+CONFIGS_LAYERS = [
+    {"command_line"},
+    {"help", "compare"},
+    {"resolve"},
+    {"load"},
+    {"flags", "weights", "batch_plan"},
+    {"schema"},
+    {"parts"},
+    {"data_sets", "yaml_io"},
+]
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 100
@@ -62,16 +73,17 @@ def test_layers_import_only_lower_layers(layer):
         assert not upward, f"{path.relative_to(ROOT)} imports {upward}"
 
 
-def test_engine_packages_import_only_lower_packages():
-    depth = {name: number for number, names in enumerate(ENGINE_LAYERS) for name in names}
-    for path in (ROOT / "engine").rglob("*.py"):
-        package = path.relative_to(ROOT / "engine").parts[0].removesuffix(".py")
+@pytest.mark.parametrize(("layer", "layers"), [("engine", ENGINE_LAYERS), ("configs", CONFIGS_LAYERS)])
+def test_the_parts_of_a_layer_import_only_lower_parts(layer, layers):
+    depth = {name: number for number, names in enumerate(layers) for name in names}
+    for path in (ROOT / layer).rglob("*.py"):
+        package = path.relative_to(ROOT / layer).parts[0].removesuffix(".py")
         if package == "__init__":
             continue
         for module in imported_modules(path):
             top, _, rest = module.partition(".")
             other = rest.partition(".")[0]
-            if top == "engine" and other != package:
+            if top == layer and other != package:
                 assert depth[other] > depth[package], f"{path.relative_to(ROOT)} imports {module}"
 
 

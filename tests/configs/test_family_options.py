@@ -98,11 +98,6 @@ def test_a_key_with_one_value_is_accepted_with_it_and_stored_nowhere(family):
                 parse(*options, f"MODEL.{key}=0.75")
 
 
-def test_the_options_of_earlier_runs_have_these_keys_as_other_types():
-    model = {"TYPE": "mobilevit", "DEPTHS": (2, 4.0, 3), "MLP_RATIO": 2.0, "QK_SCALE": False, "NUM_HEADS": 8}
-    assert MODEL_SECTIONS["mobilevit"].model_validate(model) == MODEL_SECTIONS["mobilevit"]()
-
-
 MISTAKES = {
     ("poolformer", "MODEL.EMBED_DIMS=[64, 64, 320, 512]"): "MODEL.EMBED_DIMS",
     ("swin", "MODEL.STAGE_DEPTHS=[0, 2, 2, 2]"): r"MODEL.STAGE_DEPTHS is 0: ",
