@@ -48,11 +48,11 @@ def read_samples(
 ) -> list[Samples]:
     """Reads the samples of each split, with every check that does not open an image.
 
-    A split is 'train', 'val', 'test', or 'all': all images of data without splits, else 'val'. `num_classes` None
-    stands for `number_of_classes`. Samples with class names get the labels of `class_names`, from a checkpoint, if
-    given, else of DATA.CLASSES; 'train' must have exactly the classes of a checkpoint. Samples that are only predicted
-    (`predicts`) may have missing files and no label, and 'train' may be of any size and lack classes. `splitter` splits
-    data without a validation split.
+    A split is 'train', 'val', 'test', or 'all': all images of data without splits. `num_classes` None stands for
+    `number_of_classes`. Samples with class names get the labels of `class_names`, from a checkpoint, if given, else of
+    DATA.CLASSES; 'train' must have exactly the classes of a checkpoint. Samples that are only predicted (`predicts`)
+    may have missing files and no label, and 'train' may be of any size and lack classes. `splitter` splits data without
+    a validation split.
     `is_new`: for a new training: labels of a table that are not 0, 1, 2, ... are names, unless `num_classes` is given.
 
     Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
@@ -153,6 +153,26 @@ def has_test_split(
     return found
 
 
+def split_to_evaluate(data: Data, context: ProcessContext) -> tuple[str, str | None]:
+    """The split that an evaluation reads of data other than the training's, and a note if it is a part of train.
+
+    It is 'all' for data without splits, else 'val', else a test split with labels, else the images that a training
+    would hold out. Every rank must call it, and raises the main process's error.
+    """
+
+    def find() -> tuple[str, str | None]:
+        kind = _existing_class(data)
+        splits = kind.splits_of(data)
+        split = next((name for name in ("val", "test") if name in splits), "val" if splits else "all")
+        if split in (*splits, "all"):
+            return split, None
+        return split, f"{data.data_path}: no val or test has labels: of train, only images that a training holds out"
+
+    found = broadcast_object(call_on_main(find, context), context)
+    assert found is not None  # the main process has found it
+    return found
+
+
 def _existing_class(data: Data) -> type[Source]:
     """The class of the data set. Raises UserError as `source_class`; DATA_PATH is its default, which does not exist."""
     kind, default = source_class(data.dataset), Data.model_fields["data_path"].default
@@ -179,11 +199,13 @@ def _read(
     data = source.data
     properties, samples, findings, unknown = properties_of(data.dataset), {}, list[Finding](), list[str]()
     for split in splits:
-        source_split = "val" if split == "all" and not properties.may_lack_splits else split
         try:
+            if split == "all" and source.splits_of(data):
+                fix = "give one of them, or a folder to -predict"
+                raise UserError(f"-split all: {data.dataset} comes in splits; {fix}")
             if split == "test":
                 source.check_test(data)
-            samples[split] = source.read(source_split)
+            samples[split] = source.read(split)
         except UserError as error:
             findings.append(error)
     if not class_names:
@@ -214,7 +236,7 @@ def _read(
             *(unknown or find_invalid_labels(of_split, split, num_classes, trains=len(samples) > 1)),
         ]
         if not predicts:
-            findings += find_problems(of_split, split, data, context)
+            findings += find_problems(of_split, split, data, context, trains=len(samples) > 1)
     if findings:
         by_text: dict[str, Finding] = {}
         for one in findings:  # two splits of one list have the same messages; its missing images are one problem

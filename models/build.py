@@ -20,7 +20,7 @@ from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm
 from models.tuning import tune
 from models.vit import build_vit
-from models.weights.fit import count_outputs, load_pretrained
+from models.weights.fit import count_outputs, load_pretrained, make_heads_zero
 from utils.errors import UserError
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
@@ -52,6 +52,9 @@ def build_model(
         raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
     if options.pretrained and not downloaded:
         notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size)
+    if downloaded and (outputs != options.num_logits or options.features == "token_avg"):
+        notes = [f"{options.name}: new head, of zeros"]
+        make_heads_zero(model)
     if not needs_head:
         tune(model, options)
     if options.grad_checkpointing:

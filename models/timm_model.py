@@ -112,7 +112,11 @@ def preprocessing_of(published: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     """
     train, test = (resolve_data_config(pretrained_cfg=published, use_test_size=is_test) for is_test in (False, True))
     of_train, of_test = (
-        {"IMAGE_SIZE": values["input_size"][1:], "CROP_PCT": values["crop_pct"]} for values in (train, test)
+        {
+            "IMAGE_SIZE": Data.model_validate({"IMAGE_SIZE": values["input_size"][1:]}).image_size,
+            "CROP_PCT": values["crop_pct"],
+        }
+        for values in (train, test)
     )
     differing = {key: value for key, value in of_test.items() if value != of_train[key]}
     if resize := _RESIZE.get(test["crop_mode"]):

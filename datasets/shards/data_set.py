@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
 from itertools import chain
@@ -67,7 +67,7 @@ class TarShards(Source):
             self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
 
     def read(self, split: str) -> TarSamples:
-        """Returns the samples of a split. 'all' is every sample; if the shards have splits, it is 'val'.
+        """Returns the samples of a split; 'all' is every sample, of shards without splits.
 
         Without shards of val, a part of each class is held out, see `Splitter`.
 
@@ -91,8 +91,6 @@ class TarShards(Source):
     def _part(self, split: str) -> Part:
         """The rows of the index that belong to a split."""
         splits = self.found.splits
-        if split == "all" and "all" not in splits:
-            split = "val"
         is_part = split != "test" and "val" not in splits
         whole = "all" if "all" in splits else "train"
         if (wanted := whole if is_part else split) not in splits:
@@ -114,8 +112,9 @@ class TarShards(Source):
         return StringPacker(f"{shard}/{name}" for shard, name in zip(shards, names, strict=True)).strings()
 
     @classmethod
-    def has_splits(cls, data: Data) -> bool:
-        return "all" not in _find(data)[1].splits
+    def splits_of(cls, data: Data) -> Collection[str]:
+        splits = _find(data)[1].splits
+        return () if "all" in splits else splits
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:

@@ -64,13 +64,15 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: 
     ]
 
 
-def find_problems(samples: Samples, split: str, data: Data, context: ProcessContext) -> list[Finding]:
+def find_problems(
+    samples: Samples, split: str, data: Data, context: ProcessContext, trains: bool = True
+) -> list[Finding]:
     """Finds samples that can only be predicted: without any label, without files, or too few for a training."""
     findings: list[Finding] = []
     if isinstance(samples, ImageFiles) and samples.targets.ndim == 2 and not samples.targets.any():
         fix = "fill in the column target"  # the average precision is not defined
         findings.append(f"{samples.listing.file}: no image of the split {split} has a label; {fix}")
-    if split == "train" and not samples.findings:
+    if split == "train" and trains and not samples.findings:
         needed, key = data.micro_batch * context.world_size, "-batch_size"  # one batch on every rank
         if data.global_batch_size:
             needed, key = data.global_batch_size, "DATA.GLOBAL_BATCH_SIZE"

@@ -19,6 +19,7 @@ from datasets.sources.image_files import ImageFiles, Listing, NearFiles, listing
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
+from datasets.sources.split_folders import has_class_folders
 from datasets.sources.tables import LABEL_DIGITS, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
 from utils.errors import UserError
 
@@ -71,12 +72,11 @@ class Tables(Source):
     """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; or one table, with splits in it or to be split.
 
     A table is also one of `METADATA` in the folder of a split, or in DATA_PATH. The split 'test' is DATA_PATH/test.csv,
-    or the rows of test; 'all' is one table without splits, else val.
+    or the rows of test; 'all' is one table without splits. A folder of class folders without a table is `folder`.
     """
 
     def read(self, split: str) -> ImageFiles:
         parts = self.parts(self.data)
-        split = "val" if split == "all" and self.has_splits(self.data) else split
         train = parts.get("train")
         if train and split != "test" and "val" not in parts:
             listing = read_table(train, train, self.data, self.numbers)
@@ -119,9 +119,17 @@ class Tables(Source):
         return {split: (table, None) for split, table in tables.items() if table is not whole} | of_whole
 
     @classmethod
-    def has_splits(cls, data: Data) -> bool:
-        tables = cls.find(data)
-        return "all" not in tables or bool(find_layout(tables["all"], data).splits)
+    def splits_of(cls, data: Data) -> Collection[str]:
+        parts = cls.parts(data)
+        if "all" in cls.find(data) and parts.keys() == {"train"}:  # one table
+            return ()
+        return [split for split in parts if split != "test" or cls.find_test(data)[0]]
+
+    @classmethod
+    def recognize(cls, data: Data) -> str:
+        root = Path(data.data_path)
+        has_table = any(table_file(root, split).is_file() for split in ("train", "val")) or other_form(root)
+        return data.dataset if has_table or data.multi_label or not has_class_folders(root) else "folder"
 
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:

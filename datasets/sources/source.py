@@ -41,7 +41,7 @@ class Source:
         self.data, self.root, self.splitter = data, Path(data.data_path), splitter or Splitter(data)
 
     def read(self, split: str) -> Samples:
-        """Reads 'train' or 'val'; 'all' if it may lack splits; 'test' if it may have one.
+        """Reads 'train' or 'val'; 'all' if it has no splits; 'test' if it may have one.
 
         Raises:
             UserError: nothing can be read, or there is no such split.
@@ -62,9 +62,9 @@ class Source:
         return data.dataset
 
     @classmethod
-    def has_splits(cls, data: Data) -> bool:
-        """Returns whether the data comes in splits, so that the split 'all' is only a part of it."""
-        return True
+    def splits_of(cls, data: Data) -> Collection[str]:
+        """The splits with labels in which the data comes; empty for data with a split 'all'."""
+        return "train", "val"
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:

@@ -182,13 +182,11 @@ class SplitFolders:
 class ClassFolders(Source):
     """One folder per class in the folder of each split, see `SplitFolders`; without val the images are split.
 
-    The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val, else val.
+    The split 'all' is all images of DATA_PATH, without test, if it has neither train nor val.
     """
 
     def read(self, split: str) -> ImageFiles:
         found = self._found
-        if split == "all" and ("val" in found.folders or found.folders["train"] != found.root):
-            split = "val"
         is_part = split != "test" and "val" not in found.folders
         listing = found.read("train" if is_part else split)
         self._read[listing.root] = listing
@@ -219,9 +217,9 @@ class ClassFolders(Source):
         return data.model_copy(update={"class_folders": data.class_folders or is_known})
 
     @classmethod
-    def has_splits(cls, data: Data) -> bool:
+    def splits_of(cls, data: Data) -> Collection[str]:
         found = SplitFolders(Path(data.data_path), data.class_folders)
-        return found.folders != {"train": found.root}
+        return found.folders if "val" in found.folders or found.folders["train"] != found.root else ()
 
     @classmethod
     def test_path(cls, data: Data) -> Path | None:

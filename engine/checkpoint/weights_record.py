@@ -9,6 +9,7 @@ fold.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,12 @@ from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
-from models.weights.read import has_backing_storage
+from models.weights.entries import Weights
+from models.weights.read import has_backing_storage, read_weights
 from models.weights.shards import read_stored
 from utils.file_formats.checkpoint_folder import SHARDS, read_content
 from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
-from utils.file_formats.pickles import checked_archive_bytes, read_torch_file
+from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import atomic_write
 
 ENTRY = "split"
@@ -164,29 +166,42 @@ def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[st
 def weights_record(model: Model) -> WeightsRecord | None:
     """The record of the weights MODEL.PRETRAINED: as `read_record`, else timm's `pretrained_cfg` of MODEL.NAME.
 
-    With the class names that other programs write beside the weights. None without weights, and for weights that state
-    nothing.
+    With the class names and the image size that other programs write beside the weights. None without weights, and for
+    weights that state nothing.
     """
     is_published = model.type == "timm" and model.pretrained == "timm"
     if not model.pretrained:
         return None
     if record := None if is_published else read_record(model.pretrained):
         return record
-    names = None if is_published else _names_beside_weights(model.pretrained)
-    if model.type != "timm":
-        return WeightsRecord("the file", {}, {}, names) if names else None
-    data, evaluation, source = published_preprocessing(model.name)
-    source += " (the file names none)" if source and not is_published else ""
-    return WeightsRecord(source, {}, data, names, evaluation=evaluation)
-
-
-def _names_beside_weights(weights: str) -> list[str] | None:
-    """The class names in a file of `torch.save`, such as `class_to_idx`, or in its `hyper_parameters` (Lightning)."""
-    try:
-        content = read_torch_file(file) if format_of(file := find_weights(weights)) == TORCH else {}
-        entries = {**content.get("hyper_parameters", {}), **content}
-    except Exception:  # a damaged file has any content: reading its tensors reports it
+    weights = Weights({})
+    if not is_published:
+        with suppress(Exception):  # a damaged file has any content: reading its tensors reports it
+            weights = read_weights(model.pretrained)
+    names = _class_names(weights)
+    data, evaluation, source = published_preprocessing(model.name) if model.type == "timm" else ({}, {}, "")
+    size = _image_size(weights)
+    if size and size != data.get("IMAGE_SIZE"):
+        data, evaluation = data | {"IMAGE_SIZE": size}, {key: evaluation[key] for key in evaluation if key == "RESIZE"}
+        source = f"{source}, with the image size of the file" if source else "the file"
+    elif source and not is_published:
+        source += " (the file names none)"
+    if model.type != "timm" and not (names or data):
         return None
+    return WeightsRecord(source, {}, data, names, evaluation=evaluation, built_for=weights.trained_size)
+
+
+def _image_size(weights: Weights) -> Any:
+    """The image size of the training, else of the position embeddings, as DATA.IMAGE_SIZE; None if none is stated."""
+    for size in (weights.trained_size, weights.size_of_positions):
+        with suppress(ValidationError):
+            return Data.model_validate({"IMAGE_SIZE": size}).image_size
+    return None
+
+
+def _class_names(weights: Weights) -> list[str] | None:
+    """The class names in a file, such as `class_to_idx`, or in its `hyper_parameters` (Lightning)."""
+    entries = {**weights.arguments, **weights.content}
     for names in (names_by_number(entries[key]) or {} for key in _NAME_ENTRIES if key in entries):
         if names and sorted(names) == list(range(len(names))):
             return [to_nfc(names[output]) for output in range(len(names))]

@@ -8,12 +8,12 @@ import numpy as np
 
 from configs.command_line import Command
 from configs.data_sets import IMAGENET_CLASSES, properties_of
-from configs.flags import Prediction, Split
+from configs.flags import Prediction
 from configs.parts import check_plugins
 from configs.resolve import Facts, resolve
 from configs.schema import Config, Data
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
-from datasets.registry import read_samples, read_unlabelled, recognize_dataset
+from datasets.registry import read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
 from datasets.sources.checks import check_images, digest_of
 from datasets.sources.imagenet_sets import class_mask, wordnet_ids
 from datasets.sources.names import BYTES, NATURAL, number_of_classes, read_class_list
@@ -72,18 +72,22 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         kind = source_class(options.data.dataset)
         confirmed = kind.confirm_classes(read_before, record.class_names or ())
         options = options.model_copy(update={"data": confirmed})
-    split = _split_of(options.data, record, command.split)
+    split: str | None = command.split
+    split_note = None
+    has_split = command.split or properties_of(options.data.dataset).may_lack_splits
+    if not split and not (prediction and prediction.path):
+        split, split_note = _default_split(options.data, record, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
-    samples, names_note = _read(options, record, split, prediction, context)
+    samples, names_note = _read(options, record, split or "all", prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
     config = resolve(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context)
     notes += [f"Data: {note}" for note in samples.notes]
-    is_split = command.split or properties_of(config.data.dataset).may_lack_splits
-    notes.append(_describe(samples, config, prediction, split if is_split else None))
+    notes.append(_describe(samples, config, prediction, split if has_split else None))
+    notes += [f"Data: {split_note}"] if split_note else []
     notes.append(f"Class names: {names_note or name_outputs(samples, record, config)}")
     mask = None
     if properties_of(config.data.dataset).synsets and not (prediction and prediction.path):
@@ -91,14 +95,12 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         notes.append(
             f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked"
         )
-    if split == "all" and not prediction and source_class(config.data.dataset).has_splits(options.data):
-        split = "val"
     return EvaluationPlan(
         config=config,
         samples=samples,
         class_mask=mask,
-        split=split,
-        title=_TITLES.get(command.split, "Validation"),
+        split=split or "all",
+        title=_TITLES.get(split, "Validation"),
         needs_head=not (prediction and prediction.embeds),
         notes=notes,
         weights_size=record.image_size if record else None,
@@ -138,7 +140,7 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
 
 
 def _read(
-    options: Config, record: WeightsRecord | None, split: Split, prediction: Prediction | None, context: ProcessContext
+    options: Config, record: WeightsRecord | None, split: str, prediction: Prediction | None, context: ProcessContext
 ) -> tuple[Samples, str | None]:
     """The samples, with the labels of the model; and the source of its class names, if the data show it."""
     if prediction and prediction.path:
@@ -171,25 +173,16 @@ def _describe(samples: Samples, config: Config, prediction: Prediction | None, s
     return EvaluationData(number=len(samples), classes=present, model_classes=num_classes, split=split, digest=digest)
 
 
-def _split_of(data: Data, record: WeightsRecord | None, asked: Split | None) -> Split:
-    """The split to read: 'all' unless the user asks for one, or the data is the training data.
+def _default_split(data: Data, record: WeightsRecord | None, context: ProcessContext) -> tuple[str, str | None]:
+    """The split to read if the user asks for none: of the training data 'val', else as `split_to_evaluate`.
 
-    Raises:
-        UserError: `-split all` of data that comes in splits.
+    A VAL_FRACTION or FOLDS that the training did not have ask for 'val'.
     """
-    if asked:
-        if asked == "all" and source_class(data.dataset).has_splits(data):
-            raise UserError(f"-split all: {data.dataset} comes in splits; give one of them, or a folder to -predict")
-        return asked
-    is_known = record is not None and record.is_of(data)
-    return "val" if is_known or _asks_for_split(data, record) else "all"
-
-
-def _asks_for_split(data: Data, record: WeightsRecord | None) -> bool:
-    """Returns whether the user set a split for this evaluation; the config.yaml of the training does not count."""
     trained = record.data if record else {}
     asked = {"VAL_FRACTION": data.val_fraction, "FOLDS": data.folds}
-    return any(value not in (None, trained.get(key)) for key, value in asked.items())
+    if (record and record.is_of(data)) or any(value not in (None, trained.get(key)) for key, value in asked.items()):
+        return "val", None
+    return split_to_evaluate(data, context)
 
 
 def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:

@@ -7,6 +7,7 @@ with one head has both parts on its logits.
 Legend: B images per batch, C channels, S pixels on a side.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -223,6 +224,8 @@ def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Te
 
 
 TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
+# Names a key that is of the student's weights
+_OF_STUDENT = re.compile(r"; choose with -opts MODEL\.WEIGHTS_ENTRY.*| \(MODEL\.WEIGHTS_ENTRY.*\)")
 _PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION)
 
 
@@ -294,7 +297,7 @@ def build_teacher(
             f"TRAIN.TEACHER_WEIGHTS: the teacher {name} has {num_classes} classes and the student "
             f"{student.num_logits} (MODEL.NUM_CLASSES); give a teacher of the same classes"
         )
-    changes = {"attention": student.attention, "pretrained": weights, "weights_entry": student.weights_entry}
+    changes = {"attention": student.attention, "pretrained": weights}
     model_options = own.with_model(num_classes=student.num_logits, **changes).model
     outputs = None
     try:
@@ -303,7 +306,7 @@ def build_teacher(
         size = checkpoint.image_size if checkpoint else None
         model, notes = build_model(model_options, own.data, precision.device, needs_head=True, weights_size=size)
     except UserError as error:
-        problem = str(error).removeprefix("MODEL.PRETRAINED: ")
+        problem = _OF_STUDENT.sub("; give a file with one of them", str(error).removeprefix("MODEL.PRETRAINED: "))
         raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
     if own.data.image_channels != data.image_channels:
         raise UserError(
@@ -311,6 +314,7 @@ def build_teacher(
             f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
         )
     source, *others = notes or [f"weights: {TIMM}"]
+    source = _OF_STUDENT.sub("", source)
     about = (
         f"{name}, {source}, {own.data.image_size} pixels, mean {list(own.data.imagenet_mean)}, std "
         f"{list(own.data.imagenet_std)}, {student.num_logits} classes"

@@ -1,15 +1,18 @@
 """Finds the weights in a file of any program: the entry, the prefix of the names, the raw weights or their average."""
 
+import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
 import torch
+from timm.models import is_model
 from torch import nn
 
 from models.weights.names import Convert, State, body_names, summarize_names
@@ -38,13 +41,46 @@ class Weights:
     """The dicts of tensors in a file, by the dotted path of their entries; '' is the file itself.
 
     average: of the paths of averages. is_result: the program of the file evaluates the average. is_paddle: in
-    PaddlePaddle's layout.
+    PaddlePaddle's layout. content: the entries of the file. lost: tensors whose data are not in the file, as of
+    expanded ones.
     """
 
     states: dict[str, dict[str, Any]]
     average: re.Pattern[str] = _AVERAGE
     is_result: bool = False
     is_paddle: bool = False
+    content: Mapping[str, Any] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options of the program that wrote the file: `args` of timm, DeiT, MAE; Lightning's hyperparameters."""
+        values = map(self.content.get, ("hyper_parameters", "args"))
+        found = [one.entries | one.attributes if isinstance(one, Inert) else one for one in values]
+        return {str(key): value for one in found if isinstance(one, dict) for key, value in one.items()}
+
+    @property
+    def architecture(self) -> str:
+        """The name of timm's model that the file names; '' if it names none."""
+        names = (self.content.get("arch"), self.arguments.get("model"), self.arguments.get("arch"))
+        return next((name for name in names if isinstance(name, str) and is_model(name)), "")
+
+    @property
+    def trained_size(self) -> Any:
+        """The size of the training images by the arguments: a number, or [height, width]; None if they lack it."""
+        size = self.arguments.get("input_size") or self.arguments.get("img_size")
+        return size[-2:] if isinstance(size, list | tuple) else size
+
+    @property
+    def size_of_positions(self) -> int | None:
+        """The image size of the position embeddings, of a square grid; None if there is none, or several."""
+        sizes = set[int]()
+        for state in self.states.values():
+            for name in (name for name in state if name.endswith("pos_embed")):
+                shape, patch = state[name].shape, state.get(f"{name.removesuffix('pos_embed')}patch_embed.proj.weight")
+                if patch is not None and len(shape) == 3 and len(patch.shape) == 4 and patch.shape[3] > 1:
+                    sizes.add(math.isqrt(shape[1]) * patch.shape[3])
+        return sizes.pop() if len(sizes) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +96,11 @@ class Candidate:
         return f".{name}." in f".{self.path or _ROOT}."
 
 
-def find_states(content: Any) -> Weights:
-    """The dicts with tensors in nested dicts, at most three deep; without tensors that an earlier entry has."""
+def find_states(content: Any, max_array_bytes: int = 0) -> Weights:
+    """The dicts with tensors in nested dicts, at most three deep; without tensors that an earlier entry has.
+
+    max_array_bytes: of all numpy arrays; raises ValueError beyond them, as many arrays may share one string.
+    """
     states: dict[str, dict[str, Any]] = {}
     found, seen = [("", content, 0)], set[int]()
     for path, value, depth in found:  # grows
@@ -69,6 +108,10 @@ def find_states(content: Any) -> Weights:
         if not isinstance(entries, dict) or id(value) in seen:
             continue
         seen.add(id(value))
+        records = [one for one in entries.values() if isinstance(one, ArrayRecord)]
+        max_array_bytes -= sum(len(one.content) for one in records if isinstance(one.content, bytes | str))
+        if records and max_array_bytes < 0:
+            raise ValueError("arrays share their data")
         arrays = ((name, _from_numpy(one) if isinstance(one, ArrayRecord) else one) for name, one in entries.items())
         tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor | StoredTensor)}
         tensors = {name: one for name, one in tensors.items() if not _OF_OPTIMIZER.search(name)}
@@ -80,8 +123,8 @@ def find_states(content: Any) -> Weights:
             found += [(f"{path}.{name}" if path else name, one, depth + 1) for name, one in inner]
     top = content if isinstance(content, dict) else {}
     if any(names <= top.keys() for names in _SWAPPED):
-        return Weights(states, re.compile(r"^state_dict\b"), is_result=True)
-    return Weights(states, is_result=isinstance(top.get("format"), int))
+        return Weights(states, re.compile(r"^state_dict\b"), is_result=True, content=top)
+    return Weights(states, is_result=isinstance(top.get("format"), int), content=top)
 
 
 def _from_numpy(record: ArrayRecord) -> torch.Tensor | None:
@@ -111,9 +154,12 @@ def choose(
     found = [one for one in found if any(one.score)]
     if 4 * (most := max((one.score[1] for one in found), default=0)) < len(body):
         largest = max(weights.states.values(), key=len, default={})
+        fix = "give weights of this model with timm's names"
+        if weights.architecture:
+            fix = f"give -model={weights.architecture}, which the file names"
         raise UserError(
             f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors "
-            f"({summarize_names(own)}); give weights of this model with timm's names"
+            f"({summarize_names(own)}); {fix}"
         )
     best = _best(found)
     averages = [one for one in best if weights.average.search(one.path)]

@@ -17,9 +17,9 @@ from torch import nn
 from configs.schema.model import Model
 from configs.weights import find_weights
 from models.timm_model import classifiers
-from models.weights.entries import Candidate, choose
+from models.weights.entries import Candidate, Weights, choose
 from models.weights.names import State, paddle_converter, summarize_names, to_model_names
-from models.weights.read import read_weights
+from models.weights.read import forget_weights, read_weights
 from models.weights.shards import read_stored
 from utils.errors import UserError
 
@@ -44,11 +44,11 @@ def load_pretrained(
     a layer scale or further blocks would change what the model computes.
 
     Exceptions: position embeddings (1, N, D) of another grid are interpolated, tables of relative positions are
-    resized, and heads of other classes keep their initialization. The `options` of the model say its family, by
-    default ViT. Returns log lines.
+    resized, and the last layer of a head of other classes is zero: the first steps then keep the features of the
+    weights. The `options` of the model say its family, by default ViT. Returns log lines.
 
-    head_rows: for each output of a head, its row in the head of the file, or -1 for a new class; without any known
-    class the heads are new. None: heads of equal shape are kept.
+    head_rows: for each output of a head, its row in the head of the file, or -1 for a new class, whose row is zero;
+    without any known class the heads are new. None: heads of equal shape are kept.
     evaluates: see `choose`.
     image_size: height and width of the images of the weights; None if they do not state it: position embeddings of
     another number of tokens are then of a square.
@@ -58,7 +58,11 @@ def load_pretrained(
             `needs_head`, a head that would keep its initialization. The model is then unchanged.
     """
     file, options = find_weights(path), options or Model()
-    chosen, about = _choose_state(file, model, options, evaluates)
+    try:
+        weights = read_weights(path)
+        chosen, about = _choose_state(file, weights, model, options, evaluates)
+    finally:
+        forget_weights()
     state, own = read_stored(dict(chosen.state)), model.state_dict()
     notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
     notes += _fit_channels(state, own)
@@ -66,7 +70,7 @@ def load_pretrained(
     notes += _resize_positions(model, state, own, image_size)
     new_heads = _fit_pooling(state, own)
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits")
-    checked = _check_tensors(file, state, own, _head_names(model))
+    checked = _check_tensors(file, weights, state, own, _head_names(model))
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         if len([note for note in new_heads if "not in the file" in note]) >= len(_head_names(model)):
@@ -84,13 +88,15 @@ def count_outputs(model: nn.Module, options: Model) -> int | None:
 
     None if they have no head. Raises UserError as `load_pretrained`.
     """
-    state = _choose_state(find_weights(str(options.pretrained)), model, options, evaluates=True)[0].state
+    file = find_weights(str(options.pretrained))
+    state = _choose_state(file, read_weights(str(file)), model, options, evaluates=True)[0].state
     layers = [layer for head in _head_names(model) for layer in _output_layers(head, model.get_submodule(head))]
     return next((state[name].shape[0] for layer in layers if (name := f"{layer}.weight") in state), None)
 
 
-def _choose_state(file: Path, model: nn.Module, options: Model, evaluates: bool) -> tuple[Candidate, str]:
-    weights = read_weights(str(file))
+def _choose_state(
+    file: Path, weights: Weights, model: nn.Module, options: Model, evaluates: bool
+) -> tuple[Candidate, str]:
     convert = paddle_converter(file, model, options) if weights.is_paddle else partial(to_model_names, model)
     return choose(file, weights, model, convert, options.weights_entry, evaluates)
 
@@ -169,7 +175,7 @@ def _resize_positions(
 def _fit_heads(
     model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool
 ) -> list[str]:
-    """Copies the model's own head to `state` if the file has no head of these classes, and its rows of new classes."""
+    """Makes the head new if the file has no head of these classes; the rows of new classes are zero."""
     notes, is_other = list[str](), max(rows or (0,)) < 0
     for head in _head_names(model):
         names = [name for name in own if name.startswith(f"{head}.")]
@@ -189,20 +195,38 @@ def _fit_heads(
             reason = NO_KNOWN_CLASS
         else:
             continue
-        notes.append(f"{head}: {reason}: new head")
-        state.update({name: own[name] for name in names})
+        notes.append(f"{head}: {reason}: new head, of zeros")
+        layers = _output_layers(head, model.get_submodule(head))
+        state |= {name: _zero_if_in(layers, name, own[name]) for name in names}
     return notes
 
 
+def _zero_if_in(layers: list[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros in place of a tensor of the last layer of a new head.
+
+    Its inputs are features that other training has learned. The rows of timm, with a standard deviation of up to 0.4
+    (EfficientNet, MobileNet), destroy them in the first steps.
+    """
+    return torch.zeros_like(tensor) if name.rpartition(".")[0] in layers else tensor
+
+
+def make_heads_zero(model: nn.Module) -> None:
+    """Makes the last layers of the heads zero, as of new heads on a file of weights."""
+    heads = _head_names(model)
+    layers = [layer for head in heads for layer in _output_layers(head, model.get_submodule(head))]
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(_zero_if_in(layers, name, tensor))
+
+
 def _keep_rows(layers: list[str], state: State, own: State, rows: torch.Tensor) -> None:
-    """Gives each class its row of the file; a new class, of row -1, gets the row of the model."""
+    """Gives each class its row of the file; the row of a new class, -1, is zero."""
     for name in (f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")):
         source, target = state.get(name), own.get(name)
         if source is not None and target is not None and source.ndim == target.ndim and source.numel():
             is_kept = ((rows >= 0) & (rows < len(source))).view(-1, *[1] * (target.ndim - 1))
             kept = source[rows.clamp(0, len(source) - 1)]
             if kept.shape == target.shape and kept.dtype in _FLOAT_DTYPES:  # else the check of shapes refuses it
-                state[name] = torch.where(is_kept, kept.to(target.dtype), target)
+                state[name] = torch.where(is_kept, kept.to(target.dtype), 0)
 
 
 def _output_layers(head: str, module: nn.Module) -> list[str]:
@@ -218,7 +242,7 @@ def _head_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if any(module is head for head in heads)]
 
 
-def _check_tensors(file: Path, state: State, own: State, heads: list[str]) -> State:
+def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads: list[str]) -> State:
     """The tensors of `state` that the model has, cast to the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
@@ -226,11 +250,18 @@ def _check_tensors(file: Path, state: State, own: State, heads: list[str]) -> St
     """
     parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
 
-    def refuse(names: list[str], what: str, remedy: str = "give weights of this model, or set MODEL to match") -> None:
+    fix = "give weights of this model, or set MODEL to match"
+    if weights.architecture:
+        fix = f"the file names -model={weights.architecture}"
+
+    def refuse(names: list[str], what: str, remedy: str = fix) -> None:
         if names:
             raise UserError(f"{file}: {what}: {summarize_names(names)}; {remedy}")
 
-    refuse([name for name in own if name not in state], "missing tensors")
+    missing = [name for name in own if name not in state]
+    if lost := [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.lost)]:
+        raise UserError(f"{file}: {summarize_names(lost)} is larger than its data in the file; give another file")
+    refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
     refuse([name for name in state if name not in own and _part(name) in parts], "the model has no place for")

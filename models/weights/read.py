@@ -6,6 +6,7 @@ No code in a file is ever run. An unreadable or malicious file is refused with o
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,18 @@ def read_weights(path: str) -> Weights:
 
     Sources: PaddleViT's .pdparams; .npz of Google's vit_jax and big_vision; files of `torch.save` with any ending;
     .safetensors; .shards, the checkpoint folder of a sharded run, whose tensors are still in it (`StoredTensor`).
+    The last file is kept in memory until `forget_weights`, as a run reads its names, its head and its tensors in turn.
 
     Raises:
         UserError: missing file, unknown format, damaged file, or a pickle that calls a function.
     """
     file = find_weights(path)
-    kind = format_of(file)
+    parts = [part.stat() for part in (file, *file.glob("*"))]  # of a folder, all files
+    return _read_file(file, format_of(file), tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in parts))
+
+
+@lru_cache(maxsize=1)
+def _read_file(file: Path, kind: str, _version: tuple[Any, ...]) -> Weights:
     if not kind:
         with open_regular_file(file) as stream:
             head = stream.read(16)
@@ -69,6 +76,9 @@ def read_weights(path: str) -> Weights:
         ) from error
 
 
+forget_weights = _read_file.cache_clear
+
+
 def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
     """Returns whether the file can contain all elements of the tensor; if not, the tensor must not be used.
 
@@ -84,21 +94,20 @@ def _read_torch(file: Path) -> Weights:
     verify_checksum(file)
     file_bytes = checked_archive_bytes(file)
     content = read_torch_file(file)
-    weights = find_states(content)
-    states, damaged = dict[str, State](), list[str]()
+    weights = find_states(content, file_bytes)
+    states, lost = dict[str, State](), list[str]()
     for entry, state in weights.states.items():
-        if large := [name for name, tensor in state.items() if not has_backing_storage(tensor, file_bytes)]:
-            damaged += large
-        else:
-            states[entry] = _merged(state, content)
-    if not states and damaged:
-        raise UserError(f"{file}: {summarize_names(damaged)} is larger than its data in the file; give another file")
+        lost += (large := [name for name, tensor in state.items() if not has_backing_storage(tensor, file_bytes)])
+        if kept := {name: tensor for name, tensor in state.items() if name not in large}:
+            states[entry] = _merged(kept, content)
+    if not states and lost:
+        raise UserError(f"{file}: {summarize_names(lost)} is larger than its data in the file; give another file")
     if not states:
         objects = [content, *content.values()] if isinstance(content, dict) else [content]
         if inert := [type(one).__name__ for one in objects if isinstance(one, Inert)]:
             raise UserError(f"{file}: {pickled_model(inert[0])}")
         raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
-    return replace(weights, states=states)
+    return replace(weights, states=states, lost=tuple(lost))
 
 
 def _merged(state: State, content: dict[str, Any]) -> State:

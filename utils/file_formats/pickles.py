@@ -155,15 +155,16 @@ class _InertType(type):
 class Inert(list[Any], metaclass=_InertType):
     """Takes the place of an object of any class. It accepts all that a pickle can do with one, and does nothing.
 
-    A list, since torch appends to lists only. A subclass for each class in the file has its full name. `entries`: the
-    items of an object that is a dict, such as a defaultdict.
+    A list, since torch appends to lists only. A subclass for each class in the file has its full name. entries: the
+    items of an object that is a dict, such as a defaultdict. attributes: such as the arguments in a Namespace.
     """
 
     entries: dict[Any, Any]
+    attributes: dict[Any, Any]
 
     def __new__(cls, *_: Any, **__: Any) -> "Inert":
         inert = super().__new__(cls if isinstance(cls, type) else Inert)  # of a nested class, `cls` is an object
-        inert.entries = {}
+        inert.entries, inert.attributes = {}, {}
         return inert
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
@@ -171,7 +172,8 @@ class Inert(list[Any], metaclass=_InertType):
     def __call__(self, *_: Any, **__: Any) -> "Inert":
         return Inert()
 
-    def __setstate__(self, state: Any) -> None: ...
+    def __setstate__(self, state: Any) -> None:
+        self.attributes = state if isinstance(state, dict) else {}
 
     def append(self, item: Any) -> None: ...
 

@@ -126,7 +126,7 @@ def test_data_options_that_do_not_fit(cpu):
     with pytest.raises(UserError, match=r"packed was removed; .*make_shards\.py -size N, and use -dataset=tar$"):
         samples_for(parse_command_line(["-dataset=packed"]).config, cpu, "train")
     with pytest.raises(UserError, match=r"1437 .* do not fill .* 1500 .*; lower DATA\.GLOBAL_BATCH_SIZE"):
-        samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train")
+        samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train", "val")
 
 
 def test_an_unreadable_image_is_an_error_that_says_how_to_skip_it(tmp_path, cpu):

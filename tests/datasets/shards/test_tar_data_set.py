@@ -58,12 +58,15 @@ def pixels(*numbers: int) -> list[bytes]:
 def test_splits_labels_names_and_images(root, cpu):
     train, val = tar(options(root)), tar(options(root), "val")
     assert contents(train) == pixels(*range(40))
-    assert contents(val) == contents(tar(options(root), "all")) == pixels(*range(1000, 1012))
+    assert contents(val) == pixels(*range(1000, 1012))
     assert train.targets.tolist() == [number % 2 for number in range(40)]
     assert train.name(13) == f"{root}/train-0001.tar/000013.jpg"
     assert train.windows.ends.tolist() == [10, 20, 30, 40] and val.windows.ends.tolist() == [12]
     assert (train.class_names, train.has_class_names) == (["0", "1"], False)
-    assert TarShards.has_splits(options(root)) and has_test_split(options(root), cpu) == (False, None)
+    assert TarShards.splits_of(options(root)).keys() == {"train", "val"} and has_test_split(options(root), cpu) == (
+        False,
+        None,
+    )
 
 
 def test_a_part_of_each_class_is_held_out_if_no_shard_is_of_val(tmp_path):
@@ -72,7 +75,7 @@ def test_a_part_of_each_class_is_held_out_if_no_shard_is_of_val(tmp_path):
         write_shard(tmp_path / f"{number:05d}.tar", range(number * 20, number * 20 + 20))
     data = options(tmp_path, val_fraction=0.2)
     train, val, both = (tar(data, split) for split in ("train", "val", "all"))
-    assert (len(train), len(val), len(both)) == (32, 8, 40) and not TarShards.has_splits(data)
+    assert (len(train), len(val), len(both)) == (32, 8, 40) and not TarShards.splits_of(data)
     assert np.bincount(val.targets).tolist() == [4, 4]
     assert sorted(contents(train) + contents(val)) == sorted(contents(both))
 

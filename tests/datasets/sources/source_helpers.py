@@ -20,7 +20,7 @@ def find_test(data: Data):
 
 
 def has_splits(data: Data) -> bool:
-    return source_class(data.dataset).has_splits(data)
+    return bool(source_class(data.dataset).splits_of(data))
 
 
 def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):

@@ -57,8 +57,8 @@ def test_a_table_needs_no_training_table(tmp_path, cpu):
     write_image(tmp_path / "a.jpg")
     write_image(tmp_path / "b.jpg")
     (tmp_path / "val.csv").write_text("image_path,target\na.jpg,dog\nb.jpg,bee\n")
-    for path in (tmp_path, tmp_path / "val.csv"):
-        (samples,) = read(path, cpu, "all", dataset="csv")
+    for path, split in ((tmp_path, "val"), (tmp_path / "val.csv", "all")):
+        (samples,) = read(path, cpu, split, dataset="csv")
         assert samples.targets.tolist() == [3, 1]
 
 
@@ -74,7 +74,7 @@ def test_names_are_equal_in_every_unicode_form(tmp_path, cpu, dataset, form, kno
     if dataset == "csv":
         write_classes(tmp_path / "val", **{theirs[1]: 1})
     for names, label in (None, 1), (theirs, 1), (theirs[::-1], 0):
-        (samples,) = read(tmp_path, cpu, "all", class_names=names, dataset=dataset)
+        (samples,) = read(tmp_path, cpu, "val", class_names=names, dataset=dataset)
         assert not [name for name in samples.class_names if name != normalize("NFC", name)]
         assert samples.class_names[label] == classes[1] and (samples.targets == label).any()
         assert [samples.open(index, 3) for index in range(len(samples))]
