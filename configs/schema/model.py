@@ -113,7 +113,7 @@ class Model(Section):
     )
     weights_entry: Name | None = option(
         None,
-        "weights to read of a file with several, also a teacher's: raw, average, or the name of an entry or a prefix; "
+        "weights to read of a file with several: raw, average, or the name of an entry or a prefix; "
         "null: the average, but the raw weights to evaluate another program's file",
     )
     num_classes: int | None = option(None, "number of classes; null: of the data, for imagenet2012 1000", ge=1)

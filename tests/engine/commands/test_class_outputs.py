@@ -5,6 +5,7 @@ The expected figures are computed with timm and torch, for the order of classes 
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -296,3 +297,26 @@ def test_names_beside_the_weights(key, folder, tmp_path, cpu):
         torch.save({"state_dict": model.state_dict(), key: ["a", "b"]}, folder / "named.pth")
         expected = figures(model, pixels, [0, 1, 2])
         assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
+
+
+def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path, cpu):
+    names = ["ant", "bee"]
+    write_weights(folder, 2)
+    for split in ("train", "test", "val"):
+        write_images(tmp_path / split, names)
+    (images,) = (tmp_path / "train" / "ant").glob("0.png")
+    for number in range(2, 9):
+        (images.parent / f"{number}.png").write_bytes(images.read_bytes())
+
+    def evaluated(*flags: str) -> tuple[str, int]:
+        output = folder / f"split{len([*folder.iterdir()])}"
+        weights = [f"-model={NAME}", f"-pretrained={folder / '2.pth'}", f"-data_path={tmp_path}", "-dataset=csv"]
+        flags = (*weights, *flags, "-num_workers=0", f"-output={output}", "-batch_size=99")
+        run(parse_command_line(["-eval", *flags]), cpu)
+        result = read_result(only_run(output, "eval"))
+        return result["split"], result["samples"]
+
+    assert evaluated("-split=train") == ("train", 11)
+    for split, number in (("val", 4), ("test", 4), ("train", 2)):  # of train, one image of each class
+        assert evaluated() == ("val" if split == "train" else split, number)
+        shutil.rmtree(tmp_path / split)

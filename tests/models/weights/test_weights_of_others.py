@@ -23,6 +23,7 @@ from configs.schema.families.family import TimmModel
 from configs.schema.families.plain import DeiT
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import Model
+from engine.checkpoint.weights_record import weights_record
 from models.weights.fit import load_pretrained
 from utils.errors import UserError
 
@@ -443,3 +444,50 @@ def test_channels_of_the_first_convolution(tmp_path, name):
         for key in firsts:
             weight, read = source.state_dict()[key], model.state_dict()[key]
             torch.testing.assert_close(read, adapt_input_conv(read.shape[1], weight, weight.shape[1]))
+
+
+def test_a_tensor_without_its_data_leaves_the_others(tmp_path):
+    buffers = {"grid": torch.arange(5).expand(3, 5), "mask": torch.eye(3).to_sparse()}
+    torch.save({"state_dict": states() | buffers, "state_dict_ema": states(far=True)}, tmp_path / "x.pth")
+    model = small_vit()
+    load_pretrained(model, str(tmp_path / "x.pth"), evaluates=True)
+    assert torch.equal(logits(model), logits(RAW))
+
+
+def test_arrays_that_share_one_string_are_refused(tmp_path):
+    state = (1, (10**6,), np.dtype("u1"), False, "x" * 10**6)
+
+    class Shared:
+        def __reduce__(self):
+            return np.zeros(0).__reduce__()[0], (np.ndarray, (0,), b"b"), state
+
+    torch.save({str(number): Shared() for number in range(9)}, tmp_path / "x.pth")
+    assert "is damaged" in refusal(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("arguments", [
+    {"img_size": None, "input_size": [3, 48, 64]}, {"input_size": 48}, {"img_size": 48, "input_size": None}, {},
+])  # fmt: skip
+def test_the_image_size_and_the_model_that_a_file_states(tmp_path, arguments):
+    model = timm.create_model("test_vit", img_size=32, num_classes=3)
+    content = {"state_dict": model.state_dict(), "args": argparse.Namespace(model="test_vit", **arguments)}
+    torch.save(content, tmp_path / "x.pth")
+    record = weights_record(TimmModel(NAME="test_vit", PRETRAINED=str(tmp_path / "x.pth")))
+    expected = (48, 64) if arguments.get("img_size", 1) is None else 48 if arguments else 32
+    assert record.data["IMAGE_SIZE"] == expected and record.data["IMAGENET_MEAN"] == (0.5, 0.5, 0.5)
+    assert record.image_size == ((48, 48) if expected == 48 else expected if arguments else None)
+    for other in (small_vit(), timm.create_model("test_resnet")):
+        assert "-model=test_vit" in refusal(tmp_path / "x.pth", other)
+    assert weights_record(Model(PRETRAINED=str(tmp_path / "x.pth"))).data == {"IMAGE_SIZE": expected}
+
+
+@pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext"])
+def test_a_new_head_on_weights_is_zero_in_its_last_layer_and_learns(tmp_path, name):
+    hidden = {"head_hidden_size": 16} if name == "test_convnext" else {}
+    source, model = (timm.create_model(name, num_classes=number, **hidden) for number in (3, 4))
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+    load_pretrained(model, str(tmp_path / "x.pth"))
+    images, classifier = torch.randn(4, 3, 64, 64), model.get_classifier()
+    assert not model.eval()(images).any() and (not hidden or model.head.pre_logits.fc.weight.any())
+    torch.nn.functional.cross_entropy(model.train()(images), torch.arange(4)).backward()
+    assert classifier.weight.grad.any()
