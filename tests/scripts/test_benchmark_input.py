@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -38,24 +37,6 @@ def linked(folder: Path, entries: int, size: Size = SMALL_SIZE) -> list[str]:
     link_images(make_images(folder / "images", size), folder / "data", entries)
     data = ["-dataset=folder", f"-data_path={folder / 'data'}", "-batch_size=8", "-num_workers=0"]
     return [*data, "-image_size=32", "-opts", "MODEL.PATCH_SIZE=16"]
-
-
-def test_a_turn_has_a_new_stream_and_ends_with_a_whole_batch(monkeypatch, cpu):
-    """Its prefetched batches are not timed."""
-    clock, ended = [10.0], []
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-
-    def batches():
-        try:
-            for number in range(100):
-                clock[0] += 0.4 if number > 2 else 100.0
-                yield 8
-        finally:
-            ended.append(clock[0])
-
-    measured = benchmark_input.measure_turn(batches, prefetched=2, seconds=1.0, device=cpu.device)
-    assert measured["images_per_second"] == pytest.approx(3 * 8 / 1.2) and measured["images_per_cpu_second"] > 0
-    assert ended == [pytest.approx(311.2)]
 
 
 @pytest.mark.parametrize("argv", [["-num_workers=0"], ["-opts", "DATA.AFFINE_DEGREES=10"], ["-data=/no/such/folder"]])

@@ -46,13 +46,8 @@ def write_weights(folder: Path, outputs: int, **config: object) -> torch.nn.Modu
     model = timm.create_model(NAME, num_classes=outputs, img_size=SIZE).eval()
     torch.nn.init.normal_(model.head.weight)
     if config:
-        cfg = {
-            "input_size": [3, SIZE, SIZE],
-            "mean": [0.5] * 3,
-            "std": [0.5] * 3,
-            "crop_pct": 1.0,
-            "interpolation": "bicubic",
-        }
+        same = {"mean": [0.5] * 3, "std": [0.5] * 3, "crop_pct": 1.0, "interpolation": "bicubic"}
+        cfg = {"input_size": [3, SIZE, SIZE], **same}
         save_for_hf(model, folder / "hf", {"num_classes": outputs, **config}, {"img_size": SIZE}, data_config=cfg)
     else:
         torch.save(model.state_dict(), folder / f"{outputs}.pth")
@@ -82,12 +77,8 @@ def evaluate(
     model = [f"-model={NAME}", f"-image_size={SIZE}"] if weights.endswith(".pth") else []
     flags = ["-eval", *model, f"-pretrained={folder / weights}", f"-data_path={data}", f"-dataset={dataset}"]
     output = folder / f"out{len([*folder.iterdir()])}"
-    run(
-        parse_command_line(
-            [*flags, "-num_workers=0", f"-output={output}", "-opts", *(DATA if model else []), "SEED=0", *options]
-        ),
-        cpu,
-    )
+    options = [*(DATA if model else []), "SEED=0", *options]
+    run(parse_command_line([*flags, "-num_workers=0", f"-output={output}", "-opts", *options]), cpu)
     result = read_result(only_run(output, "eval"))
     return [result["top1"], result["loss"]]
 
@@ -186,15 +177,8 @@ def test_incomplete_names_in_config_json(folder, tmp_path, cpu):
 
 def predicted(folder: Path, cpu, *weights: str) -> list[str]:
     """All classes of the first prediction of the images in `data`, the most probable first."""
-    flags = [
-        "-predict",
-        str(folder / "data"),
-        *weights,
-        f"-output={folder / 'predictions'}",
-        "-top_k=2000",
-        "-num_workers=0",
-    ]
-    run(parse_command_line(flags), cpu)
+    flags = ["-predict", str(folder / "data"), *weights, f"-output={folder / 'predictions'}", "-top_k=2000"]
+    run(parse_command_line([*flags, "-num_workers=0"]), cpu)
     row = read_rows(folder / "predictions/predictions.csv")[0]
     return [text for key, text in row.items() if key.startswith("class_")]
 
