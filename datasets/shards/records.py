@@ -126,9 +126,20 @@ class Archive:
         """The headers of the next member, as one; None at the end mark, a block of zeros."""
         start, blocks = self.position, b""
         while True:
-            header, block = self._read_header()
-            if not header and not blocks:
-                return None
+            position, block = self.position, b"".join(self._parts(_BLOCK_BYTES))
+            if position == 0 and block.startswith(_COMPRESSED):
+                raise self.error("is compressed", "unpack it: samples are read at their positions in the archive")
+            if len(block) < _BLOCK_BYTES:
+                raise self._cut_short("in a header" if block else "before the end mark of the archive")
+            header = None
+            try:
+                header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # not in typeshed
+                if not blocks:
+                    return None
+            except (tarfile.HeaderError, ValueError):
+                problem = f"is damaged at byte {position:,} (no valid header)" if position else "is not a tar archive"
+                raise self.error(problem) from None
             blocks += block
             if not header or header.type not in (*_HEADERS_OF_NEXT, tarfile.XGLTYPE):
                 break
@@ -146,22 +157,6 @@ class Archive:
         if not header:
             raise self.error(f"is damaged at byte {start:,} (no valid header)")
         return header
-
-    def _read_header(self) -> tuple[tarfile.TarInfo | None, bytes]:
-        """The next block and its content, a header; None for the end mark."""
-        start = self.position
-        block = b"".join(self._parts(_BLOCK_BYTES))
-        if start == 0 and block.startswith(_COMPRESSED):
-            raise self.error("is compressed", "unpack it: samples are read at their positions in the archive")
-        if len(block) < _BLOCK_BYTES:
-            raise self._cut_short("in a header" if block else "before the end mark of the archive")
-        try:
-            return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape"), block
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # not in typeshed
-            return None, block
-        except (tarfile.HeaderError, ValueError):
-            problem = f"is damaged at byte {start:,} (no valid header)" if start else "is not a tar archive"
-            raise self.error(problem) from None
 
     def _check_member(self, header: tarfile.TarInfo) -> None:
         if header.islnk() or header.issym():
