@@ -22,11 +22,21 @@ from configs.flags import Parser, add_flag
 from configs.load import RUN_OPTIONS
 from configs.yaml_io import format_value
 from engine.report import REPORT
-from engine.report.comparison import CLASS_COLUMNS, IMAGE_COLUMNS, Group, Rows, compare_mistakes, groups_of
+from engine.report.charts import option
 from engine.report.contents import RunContents, read_contents
-from engine.report.formats import option
 from engine.report.page import COMPARISON, comparison_page, run_page
-from engine.report.tables import compared_options, evaluated_images, ranked, results
+from engine.report.tables import (
+    CLASS_COLUMNS,
+    IMAGE_COLUMNS,
+    Group,
+    Rows,
+    compare_mistakes,
+    compared_options,
+    evaluated_images,
+    groups_of,
+    ranked,
+    results,
+)
 from engine.run.record import BASELINES
 from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write

@@ -14,8 +14,8 @@ from configs.compare import differing_from_defaults
 from configs.data_sets import properties_of
 from configs.load import RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
+from engine.report.charts import duration, gigabytes, number, option, percent
 from engine.report.contents import RunContents, points
-from engine.report.formats import duration, gigabytes, number, option, percent
 from engine.report.tables import OPTIONS_OF_RUN
 from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Start, TrainingData
 from engine.run.record import BASELINES
@@ -127,17 +127,15 @@ def details_of(run: RunContents) -> dict[str, str]:
     if run.is_evaluation:
         details["Test-time augmentation"] = str(options["EVAL.TTA"])
     else:
-        details |= {"Training": _training(run), "Options changed": _changes(run), "Started": _started(run)}
+        started, resumes = str(run.values["started"] or ""), run.values["starts"] - 1
+        if started and resumes > 0:
+            started += f", resumed {resumes} time{'s' * (resumes > 1)}: this is the latest start"
+        details |= {"Training": _training(run), "Options changed": _changes(run), "Started": started}
     if environment := run.fact(Environment):
         hosts, variables = dict.fromkeys(environment.hosts), environment.variables.items()
         details |= {"Environment": str(environment), "Hosts": ", ".join(hosts), "Command": environment.command}
         details["Variables"] = ", ".join(f"{name}={value}" for name, value in variables)
     return {name: text for name, text in details.items() if text}
-
-
-def class_names_of(run: RunContents) -> list[str]:
-    names = run.values.get("class_names")
-    return list(map(str, names)) if isinstance(names, list) else []
 
 
 def evaluates_average(run: RunContents) -> bool:
@@ -191,13 +189,6 @@ def _changes(run: RunContents) -> str:
         changes = ", ".join(f"{key} {option(before[key])} → {option(after[key])}" for key in differing)
         texts += [f"at step {step:,}: {changes}"] if changes else []
     return "; ".join(texts)
-
-
-def _started(run: RunContents) -> str:
-    started, resumes = str(run.values.get("started") or ""), run.values["starts"] - 1
-    if started and resumes > 0:
-        return f"{started}, resumed {resumes} time{'s' * (resumes > 1)}: this is the latest start"
-    return started
 
 
 _RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 20.0  # points: in the last fifth of the epochs; training above validation

@@ -15,11 +15,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from engine.report import CURVES, REPORT, TRAIN_BATCH, charts
-from engine.report.comparison import Group
+from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, points, read_contents
-from engine.report.formats import MAX_NAME_CHARS, number, option, percent
-from engine.report.overview import class_names_of, details_of, evaluates_average, status_of, tiles_of
+from engine.report.overview import details_of, evaluates_average, status_of, tiles_of
 from engine.report.tables import (
+    Group,
     class_table,
     compared_options,
     data_uri,
@@ -60,6 +60,7 @@ def run_page(run: RunContents) -> str:
     """The page of one run."""
     evaluation = run.evaluation
     status, resume = status_of(run)
+    names = run.values["class_names"]
     coverage = points(evaluation.rows("coverage"), "coverage", "accuracy") if evaluation else []
     bins = _bins(evaluation) if evaluation else []
     values = {
@@ -69,7 +70,7 @@ def run_page(run: RunContents) -> str:
         "resume": resume,
         "tiles": tiles_of(run),
         "details": details_of(run),
-        "class_names": class_names_of(run),
+        "class_names": list(map(str, names)) if isinstance(names, list) else [],
         "train_batch": data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": charts.curves_of_run(run),
         "evaluates_average": evaluates_average(run),

@@ -14,9 +14,9 @@ SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the run, new or resumed. steps_done: optimizer steps before it.
+    """The latest start of the run. steps_done: optimizer steps before it.
 
-    program: the command line without the flags of the run, for any folder; a default in runs of older versions.
+    program: the command line without the flags of the run, for any folder.
     """
 
     folder: str
@@ -65,7 +65,7 @@ class Model:
     """The model in training.
 
     flops_per_image: of a training step; None if they cannot be counted. peak_flops_per_second: datasheet peak of all
-    devices together; None for CPUs and unknown GPUs. trainable: of the parameters; None in runs of older versions.
+    devices together; None for CPUs and unknown GPUs. trainable: of the parameters.
     """
 
     parameters: Count
@@ -115,7 +115,7 @@ class Model:
 class TrainingData:
     """Numbers of images. test: held out for the end of the run. classes: of the data; the model may have more.
 
-    validation_digest: of the names and labels of the validation images; '' in runs of older versions.
+    validation_digest: of the names and labels of the validation images.
     """
 
     training: Count

@@ -50,16 +50,18 @@ class LoggedRun:
 
 
 class MetricLogger(Protocol):
-    """Receives the figures of a run in one thread of the main process. All values are numbers of the host."""
+    """Receives the figures of a run in one thread of the main process; all values are numbers of the host.
 
-    def start(self, run: LoggedRun) -> None:
-        """Called once, before all others."""
+    `start` is called once, before the others. `scalars`: values by name, such as train/loss, and the optimizer steps
+    since the start of the run. `finish` returns when everything is written; result: of `run.json`, None if the run
+    failed.
+    """
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Values by name, such as train/loss. step: optimizer steps since the start of the run."""
+    def start(self, run: LoggedRun) -> None: ...
 
-    def finish(self, result: Mapping[str, Any] | None) -> None:
-        """Returns when everything is written. result: the entry of `run.json`; None: the run failed."""
+    def scalars(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def finish(self, result: Mapping[str, Any] | None) -> None: ...
 
 
 class TensorBoardLogger:

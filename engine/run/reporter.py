@@ -29,7 +29,7 @@ _MIN_LAUNCH_BOUND_SHARE = 0.5
 _GRAD_NORM_SPIKE = 2.0  # times the mean of the epoch
 _SCALARS = (
     "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
-    "skipped_steps", "grad_norm", "peak_memory_bytes", "launch_bound_share",
+    "skipped_steps", "peak_memory_bytes", "launch_bound_share",
 )  # fmt: skip
 
 
@@ -61,10 +61,6 @@ class StepReport:
     seconds_left: float | None = None
     launch_bound_share: float | None = None
 
-    @property
-    def grad_norm(self) -> float | None:
-        return self.latest.grad_norm
-
     def log_lines(self, previous: "StepReport | None" = None) -> list[str]:
         """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
 
@@ -87,7 +83,7 @@ class StepReport:
             parts.append(f"launch-bound {self.launch_bound_share:.0%}")
         if self.seconds_left:
             parts.append(f"left {format_duration(self.seconds_left)}")
-        norm, mean_norm = self.grad_norm, average.grad_norm
+        norm, mean_norm = self.latest.grad_norm, average.grad_norm
         if norm is not None and mean_norm is not None and norm > _GRAD_NORM_SPIKE * mean_norm:
             parts.append(f"grad norm {three_digits(norm)} (mean {three_digits(mean_norm)})")
         if self.is_scaled and not (previous and previous.loss_scale == self.loss_scale):
@@ -99,8 +95,9 @@ class StepReport:
     @property
     def values(self) -> dict[str, float]:
         """The figures for the row and the loggers; no loss and accuracy if all steps of the interval were skipped."""
-        values = {name: value for name in _SCALARS if (value := getattr(self, name)) is not None}
-        return values | (dict(self.latest.values) if self.latest.samples else {})
+        values = {name: getattr(self, name) for name in _SCALARS} | {"grad_norm": self.latest.grad_norm}
+        values |= self.latest.values if self.latest.samples else {}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def format_speed(images_per_second: float) -> str:
@@ -233,7 +230,7 @@ class Reporter(Observer):
         raw: Metrics | None = None,
         is_best: bool = False,
     ) -> None:
-        """Logs the epoch, and adds its rows.
+        """Logs the time of the epoch, evaluation included, and the speed of its training; adds its rows.
 
         train_seconds: of the whole run so far, without evaluation. raw: the validation of the raw weights, beside
         their average. is_best: whether `validation` is the best so far.
@@ -241,7 +238,16 @@ class Reporter(Observer):
         sums = progress.sums.reduced(self.context)
         images = to_metrics(sums - self._epoch_start.sums).total_samples
         speed = images / self._seconds if self._seconds else None
-        self._log_epoch(progress, speed)
+        epoch_seconds = time.perf_counter() - self._epoch_start.time
+        parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
+        parts.append(f"epoch time: {format_duration(epoch_seconds)}")
+        if speed:
+            parts += [format_speed(speed), *self.model.rates(speed)]
+        if self.scaler.skipped:
+            parts.append(f"skipped steps: {self.scaler.skipped}")
+        if seconds_left := self._time_left.seconds(progress):
+            parts.append(f"time left: {format_duration(seconds_left)}")
+        self.logger.info(", ".join(parts))
         if not self.context.is_main:
             return
         position = {"epoch": progress.epoch + 1, "step": progress.step}
@@ -260,19 +266,6 @@ class Reporter(Observer):
         self._record.add_row(
             "epoch", **position | self._epoch_figures(progress, to_metrics(sums), speed, train_seconds)
         )
-
-    def _log_epoch(self, progress: EpochProgress, speed: float | None) -> None:
-        """Logs the time of the epoch, evaluation included, the speed of its training, and the time left of the run."""
-        epoch_seconds = time.perf_counter() - self._epoch_start.time
-        parts = [f"----- Epoch[{progress.epoch + 1:03d}/{self.num_epochs:03d}]"]
-        parts.append(f"epoch time: {format_duration(epoch_seconds)}")
-        if speed:
-            parts += [format_speed(speed), *self.model.rates(speed)]
-        if self.scaler.skipped:
-            parts.append(f"skipped steps: {self.scaler.skipped}")
-        if seconds_left := self._time_left.seconds(progress):
-            parts.append(f"time left: {format_duration(seconds_left)}")
-        self.logger.info(", ".join(parts))
 
     def _epoch_figures(
         self, progress: EpochProgress, trained: Metrics, speed: float | None, train_seconds: float

@@ -6,9 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from engine.report.charts import Chart, Series, reliability_diagram
+from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, reliability_diagram, tick_label
 from engine.report.contents import points
-from engine.report.formats import MAX_POINTS, axis_of, downsample, tick_label
 
 PIXELS = re.compile(r'points="([^"]*)"')
 

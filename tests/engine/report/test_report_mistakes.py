@@ -5,7 +5,7 @@ import pytest
 from run_folders import add_evaluation, make_run, update_json, write_facts, write_table
 from scipy.stats import binomtest
 
-from engine.report.comparison import mcnemar
+from engine.report.tables import mcnemar
 from engine.run.facts import TrainingData
 from scripts.report import main
 from utils.errors import UserError
