@@ -86,8 +86,13 @@ def _check_compiler(device: torch.device) -> None:
     """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts."""
     try:
         folders = compile_cache_folders()
-        for variable, folder in folders.items():
-            _check_owner(variable, folder)
+        for variable, folder in folders.items():  # torch.compile unpickles and loads their files
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if {os.stat(folder, follow_symlinks=follows).st_uid for follows in (True, False)} != {os.geteuid()}:
+                raise UserError(
+                    f"{variable}: {folder} belongs to another user, and torch.compile runs code from it; set "
+                    f"{variable} to a folder of your own, or remove -compile"
+                )
     except OSError as error:
         raise error_from(
             error, f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile"
@@ -106,16 +111,6 @@ def _check_compiler(device: torch.device) -> None:
             ) from error
         cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
         raise error_from(error, f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
-
-
-def _check_owner(variable: str, folder: str) -> None:
-    """Creates the folder unless it exists. torch.compile unpickles and loads its files."""
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if {os.stat(folder, follow_symlinks=follows).st_uid for follows in (True, False)} != {os.geteuid()}:
-        raise UserError(
-            f"{variable}: {folder} belongs to another user, and torch.compile runs code from it; set {variable} to a "
-            "folder of your own, or remove -compile"
-        )
 
 
 def _compile_function(device: torch.device) -> None:
