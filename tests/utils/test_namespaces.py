@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, digits_flags, noise_folder, run_folders
+from conftest import GREY, ROOT, TINY_VIT, noise_folder, run_folders
 from rank_pool import environment
 
 LIMIT_SECONDS = 300
@@ -87,13 +87,12 @@ def wait_for_epoch(output: Path, launcher: subprocess.Popen) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_files", [True, False])
-def test_a_run_without_a_launcher_listens_on_loopback_only_and_keeps_its_key(host, tmp_path, in_files):
-    flags = ["-ngpus=2", "-num_workers=1", *digits_flags(tmp_path / "out"), "TRAIN.NUM_EPOCHS=10000"]
-    if in_files:
-        root = noise_folder(tmp_path / "noise", 12, 4, (8, 8))
-        flags = ["-dataset=imagenet2012", f"-data_path={root}", *flags[:2], *flags[3:], "MODEL.NUM_CLASSES=2"]
-        flags[flags.index("-batch_size=64")] = "-batch_size=2"
+def test_a_run_without_a_launcher_listens_on_loopback_only_and_keeps_its_key(host, tmp_path):
+    """Its images are in files: the server of its workers is a fork of a rank."""
+    root = noise_folder(tmp_path / "noise", 12, 4, (8, 8))
+    flags = ["-ngpus=2", "-num_workers=1", f"-output={tmp_path / 'out'}", "-dataset=imagenet2012"]
+    flags += [f"-data_path={root}", "-batch_size=2", "-opts", *TINY_VIT, *GREY]
+    flags += ["MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=10000"]
     (tmp_path / "sitecustomize.py").write_text(KNOWN_KEY)
     env = environment() | {"PYTHONPATH": str(tmp_path)}
     with open(tmp_path / "printed", "wb") as printed:
