@@ -121,20 +121,6 @@ def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
         assert torch.equal(decode_image(KINDS[kind](), channels), as_tensor(PHOTO.convert(mode)))
 
 
-@pytest.mark.parametrize("has_codec", [True, False])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}])
-def test_a_gray_jpeg_is_expanded_to_the_pixels_of_pillow(monkeypatch, options, has_codec):
-    data = encode(PHOTO.convert("L"), "JPEG", quality=90, **options)
-    with Image.open(io.BytesIO(data)) as image:
-        expected = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
-    if not has_codec:
-        monkeypatch.setattr(decode, "decode_part", lambda *_: None)
-    monkeypatch.setattr(decode, "_decode_with_pillow", None)
-    image = open_image(data, 3, lambda: "x")
-    assert torch.equal(image.crop((5, 7, 90, 101)), expected[:, 5:95, 7:108])
-    assert torch.equal(image.pixels, expected)
-
-
 @pytest.mark.parametrize("value", [0xC2, 0xFF])
 def test_a_damaged_header_has_the_result_of_pillow(monkeypatch, value):
     """Each byte of the header is replaced in turn."""
@@ -198,14 +184,6 @@ def test_a_crop_equals_that_of_the_whole_image(kind, has_codec, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="nvImageCodec is installed on Linux only")
 def test_a_part_is_decoded_with_nvimagecodec():
     assert decode_part(KINDS["jpeg 4:2:0"](), (20, 30, 150, 100)).shape == (3, 150, 100)
-
-
-@pytest.mark.parametrize("box", [(0, 0, 20, 20), (150, 0, 40, 100)])
-def test_a_crop_of_a_truncated_jpeg_is_an_error(box):
-    data = KINDS["jpeg 4:2:0"]()
-    for kept in (0.5, 0.9, 0.999):
-        with pytest.raises(BadImage, match="x: cannot be decoded"):
-            open_image(data[: int(len(data) * kept)], 3, lambda: "x").crop(box)
 
 
 def bomb() -> bytes:

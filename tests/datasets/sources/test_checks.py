@@ -2,7 +2,6 @@
 
 import pickle
 import re
-from dataclasses import replace
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -16,7 +15,7 @@ from configs.command_line import parse_command_line
 from datasets.decoding.decode import JPEG_DECODER
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.in_memory import ImageArray
-from utils.errors import Findings, UserError
+from utils.errors import UserError
 
 
 def write_images(root: Path, *names: str) -> None:
@@ -76,13 +75,6 @@ def test_a_report_on_class_folders_names_all_problems(tmp_path, cpu):
     expected = ["train/empty: ", "'other'"]
     assert len(findings) == len(expected)
     assert all(any(part in found for found in findings) for part in expected)
-
-
-def test_all_ranks_raise_the_main_processs_findings(tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr("utils.distributed.work_while_others_wait", lambda work, context: work())
-    monkeypatch.setattr("utils.distributed.broadcast_object", lambda value, context: Findings("of the main process"))
-    with pytest.raises(Findings, match="of the main process"):
-        samples_for(config_for(tmp_path, "imagenet2012"), replace(cpu, rank=1, world_size=2), "train", "val")
 
 
 # Notes: facts that may be intended
@@ -151,12 +143,6 @@ def test_a_data_set_without_any_of_its_files_is_one_finding_per_split(tmp_path, 
     assert only.startswith(f"{tmp_path}/train.csv:") and "is not a file" in only
     write_images(tmp_path, "c.jpg", "b.jpg")
     samples_for(config_for(tmp_path, "csv"), cpu, "train", "val")  # its only missing image is found by `check_images`
-
-
-def test_a_report_on_data_without_files_names_the_data_set(tmp_path, cpu):
-    config = parse_command_line(["-dataset=digits", "-image_size=16", "-opts", "MODEL.NUM_CLASSES=5"]).config
-    with pytest.raises(Findings, match=r"^digits: 2 problems"):
-        samples_for(config, cpu, "train", "val")
 
 
 @pytest.fixture

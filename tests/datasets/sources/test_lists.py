@@ -198,19 +198,3 @@ def test_an_archive_is_refused(tmp_path, name, cpu):
 @pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "parquet"}))
 def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
-
-
-def test_a_table_beside_images_whose_paths_are_incomplete(tmp_path, cpu):
-    """As of a competition: one line says how to read the table, and another one how to write its paths."""
-    for number in range(40):
-        write_image(tmp_path / f"train/{number}.png")
-    write_image(tmp_path / "test/0.png")
-    rows = "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))
-    (tmp_path / "train.csv").write_text(f"image_path,target\n{rows}")
-    with pytest.raises(UserError, match=r"-dataset=csv -data_path=\S+$"):
-        read_samples(options(tmp_path, dataset="folder"), None, cpu, "train", "val")
-    with pytest.raises(UserError, match=r"^\S+train.csv:\d+: .* set -opts DATA.IMAGE_ROOT=\S+/train$"):
-        read_samples(options(tmp_path, dataset="csv", batch_size=8), None, cpu, "train", "val")
-    read_samples(
-        options(tmp_path, dataset="csv", batch_size=8, image_root=str(tmp_path / "train")), None, cpu, "train", "val"
-    )

@@ -4,11 +4,10 @@ import re
 import shlex
 
 import pytest
-from source_helpers import assert_refused, find_test, has_splits, options, write_classes
+from source_helpers import assert_refused, find_test, options, write_classes
 
 from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
-from datasets.sources.lists import Tables
 from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
 from utils.errors import UserError
@@ -19,14 +18,6 @@ def make(root, *folders):
     for written in folders:
         parent, _, names = written.rpartition(": ")
         write_classes(root / parent, **dict.fromkeys(names.split(), 3))
-
-
-def test_tables_have_the_same_names(tmp_path):
-    for name, rows in (("train", "a.jpg,x\nb.jpg,y\n"), ("valid", "c.jpg,y\n"), ("testing", "d.jpg,x\n")):
-        (tmp_path / f"{name}.csv").write_text("image_path,target\n" + rows)
-    given = options(tmp_path, dataset="csv")
-    assert [Tables(given).read(split).targets.tolist() for split in ("train", "val", "test")] == [[0, 1], [1], [0]]
-    assert find_test(given) == (True, None) and has_splits(given)
 
 
 @pytest.mark.parametrize(

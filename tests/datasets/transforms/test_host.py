@@ -62,14 +62,6 @@ def test_training_and_validation_see_the_whole_image(resize):
     assert (trained[:, ~rows] == 128).all()  # the mean color
 
 
-def test_validation_images_are_center_crops():
-    image = LazyImage(torch.randint(0, 256, (3, 32, 40), dtype=torch.uint8))
-    transform = build_eval_host_transform(Data.model_validate({"IMAGE_SIZE": 28}))
-    pixels, drawn = transform(image, 0, 7)
-    assert torch.equal(pixels, image.pixels[:, 2:30, 6:34]) and drawn == []
-    assert transform.collate([drawn, None]) == {}
-
-
 def test_draws_equal_those_of_earlier_versions():
     """The recorded digest keeps old runs resumable: boxes, flips and erased boxes of 400 samples."""
     columns = torch.linspace(0, 255, 500).to(torch.uint8).expand(3, 375, 500)
