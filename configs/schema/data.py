@@ -124,7 +124,7 @@ class Data(Section):
     )
     near_copies: bool = option(
         False,
-        "before a training, look for near copies of validation and test images among the training images, in "
+        "before a training, look for training images that are similar to validation and test images, in "
         "copies/copies.csv",
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)

@@ -9,7 +9,7 @@ from engine.run.folder import start_log
 from engine.training.batch_size import find_batch_size
 from engine.training.finish import finish_run
 from engine.training.session import build_session, open_outputs
-from engine.training.small_images import note_copies
+from engine.training.small_images import note_similar
 from engine.training.trainer import Trainer
 from utils.distributed import ProcessContext, call_on_main
 
@@ -28,7 +28,7 @@ def train(command: Command, context: ProcessContext) -> int:
         locks.callback(outputs.reporter.close)  # if training fails
         if plan.config.data.near_copies and not plan.found:
             splits = {"train": plan.train, "val": plan.val} | ({"test": plan.test} if plan.test else {})
-            if note := call_on_main(lambda: note_copies(plan.config, splits, outputs.folder), context):
+            if note := call_on_main(lambda: note_similar(plan.config, splits, outputs.folder), context):
                 logger.note(note)
         trainer = Trainer(session, outputs)
         if command.name == "probe":

@@ -34,7 +34,7 @@ from utils.tables import read_rows, to_float, unescaped_cell
 SEVERAL = " | "  # between the true classes of an image
 # Lists of images, NAME/NAME.csv in the folder of a run, and their titles on the page.
 FINDINGS = {
-    "copies": "Evaluated images with a near copy in the training",
+    "copies": "Evaluated images that are similar to training images",
     "suspects": "Training images whose label may be wrong",
 }
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers

@@ -1,4 +1,4 @@
-"""The pixel baseline, which never changes, delays or ends a run; near copies, also encoded anew or cut."""
+"""The pixel baseline, which never changes, delays or ends a run; similar images, also encoded again or cut."""
 
 import threading
 
@@ -10,8 +10,10 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
+from datasets import small_images
 from datasets.decoding.decode import Decoding, decode_small, open_image
 from datasets.decoding.images import BadImage
+from datasets.small_images import draw_evenly, find_similar, read_thumbnails, ridge_top1
 from datasets.sources.class_folders import read_class_folders
 from datasets.sources.image_files import ImageFiles
 from engine.plan.training import plan_training
@@ -21,16 +23,8 @@ from engine.report.page import run_page
 from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
-from engine.training import small_images
 from engine.training.batch_size import find_batch_size
-from engine.training.small_images import (
-    BaselineThread,
-    draw_evenly,
-    find_copies,
-    measure_baseline,
-    read_thumbnails,
-    ridge_top1,
-)
+from engine.training.small_images import BaselineThread, measure_baseline
 from tests.datasets.sources.source_helpers import write_image
 from utils.tables import read_rows
 
@@ -178,7 +172,7 @@ def test_a_copy_is_found_and_others_are_not():
     others = rng.integers(256, size=(50, 192), dtype=np.uint8)
     noise = rng.normal(0, 12, (3, 192))
     others[[3, 9, 40]] = (train[[400, 2, 77]] + noise).clip(0, 255)
-    found = find_copies(train, others)
+    found = find_similar(train, others)
     assert [pair[:2] for pair in found] == [(3, 400), (9, 2), (40, 77)]
     expected = [np.corrcoef(train[match].astype(float), others[index])[0, 1] for index, match, _ in found]
     assert [pair[2] for pair in found] == pytest.approx(expected, abs=1e-5)
@@ -190,9 +184,9 @@ def test_images_that_resemble_many_are_copies_only_if_they_are_equal():
     train = (sky + rng.normal(0, 9, (30, 192))).clip(0, 255).astype(np.uint8)
     others = (sky + rng.normal(0, 9, (8, 192))).clip(0, 255).astype(np.uint8)
     others[5] = train[11]
-    assert [pair[:2] for pair in find_copies(train, others)] == [(5, 11)]
+    assert [pair[:2] for pair in find_similar(train, others)] == [(5, 11)]
     flat = np.full((2, 192), 9, np.uint8)  # no pixel differs from the mean, as of an unreadable image
-    assert find_copies(flat, flat) == []
+    assert find_similar(flat, flat) == []
 
 
 @pytest.mark.parametrize("shape", [(10**12,), (4, 4), ()])
@@ -235,5 +229,5 @@ def test_a_run_lists_the_copies(folder, tmp_path, cpu):
     assert float(row["similarity"]) > 0.95 and (row["label"], row["label_in_training"]) == ("a", "b")
     assert len(list((run / "copies" / "pictures").iterdir())) == 2
     log = (run / "log.txt").read_text()
-    assert "near copies of training images: 1 of 11 val images" in log
-    assert "with a near copy in the training" in run_page(read_contents(run))
+    assert "similar to training images: 1 of 11 val images" in log
+    assert "similar to training images" in run_page(read_contents(run))
