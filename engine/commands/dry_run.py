@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from configs.command_line import Command
-from configs.schema import Config
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_sessions
 from engine.plan.training import plan_training
@@ -26,31 +24,27 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     Raises:
         UserError: the first problem that would stop the run.
     """
-    logger, config = RunLogger(None, context), command.config
+    logger = RunLogger(None, context)
     log_options(command, logger)
-    if config.eval.enabled:
-        check_writable(Path(config.save))
+    if command.config.eval.enabled:
+        check_writable(Path(command.config.save))
         session, *_ = build_sessions(command, context, logger)
         config, model = session.plan.config, session.meta_model
     else:
-        config, model = _build_training(command, context, logger)
+        plan = plan_training(command, context, logger, find_batch_size)
+        check_writable(plan.run_folder or Path(plan.config.save))
+        config, state = plan.config, build_session(plan, context, logger).state
+        model = state.meta_model
+        logits = torch.zeros(2, config.model.num_logits, device=context.device)
+        build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
+        logger.info(f"global batch size: {plan.batch}")
+        logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
+        logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
+        if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
+            logger.note(baseline)
     parameters, trained = count_parameters(model)
     logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
     flops = forward_flops(model, config.data)
     logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
     logger.info("dry run: all checks passed")
     return 0
-
-
-def _build_training(command: Command, context: ProcessContext, logger: RunLogger) -> tuple[Config, nn.Module]:
-    plan = plan_training(command, context, logger, find_batch_size)
-    check_writable(plan.run_folder or Path(plan.config.save))
-    config, state = plan.config, build_session(plan, context, logger).state
-    logits = torch.zeros(2, config.model.num_logits, device=context.device)
-    build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-    logger.info(f"global batch size: {plan.batch}")
-    logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
-    logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
-    if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
-        logger.note(baseline)
-    return config, state.meta_model

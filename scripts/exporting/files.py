@@ -1,4 +1,4 @@
-"""The formats of an export: `write_FORMAT` writes a model, `load_FORMAT` makes a `Forward` of it.
+"""The formats of an export: `write_FORMAT` writes a model.
 
 onnx and torch_export are programs: images float32 (B, C, S, S) -> logits (B, classes), for any B. hf is a folder with
 config.json and model.safetensors, as timm saves it for the Hugging Face Hub: `timm.create_model("local-dir:FOLDER",
@@ -52,11 +52,6 @@ def write_safetensors(model: nn.Module, trained: TrainedModel, path: Path) -> No
     path.chmod(mode)  # the library makes a file that only its owner can read
 
 
-def load_safetensors(trained: TrainedModel, path: Path) -> Forward:
-    """The model of the file, read as `-pretrained` reads it."""
-    return trained.build(path)
-
-
 def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.ExportedProgram:
     """Raises UserError if torch cannot trace the model."""
     data = trained.config.data
@@ -78,10 +73,6 @@ def write_torch_export(model: nn.Module, trained: TrainedModel, path: Path) -> N
     model = copy.deepcopy(model)
     use_attention(model, FUSED)  # the kernel is chosen where the program runs
     torch.export.save(_export_program(model, trained), path, extra_files=trained.metadata())
-
-
-def load_torch_export(trained: TrainedModel, path: Path) -> Forward:
-    return torch.export.load(path).module()
 
 
 def write_onnx(model: nn.Module, trained: TrainedModel, path: Path) -> None:
@@ -144,11 +135,6 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     file.write_text(json.dumps(config | {"problem_type": kind}, indent=2) + "\n")
     (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
     write_safetensors(model, trained, path / "model.safetensors")
-
-
-def load_hf(trained: TrainedModel, path: Path) -> Forward:
-    """The model that timm makes of the folder."""
-    return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
 
 
 def data_config(values: dict[str, Any]) -> dict[str, Any]:

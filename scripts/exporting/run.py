@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import timm
 import torch
 from safetensors import SafetensorError
 from torch import nn
@@ -37,12 +38,12 @@ TOLERANCE = 1e-3  # of logits in fp32, absolute
 MIN_SPREAD = 100 * TOLERANCE  # of the logits of a class over the images: with less, the tolerance proves nothing
 NUM_IMAGES = 32
 
-# Of each format: writes a model to a path, and makes a `Forward` of the path.
+# Of each format: writes a model to a path, and makes a `Forward` of the path as its readers do.
 _PROGRAMS = {
-    "safetensors": (files.write_safetensors, files.load_safetensors),
-    "hf": (files.write_hf, files.load_hf),
+    "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
+    "hf": (files.write_hf, lambda _, path: timm.create_model(f"local-dir:{path}", pretrained=True).eval()),
     "onnx": (files.write_onnx, files.load_onnx),
-    "torch_export": (files.write_torch_export, files.load_torch_export),
+    "torch_export": (files.write_torch_export, lambda _, path: torch.export.load(path).module()),
 }
 
 
