@@ -5,9 +5,21 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from run_folders import make_run
 
-from engine.report.charts import MAX_POINTS, Chart, Series, axis_of, downsample, reliability_diagram, tick_label
-from engine.report.contents import points
+from engine.report.charts import (
+    MAX_POINTS,
+    Chart,
+    Series,
+    axis_of,
+    downsample,
+    picture_of_run,
+    reliability_diagram,
+    tick_label,
+)
+from engine.report.contents import points, read_contents
 
 PIXELS = re.compile(r'points="([^"]*)"')
 
@@ -101,3 +113,14 @@ def test_the_reliability_diagram_has_a_bar_per_filled_bin():
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
     low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
     assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
+
+
+def test_the_picture_of_the_curves_has_a_panel_per_chart_of_the_validation(tmp_path, monkeypatch):
+    figures: list[Figure] = []
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, file: figures.append(canvas.figure))
+    run = read_contents(make_run(tmp_path / "cost$a_{$", 3))
+    picture_of_run(run)
+    loss, accuracy = figures[0].axes
+    assert [line.get_label() for line in loss.lines] == ["training", "validation"]
+    assert accuracy.lines[1].get_xydata().tolist() == [[1, 10], [2, 20], [3, 30]]
+    assert accuracy.lines[-1].get_label() == "best: 30.00%, epoch 3"
