@@ -47,7 +47,8 @@ def finish_run(command: Command, trainer: Trainer) -> int:
     )
     if best:
         record.set_best(best, saved_path(outputs.folder / BEST))
-    record.update()  # the evaluation after it may fail
+    if trainer.context.is_main:
+        record.update()  # the evaluation after it may fail
     if has_ended and best:
         try:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
