@@ -40,19 +40,17 @@ def size_if_whole(file: int, head: bytes, tail: bytes, num_bytes: int) -> tuple[
         width, height = struct.unpack_from("<HH", head, 6)
         return (height, width) if tail.endswith(b";") else None
     if kind == "WEBP":
-        return _webp_size(head) if struct.unpack_from("<I", head, 4)[0] + 8 <= num_bytes else None
+        if struct.unpack_from("<I", head, 4)[0] + 8 > num_bytes:
+            return None
+        if head[12:16] == b"VP8X":
+            width, height = (1 + int.from_bytes(head[place : place + 3], "little") for place in (24, 27))
+        elif head[12:16] == b"VP8L":
+            (bits,) = struct.unpack_from("<I", head, 21)
+            width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        else:
+            width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
+        return height, width
     return _boxes_size(file, num_bytes) if kind in ("AVIF", "HEIC") else _stored_size(file, num_bytes)
-
-
-def _webp_size(head: bytes) -> tuple[int, int] | None:
-    if head[12:16] == b"VP8X":
-        width, height = (1 + int.from_bytes(head[place : place + 3], "little") for place in (24, 27))
-    elif head[12:16] == b"VP8L":
-        (bits,) = struct.unpack_from("<I", head, 21)
-        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    else:
-        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
-    return height, width
 
 
 def _boxes_size(file: int, num_bytes: int) -> tuple[int, int] | None:

@@ -147,7 +147,10 @@ class ImageFiles(EncodedImages):
             reason = f"{shorten(self.listing.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
             return MissingImage(self.location(index), reason, "restore its target, or remove the link")
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
-        return MissingImage(self.location(index), reason, "restore the file, or write paths relative to the folder")
+        fix = "restore the file, or write paths relative to the folder"
+        if not self.listing.root.is_dir():
+            fix = "this folder does not exist; correct DATA.IMAGE_ROOT"
+        return MissingImage(self.location(index), reason, fix)
 
     def explain_missing(self, missing: Mapping[int, MissingImage]) -> None:
         """Gives images that are not files the fix by the file that is there instead."""
