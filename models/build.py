@@ -13,9 +13,8 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.model import Model
-from models.blocks import enable_grad_checkpointing
+from models.blocks import enable_grad_checkpointing, pool_tokens
 from models.families import build_family
-from models.features import pool_tokens
 from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm
 from models.tuning import tune

@@ -14,6 +14,7 @@ from timm.layers import Attention
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from models.blocks import add_mixin
 from utils.errors import UserError
 from utils.torch_compat import fused_attention_kernel, tree_map_only
 
@@ -69,7 +70,7 @@ def select_attention(model: nn.Module, option: str, device: torch.device) -> Non
     """
     for module in model.modules():
         if type(module).forward is Attention.forward:
-            module.__class__ = UnbindAttention
+            add_mixin(module, UnbindAttention)
     if option != AUTO:
         use_attention(model, option)
     elif device.type == "cpu":

@@ -21,7 +21,7 @@ from timm.models import group_parameters
 from torch import nn
 
 from configs.schema.model import Lora, Model
-from models.blocks import blocks_of, with_mixin
+from models.blocks import add_mixin, blocks_of
 from models.timm_model import classifiers
 from models.weights.names import State
 from utils.errors import UserError, did_you_mean
@@ -146,8 +146,7 @@ def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
             raise UserError(f"MODEL.LORA.RANK {options.rank}: {path} is only {width} wide; lower it, or change TARGETS")
         a, b = (layer.weight.new_empty(shape) for shape in ((options.rank, layer.in_features),
                                                             (layer.out_features, options.rank)))  # fmt: skip
-        adapted: Any = layer
-        adapted.__class__ = with_mixin(_Adapted, type(layer))  # type: ignore[arg-type]  # a class is hashable
+        adapted = add_mixin(layer, _Adapted)
         adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b.zero_())
         adapted.lora_alpha, adapted.lora_dropout = options.alpha, options.dropout
     for head in classifiers(model):

@@ -23,6 +23,7 @@ from torch import nn
 
 from configs.schema import Data
 from configs.schema.families.family import ViT
+from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError, did_you_mean
 
@@ -54,7 +55,7 @@ def use_linear_patches(model: nn.Module) -> None:
     """Makes the convolution of each of timm's patch embeddings in `model` a `PatchLinear`."""
     for module in model.modules():
         if isinstance(module, PatchEmbed) and type(module.proj) is nn.Conv2d:
-            module.proj.__class__ = PatchLinear
+            add_mixin(module.proj, PatchLinear)
 
 
 class ConvolutionalStem(PatchEmbed):

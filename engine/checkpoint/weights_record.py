@@ -35,8 +35,7 @@ from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
-from models.weights.entries import Weights
-from models.weights.read import has_backing_storage, read_weights
+from models.weights.read import Weights, has_backing_storage, read_weights
 from models.weights.shards import read_stored
 from utils.file_formats.checkpoint_folder import SHARDS, read_content
 from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata

@@ -22,7 +22,7 @@ from engine.features.classifiers import ROWS, Margins, fit_probe, knn_top1, out_
 from engine.features.store import extract
 from engine.training.loss import build_loss, read_class_weights
 from engine.training.trainer import Trainer
-from models.features import FeatureModel
+from models.blocks import FeatureModel
 from models.timm_model import classifiers
 from utils.distributed import broadcast_object, call_on_main
 from utils.errors import UserError

@@ -23,7 +23,7 @@ from engine.evaluation.predictions import BATCHES_PER_WRITE, digest_inputs
 from engine.evaluation.results import name_of_target
 from engine.evaluation.session import EvaluationSession
 from engine.run.log import RunLogger
-from models.features import FeatureModel
+from models.blocks import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError
 from utils.files import atomic_write, open_atomically, own_file, read_json, space_fix

@@ -18,7 +18,7 @@ from timm.layers import RmsNorm, RmsNorm2d, SimpleNorm, SimpleNorm2d
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from models.blocks import with_mixin
+from models.blocks import add_mixin
 from utils.errors import UserError, did_you_mean
 from utils.torch_compat import BatchNorm, DisableTorchFunction, disable_autocast_in_compiled_backward, tree_map
 
@@ -46,8 +46,7 @@ def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, l
     for module in model.modules():
         if isinstance(module, (*_ONE_KERNEL, *_SEVERAL_KERNELS)) and module not in listed:
             in_half = device.type == "cuda" and isinstance(module, _ONE_KERNEL)
-            norm: Any = module
-            norm.__class__ = with_mixin(_CastingNorm, type(norm))  # type: ignore[arg-type]  # a class is hashable
+            norm = add_mixin(module, _CastingNorm)
             norm.norm_dtype, norm.device_type = half if in_half else torch.float32, device.type
 
 
@@ -160,8 +159,7 @@ def apply_op_lists(
         outer = lists.get(path.rpartition(".")[0], "")
         lists[path] = _BLACK if path in black_paths or outer == _BLACK else _WHITE if path in white_paths else outer
         if tables[lists[path]] and (module in units or lists[path] != outer):
-            module.__class__ = with_mixin(_Casting, type(module))  # type: ignore[arg-type]  # a class is hashable
-            module.casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
+            add_mixin(module, _Casting).casting_mode = CastingMode(tables[lists[path]], device.type, result_dtype)
     norms = _table(half, NORM_OPS)
     return {module for path, module in model.named_modules() if norms.keys() & tables[lists[path]].keys()}
 

@@ -1,10 +1,14 @@
-"""Loads a state dict into a model: checks, resized position embeddings and tables, heads by class."""
+"""Chooses the weights in a file (entry, prefix of the names, raw weights or average) and loads them into a model."""
 
 import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
@@ -17,9 +21,8 @@ from torch import nn
 from configs.schema.model import Model
 from configs.weights import find_weights
 from models.timm_model import classifiers
-from models.weights.entries import Candidate, Weights, choose
-from models.weights.names import State, paddle_converter, summarize_names, to_model_names
-from models.weights.read import forget_weights, read_weights
+from models.weights.names import Convert, State, body_names, paddle_converter, summarize_names, to_model_names
+from models.weights.read import Weights, forget_weights, read_weights
 from models.weights.shards import read_stored
 from utils.errors import UserError
 
@@ -27,6 +30,13 @@ _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_KNOWN_CLASS = "none of the classes in the file"
 _POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
+_MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
+_ROOT = "the file itself"
+# Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
+_WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
+_PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
+_PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
 
 
 def load_pretrained(
@@ -60,7 +70,7 @@ def load_pretrained(
     file, options = find_weights(path), options or Model()
     try:
         weights = read_weights(path)
-        chosen, about = _choose_state(file, weights, model, options, evaluates)
+        chosen, about = choose(file, weights, model, options, evaluates)
     finally:
         forget_weights()
     state, own = read_stored(dict(chosen.state)), model.state_dict()
@@ -89,16 +99,112 @@ def count_outputs(model: nn.Module, options: Model) -> int | None:
     None if they have no head. Raises UserError as `load_pretrained`.
     """
     file = find_weights(str(options.pretrained))
-    state = _choose_state(file, read_weights(str(file)), model, options, evaluates=True)[0].state
+    state = choose(file, read_weights(str(file)), model, options, evaluates=True)[0].state
     layers = [layer for head in _head_names(model) for layer in _output_layers(head, model.get_submodule(head))]
     return next((state[name].shape[0] for layer in layers if (name := f"{layer}.weight") in state), None)
 
 
-def _choose_state(
-    file: Path, weights: Weights, model: nn.Module, options: Model, evaluates: bool
-) -> tuple[Candidate, str]:
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file."""
+
+    path: str
+    state: State
+    score: tuple[int, int]
+    note: str
+
+    def is_named(self, name: str) -> bool:
+        return f".{name}." in f".{self.path or _ROOT}."
+
+
+def choose(file: Path, weights: Weights, model: nn.Module, options: Model, evaluates: bool) -> tuple[Candidate, str]:
+    """The candidate that fits the model best, and its description for the log, with the others that fit as well.
+
+    options: of the model. evaluates: by default another program's raw weights have priority over their average,
+    as in timm's and DeiT's validation; else the average.
+
+    Raises:
+        UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
+    """
     convert = paddle_converter(file, model, options) if weights.is_paddle else partial(to_model_names, model)
-    return choose(file, weights, model, convert, options.weights_entry, evaluates)
+    own, body, wanted = model.state_dict(), body_names(model), options.weights_entry
+    found = list[Candidate]()
+    for entry, state in weights.states.items():
+        if weights.is_paddle:
+            found.append(_candidate(entry, "", state, own, body, convert))
+        else:
+            found += _candidates(entry, state, own, body, convert)
+    found = [one for one in found if any(one.score)]
+    if 4 * (most := max((one.score[1] for one in found), default=0)) < len(body):
+        largest = max(weights.states.values(), key=len, default={})
+        fix = "give weights of this model with timm's names"
+        if weights.architecture:
+            fix = f"give -model={weights.architecture}, which the file names"
+        raise UserError(
+            f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors "
+            f"({summarize_names(own)}); {fix}"
+        )
+    best = _best(found)
+    averages = [one for one in best if weights.average.search(one.path)]
+    raws = [one for one in best if one not in averages]
+    if wanted in (None, "raw", "average"):
+        takes_average = wanted == "average" if wanted else weights.is_result or not evaluates
+        chosen = (averages if takes_average else raws) or ([] if wanted else best)
+    else:
+        named = [one for one in found if one.is_named(wanted)]
+        chosen = _best([one for one in named if one.path == wanted] or named)
+    second = [name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)]
+    if not all(one.is_named("backbone") for one in chosen):  # the student is the result of a distillation
+        second = [name for name in second if name != "student"]
+    chosen = [one for one in chosen if not any(map(one.is_named, second))]
+    paths = summarize_names([one.path or _ROOT for one in chosen or found], limit=6)
+    if not chosen:
+        raise UserError(
+            f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}; change the key or remove it"
+        )
+    one = chosen[0]
+    if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
+        raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
+    about = f" ({summarize_names([one.path])})" if one.path else ""
+    others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
+    key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
+    beside = f"; also there: {', '.join(others)} (MODEL.WEIGHTS_ENTRY={key})" if others else ""
+    return one, f"{about}, {len(one.state)} tensors{beside}"
+
+
+def _best(candidates: list[Candidate]) -> list[Candidate]:
+    return [one for one in candidates if one.score == max(other.score for other in candidates)]
+
+
+def _are_equal(state: State, other: State) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> list[Candidate]:
+    """The parts of a state that fit best, by the longest prefix of their names."""
+    state = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
+    sizes = Counter[str]()
+    for name in state:
+        sizes.update(name[:end] for end in (0, *(dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX))))
+    large = [prefix for prefix, count in sizes.most_common(_MAX_PREFIXES) if 4 * count >= len(body)]
+    best = _best([_candidate(entry, prefix, state, own, body, convert) for prefix in large])
+    return [one for one in best if not any(other.path.startswith(one.path) for other in best if other is not one)]
+
+
+def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
+    part, note = convert({name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)})
+    outside = {name: one for name, one in state.items() if not name.startswith(prefix) and name not in part}
+    layers = {name.rpartition(".")[0] for name in outside}
+    for head in (name for name in own if name not in body and name not in part | outside):  # beside the backbone
+        ends = [name for name in outside if name.endswith(f".{head}")]
+        if len(layers) == 1:
+            ends = [name for name in outside if name.rpartition(".")[2] == head.rpartition(".")[2]]
+        if len(ends) == 1:
+            outside[head] = outside.pop(ends[0])
+    names = [name for name in body if name in part]
+    shapes = sum(tuple(part[name].shape) == tuple(own[name].shape) for name in names)
+    path = f"{entry}.{prefix}".strip(".")
+    return Candidate(path, part | outside, (shapes, len(names)), note)
 
 
 def _fit_channels(state: State, own: State) -> list[str]:

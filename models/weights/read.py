@@ -4,25 +4,29 @@ format, the ending only .pdparams.
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from timm.models import is_model
 
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.weights import NPZ, PADDLE, SAFETENSORS, TORCH, find_weights, format_of
 from configs.yaml_io import parse_value
 from models.tuning import A, merge_adapters
-from models.weights.entries import Weights, find_states
 from models.weights.names import State, google_to_timm, summarize_names
 from models.weights.shards import open_shards
 from utils.errors import UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS
+from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
 from utils.file_formats.pickles import (
     ArrayRecord,
     ForbiddenName,
@@ -39,6 +43,61 @@ _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 _CODES = ("f2", "f4", "f8", "u2", "i4", "i8")
 _PARAMETER_NAMES = "StructuredToParameterName@@"  # a table of PaddlePaddle's parameter names, not a tensor
 _PADDLE_ENTRIES = ("model_ema", "model")
+_MAX_DEPTH = 3  # of entries in entries
+_AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$)", re.IGNORECASE)
+# States of optimizers, which may have the names and shapes of the model
+_OF_OPTIMIZER = re.compile(
+    r"(?:^|[._])(?:optim(?:izer)?s?|exp_avg(?:_sq)?|(?:max_)?exp_avg_sqs?|momentum_buffer)(?:$|[._])"
+)
+# Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
+_SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The dicts of tensors in a file, by the dotted path of their entries; '' is the file itself.
+
+    average: of the paths of averages. is_result: the program of the file evaluates the average. is_paddle: in
+    PaddlePaddle's layout. content: the entries of the file. lost: tensors whose data are not in the file, as of
+    expanded ones.
+    """
+
+    states: dict[str, dict[str, Any]]
+    average: re.Pattern[str] = _AVERAGE
+    is_result: bool = False
+    is_paddle: bool = False
+    content: Mapping[str, Any] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options of the program that wrote the file: `args` of timm, DeiT, MAE; Lightning's hyperparameters."""
+        values = map(self.content.get, ("hyper_parameters", "args"))
+        found = [one.entries | one.attributes if isinstance(one, Inert) else one for one in values]
+        return {str(key): value for one in found if isinstance(one, dict) for key, value in one.items()}
+
+    @property
+    def architecture(self) -> str:
+        """The name of timm's model that the file names; '' if it names none."""
+        names = (self.content.get("arch"), self.arguments.get("model"), self.arguments.get("arch"))
+        return next((name for name in names if isinstance(name, str) and is_model(name)), "")
+
+    @property
+    def trained_size(self) -> Any:
+        """The size of the training images by the arguments: a number, or [height, width]; None if they lack it."""
+        size = self.arguments.get("input_size") or self.arguments.get("img_size")
+        return size[-2:] if isinstance(size, list | tuple) else size
+
+    @property
+    def size_of_positions(self) -> int | None:
+        """The image size of the position embeddings, of a square grid; None if there is none, or several."""
+        sizes = set[int]()
+        for state in self.states.values():
+            for name in (name for name in state if name.endswith("pos_embed")):
+                shape, patch = state[name].shape, state.get(f"{name.removesuffix('pos_embed')}patch_embed.proj.weight")
+                if patch is not None and len(shape) == 3 and len(patch.shape) == 4 and patch.shape[3] > 1:
+                    sizes.add(math.isqrt(shape[1]) * patch.shape[3])
+        return sizes.pop() if len(sizes) == 1 else None
 
 
 def read_weights(path: str) -> Weights:
@@ -77,6 +136,43 @@ def _read_file(file: Path, kind: str, _version: tuple[Any, ...]) -> Weights:
 
 
 forget_weights = _read_file.cache_clear
+
+
+def find_states(content: Any, max_array_bytes: int = 0) -> Weights:
+    """The dicts with tensors in nested dicts, at most three deep; without tensors that an earlier entry has.
+
+    max_array_bytes: of all numpy arrays; raises ValueError beyond them, as many arrays may share one string.
+    """
+    states: dict[str, dict[str, Any]] = {}
+    found, seen = [("", content, 0)], set[int]()
+    for path, value, depth in found:  # grows
+        entries = value.entries if isinstance(value, Inert) else value
+        if not isinstance(entries, dict) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        records = [one for one in entries.values() if isinstance(one, ArrayRecord)]
+        max_array_bytes -= sum(len(one.content) for one in records if isinstance(one.content, bytes | str))
+        if records and max_array_bytes < 0:
+            raise ValueError("arrays share their data")
+        arrays = ((name, _from_numpy(one) if isinstance(one, ArrayRecord) else one) for name, one in entries.items())
+        tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor | StoredTensor)}
+        tensors = {name: one for name, one in tensors.items() if not _OF_OPTIMIZER.search(name)}
+        if tensors:
+            states[path] = tensors
+        if depth < _MAX_DEPTH:
+            inner = [(name, one) for name, one in entries.items() if isinstance(name, str)]
+            inner = [(name, one) for name, one in inner if not _OF_OPTIMIZER.search(name)]
+            found += [(f"{path}.{name}" if path else name, one, depth + 1) for name, one in inner]
+    top = content if isinstance(content, dict) else {}
+    if any(names <= top.keys() for names in _SWAPPED):
+        return Weights(states, re.compile(r"^state_dict\b"), is_result=True, content=top)
+    return Weights(states, is_result=isinstance(top.get("format"), int), content=top)
+
+
+def _from_numpy(record: ArrayRecord) -> torch.Tensor | None:
+    with suppress(Exception), catch_warnings(action="ignore"):  # of many types: the array has no numbers, or is damaged
+        return torch.from_numpy(record.array())
+    return None
 
 
 def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:

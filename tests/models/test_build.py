@@ -11,8 +11,8 @@ from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
+from models.blocks import FeatureModel, pool_tokens
 from models.build import build_model
-from models.features import FeatureModel, pool_tokens
 from models.tuning import set_training
 from models.vit import build_vit
 from utils.errors import UserError

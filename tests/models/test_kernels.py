@@ -63,7 +63,7 @@ def test_splitting_before_the_transposition_has_the_bits_of_timm(options, call):
         x = torch.randn(2, 5, 16, requires_grad=True)
         y = attention(x, **call)
         results.append((y, *torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])))
-    assert type(attention) is UnbindAttention
+    assert isinstance(attention, UnbindAttention)
     assert all(map(torch.equal, *results))
 
 

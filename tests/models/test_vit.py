@@ -11,6 +11,7 @@ from torch import nn
 
 from configs.command_line import parse_command_line
 from engine.training.batch_size import build_state
+from models.blocks import add_mixin
 from models.build import build_model
 from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
 from utils.errors import UserError
@@ -88,7 +89,7 @@ def test_the_values_and_gradients_are_those_of_the_convolution(options, any_devi
     convolution, linear = (PatchEmbed(**arguments).to(device) for _ in range(2))
     linear.load_state_dict(convolution.state_dict())
     use_linear_patches(linear)
-    assert type(linear.proj) is PatchLinear and list(linear.state_dict()) == list(convolution.state_dict())
+    assert isinstance(linear.proj, PatchLinear) and list(linear.state_dict()) == list(convolution.state_dict())
     images, results = torch.randn(2, 3, 16, 16, device=device), []
     for module in (convolution, linear):
         features = module(images)
@@ -109,7 +110,7 @@ def test_incomplete_patches_are_ignored_as_before():
     convolution = torch.nn.Conv2d(3, 8, 4, 4)
     images = torch.randn(2, 3, 10, 9)
     expected = convolution(images)
-    convolution.__class__ = PatchLinear
+    add_mixin(convolution, PatchLinear)
     assert torch.equal(convolution(images), expected)
 
 

@@ -1,7 +1,6 @@
 """Models and weight files in the formats of PaddleViT, Google, timm and torch."""
 
 import pickle
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.schema.model import Model
-from models.weights.entries import choose
-from models.weights.fit import load_pretrained
-from models.weights.names import paddle_converter, to_model_names
+from models.weights.fit import choose, load_pretrained
 from models.weights.read import read_weights
 from utils.errors import UserError
 
@@ -54,9 +51,7 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
 
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
-    model, weights = small_vit(), read_weights(str(path))
-    convert = paddle_converter(path, model, Model()) if weights.is_paddle else partial(to_model_names, model)
-    return choose(path, weights, model, convert, None, evaluates=False)[0].state
+    return choose(path, read_weights(str(path)), small_vit(), Model(), evaluates=False)[0].state
 
 
 def paddle_state() -> dict[str, np.ndarray]:
