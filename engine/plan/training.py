@@ -68,7 +68,7 @@ class Plan:
     found: the checkpoint that the run resumes. weights: what it says of its training, or else MODEL.PRETRAINED does.
     test: held-out samples, for the end of the run. class_names: of the data, None if it has none.
     split: of data without a validation split. preprocessing: with the sources of its values.
-    warnings: values that fit the data badly.
+    notes: about the data, for the log. warnings: values that fit the data badly.
     """
 
     config: Config
@@ -81,6 +81,7 @@ class Plan:
     class_names: list[str] | None
     split: RunSplit | None
     preprocessing: Preprocessing
+    notes: list[str]
     warnings: list[str]
 
     @property
@@ -113,15 +114,26 @@ def plan_training(
     if config.model.resume and not found:
         other = "(-resume=RUN continues another)"
         logger.info(f"----- Resume: no run in {config.save} is of this experiment; starting a new run {other}")
-    resumed, record = _options_of(found, config) if found else ({}, weights_record(config.model))
+    resumed, record = dict[str, Any](), None if found else weights_record(config.model)
+    if found:
+        options = parse_value(found.state["options"])
+        resumed, record = with_defaults(options), record_of(found.state, options)
+        check_same_architecture(resumed, config)
+        check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
     followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
     config, data = followed.options, followed.options.data
-    train, val, test, split = _read(config, context, found, record)
+    known_names, known_split = (found.state["class_names"], record.split) if found and record else (None, None)
+    place, splitter = as_read_before(data, known_split), Splitter(data, known_split)
+    has_test, note = has_test_split(place, context, known_names)
+    names = ("train", "val", "test") if has_test else ("train", "val")
+    train, val, *tests = splits = read_samples(
+        place, config.model.num_classes, context, *names, class_names=known_names, splitter=splitter, is_new=not found
+    )
+    notes = [note] if note else []
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
-        train.notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
-    splits = [samples for samples in (train, val, test) if samples is not None]
+        notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context)
     classes, named = number_of_classes(data.dataset, splits), train.has_class_names
     facts = Facts(ranks, classes=classes, named=named, fitting_batch_size=resumed.get("DATA.BATCH_SIZE"))
@@ -130,11 +142,10 @@ def plan_training(
     if config.data.batch_size == AUTO:
         size, note = find_batch_size(config, context)
         config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
-        train.notes.append(note)
-    train.notes += _order_notes(train, data)
+        notes.append(note)
+    notes += _order_notes(train, data)
     if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:
-        train.notes.append("Warning: all training images are of one class: an accuracy of 100% means nothing")
-    known = found.state["class_names"] if found else None
+        notes.append("Warning: all training images are of one class: an accuracy of 100% means nothing")
     return Plan(
         config=config,
         batch=plan_batches(config, ranks),
@@ -142,37 +153,13 @@ def plan_training(
         weights=record,
         train=train,
         val=val,
-        test=test,
-        class_names=train.class_names if train.has_class_names else known,
-        split=split,
+        test=tests[0] if tests else None,
+        class_names=train.class_names if train.has_class_names else known_names,
+        split=splitter.result,
         preprocessing=describe_preprocessing(followed),
+        notes=notes,
         warnings=warnings(config, facts),
     )
-
-
-def _options_of(found: FoundCheckpoint, config: Config) -> tuple[dict[str, Any], WeightsRecord]:
-    """The options of the resumed run by dotted key, and what its checkpoint says of its training."""
-    options = parse_value(found.state["options"])
-    resumed = with_defaults(options)
-    check_same_architecture(resumed, config)
-    check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
-    return resumed, record_of(found.state, options)
-
-
-def _read(
-    config: Config, context: ProcessContext, found: FoundCheckpoint | None, record: WeightsRecord | None
-) -> tuple[Samples, Samples, Samples | None, RunSplit | None]:
-    """The training, validation and test samples; None without a test split. And the split of data that has none."""
-    known = found.state["class_names"] if found else None
-    data = as_read_before(config.data, record.split) if record and found else config.data
-    has_test, note = has_test_split(data, context, known)
-    splitter = Splitter(data, record.split if record and found else None)
-    names = ("train", "val", "test") if has_test else ("train", "val")
-    splits = read_samples(
-        data, config.model.num_classes, context, *names, class_names=known, splitter=splitter, is_new=not found
-    )
-    splits[0].notes += [note] if note else []
-    return splits[0], splits[1], splits[2] if has_test else None, splitter.result
 
 
 def _order_notes(train: Samples, data: Data) -> list[str]:

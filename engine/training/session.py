@@ -93,7 +93,6 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
     """
     config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
     batches, windows = TrainBatches(config, plan.train, context, plan.batch), shard_windows(plan.train, data)
-    plan.train.notes.append(batches.workers_note)
     layout = EpochLayout(
         samples=len(plan.train),
         batch=plan.batch,
@@ -124,7 +123,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
     logger.fact(plan.preprocessing)
     if plan.split:
         logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
-    for remark in call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []:  # may read images
+    remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images
+    for remark in (*remarks, *plan.notes, batches.workers_note):
         logger.note(f"Data: {remark}")
     if context.device.type == "cpu" and (busy := busy_note()):
         logger.info(f"----- {busy}")

@@ -18,8 +18,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
 from engine.checkpoint.weights_record import describe_data, to_metadata, weights_record
-from engine.plan.evaluation import options_of_weights, plan_evaluation
-from engine.plan.outputs import imagenet_subset
+from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
 from models.build import build_model

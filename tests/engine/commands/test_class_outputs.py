@@ -24,7 +24,7 @@ from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
 from datasets.sources.names import find_ambiguity, names_by_number, sort_names
 from engine.commands.run import run
-from engine.plan.outputs import imagenet_subset
+from engine.plan.evaluation import imagenet_subset
 from utils.errors import UserError
 from utils.tables import read_rows
 

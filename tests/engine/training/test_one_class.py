@@ -16,5 +16,5 @@ def test_one_class_is_a_warning(tmp_path, cpu, kind):
         (root / f"{split}_list.txt").write_text("".join(f"{name} 0\n" for name in names))
     words = [f"-dataset={kind}", f"-data_path={root}", "-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT]
     classes = "MODEL.NUM_CLASSES=10" if kind == "imagenet2012" else "MODEL.NUM_CLASSES=1"
-    notes = session_for([*words, classes], cpu).plan.train.notes
+    notes = session_for([*words, classes], cpu).plan.notes
     assert [note for note in notes if note.startswith("Warning: all training images are of one class")]
