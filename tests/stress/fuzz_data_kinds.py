@@ -24,7 +24,7 @@ from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, index_digest, join, read_index, to_index
 from datasets.shards.records import Record, read_records
 from datasets.sources.in_memory import read_batch
-from datasets.sources.lists import read_list, read_table
+from datasets.sources.lists import Lists, read_table
 from datasets.sources.names import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
 from datasets.sources.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
@@ -94,13 +94,15 @@ def list_examples() -> list[bytes]:
 
 def read_list_file(data: bytes, folder: Path) -> None:
     (folder / "a.png").touch()
-    file = folder / ("list.csv" if data.startswith(b"image") else "list.jsonl" if data.startswith(b"{") else "list.txt")
+    file = folder / (
+        "list.csv" if data.startswith(b"image") else "list.jsonl" if data.startswith(b"{") else "train_list.txt"
+    )
     file.write_bytes(data)
     with contextlib.suppress(UserError):
         images = unlabelled(str(file), Data())
         images.open(len(images) - 1, 3)
     if file.suffix == ".txt":
-        read_list(file)
+        Lists(Data(DATA_PATH=str(folder))).read("train")
     else:
         whole = Table(file), None
         read_table(whole, whole, Data())

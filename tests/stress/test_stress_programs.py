@@ -1,5 +1,6 @@
 """The programs of this folder start, and detect wrong outcomes."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -13,6 +14,8 @@ from faults.runner import Fault, run_fault
 from faults.scene import Scene
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from utils.errors import UserError
 
 _SLOW = {"runs": pytest.mark.slow}  # its example is a run that is trained
 WRONG_OUTCOMES = {
@@ -31,6 +34,18 @@ WRONG_OUTCOMES = {
 @given(number=st.integers(0, 10**9))
 def test_damaged_inputs_are_read_or_refused(kind, number, tmp_path):
     assert not fuzz.try_case(kind, seed=1, number=number, folder=tmp_path).startswith("finding")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_undamaged_examples_are_read(tmp_path):
+    """Else each damaged one is refused for another reason than its damage."""
+    for name in fuzz.KINDS.keys() - _SLOW.keys():
+        accepted = 0
+        for data in (examples := fuzz.KINDS[name].examples()):
+            with contextlib.suppress(UserError):
+                fuzz.KINDS[name].read(data, tmp_path)
+                accepted += 1
+        assert accepted >= len(examples) / 2, name
 
 
 def test_wrong_outcomes_are_detected(tmp_path, monkeypatch):
