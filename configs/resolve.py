@@ -276,7 +276,7 @@ def probe_has_one_epoch(options: OptionLayers) -> list[str]:
     used = dict(flatten(sections)) | {EPOCHS: 1, WARMUP: 0}
     del used["TRAIN.SMOOTHING"]  # of the loss
     present = dict(flatten(options.values))
-    unused = [key for key, value in used.items() if options.level(key) and present[key] != value]
+    unused = [key for key, value in options.given().items() if key in used and used[key] != value]
     size, own = options.get(_SIZE, Data.model_fields["batch_size"].default), options.get(_EVAL_SIZE)
     size = size if own in (None, AUTO) else own
     if size == AUTO:

@@ -379,3 +379,10 @@ def test_an_empty_flag_is_an_error(flag):
     """Such as -pretrained=$WEIGHTS without the variable: a run without the weights would be a wrong result."""
     with pytest.raises(UserError, match=f"^{flag[:-1]} is empty"):
         parse_command_line([flag, "-dataset=digits"])
+
+
+def test_a_probe_has_no_use_for_a_key_that_another_rule_has_removed(tmp_path):
+    (tmp_path / "base.yaml").write_text("TRAIN: {BASE_LR: 1e-3, BASE_LR_BATCH_SIZE: 4096}")
+    (tmp_path / "recipe.yaml").write_text("BASE: [base.yaml]\nTRAIN: {BASE_LR: 2e-3}\nMODEL: {TUNE: probe}")
+    (note,) = parse_command_line([f"-cfg={tmp_path / 'recipe.yaml'}"]).notes
+    assert note == "MODEL.TUNE probe: TRAIN.BASE_LR have no effect"
