@@ -2,7 +2,8 @@
 
 import random
 import signal
-import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from endurance.resume import new_scene
@@ -19,6 +20,7 @@ _OPTIONS = (
 _TEXTS = ("log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json")
 _MAX_DIFFERENCE = 1e-5  # of a weight: two ranks sum the gradients in another order
 _TWO_RANKS = 0.25  # share of the starts
+_MAX_SAVES = 16  # of a start, before its signal; a run has about 20
 
 
 def sequences(root: Path, count: int, seed: int) -> Result:
@@ -66,6 +68,10 @@ def _one(scene: Scene, rng: random.Random, expected: dict, result: Result) -> fl
     return max((one - other).abs().max().item() for one, other in pairs)
 
 
+def _saves(scene: Scene) -> int:
+    return sum(log.read_text(errors="replace").count("Save model") for log in scene.output.glob("*/log.txt"))
+
+
 def _folder(scene: Scene) -> Path:
     """The only run: all starts continue it."""
     (folder,) = [path for path in scene.output.iterdir() if any(path.glob("*.pth"))]
@@ -82,16 +88,18 @@ def _delete(folder: Path, rng: random.Random) -> None:
 
 
 def _run(scene: Scene, ranks: int, resume: str, rng: random.Random | None = None) -> None:
-    """Trains to the end, or with `rng` until a signal at a random moment. Raises RuntimeError if the run fails."""
+    """Trains to the end, or with `rng` until a signal after a random number of saves. Raises RuntimeError if the run fails."""
     flags = (f"-resume={resume}", f"-batch_size={64 // ranks}", *([f"-ngpus={ranks}"] if ranks > 1 else []))
     running = start(scene, MULTI if ranks > 1 else SINGLE, scene.digits(*_OPTIONS, flags=flags))
     number = rng.choice((signal.SIGKILL, signal.SIGTERM)) if rng else 0
-    try:
-        if rng:
+    if rng:
+        with suppress(TimeoutError):
             running.wait_for("moved to" if resume != "auto" else "Model: ")
-            running.process.wait(rng.uniform(0, 4))
-    except (subprocess.TimeoutExpired, TimeoutError):
-        running.send_to_all(number)
+        last = _saves(scene) + rng.randint(0, _MAX_SAVES)
+        while running.process.poll() is None and _saves(scene) < last:
+            time.sleep(rng.uniform(0, 0.1))
+        if running.process.poll() is None:
+            running.send_to_all(number)
     status = running.process.wait()
     running.kill_leftovers(60)
     if status not in (0, -number, 128 + number, 1 if ranks > 1 and number else 0):
