@@ -133,7 +133,8 @@ def _conclude(command: Command, trainer: Trainer) -> int:
         logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
     if outcome["state"] != "finished":
         outcome["resume"] = next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
-    total, steps = map(format_duration, (result["total_seconds"], result["train_seconds"]))
+    clock = trainer.position.clock  # the record of another rank may lack its seconds
+    total, steps = map(format_duration, (clock.total_seconds, clock.seconds))
     logger.info(f"----- Total time: {total}, of it {steps} in training steps")
     if not trainer.report:
         return signal.status if signal else 0

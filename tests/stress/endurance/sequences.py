@@ -88,7 +88,7 @@ def _delete(folder: Path, rng: random.Random) -> None:
 
 
 def _run(scene: Scene, ranks: int, resume: str, rng: random.Random | None = None) -> None:
-    """Trains to the end, or with `rng` until a signal after a random number of saves. Raises RuntimeError if the run fails."""
+    """Trains to the end, or with `rng` until a signal after some saves. Raises RuntimeError if the run fails."""
     flags = (f"-resume={resume}", f"-batch_size={64 // ranks}", *([f"-ngpus={ranks}"] if ranks > 1 else []))
     running = start(scene, MULTI if ranks > 1 else SINGLE, scene.digits(*_OPTIONS, flags=flags))
     number = rng.choice((signal.SIGKILL, signal.SIGTERM)) if rng else 0
