@@ -42,7 +42,13 @@ def build_timm(options: TimmModel, data: Data) -> nn.Module:
             check_kwargs(name, kwargs)
         if options.pretrained == "timm":
             arguments |= {"pretrained": True, "pretrained_cfg_overlay": _published_file(name)}
-        model = _create(name, arguments)
+        try:
+            model = timm.create_model(name, **arguments)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            del arguments["img_size"]  # which convolutional families do not have
+            model = timm.create_model(name, **arguments)
     check_image_size(model, name, data)
     return model
 
@@ -150,16 +156,6 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
         raise UserError(
             f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
         ) from error
-
-
-def _create(name: str, arguments: dict[str, Any]) -> nn.Module:
-    try:
-        return timm.create_model(name, **arguments)
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-    # Convolutional families have no img_size argument.
-    return timm.create_model(name, **{k: v for k, v in arguments.items() if k != "img_size"})
 
 
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:

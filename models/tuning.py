@@ -144,10 +144,10 @@ def add_adapters(model: nn.Module, options: Lora, name: str) -> None:
         width = min(layer.in_features, layer.out_features)
         if options.rank > width:
             raise UserError(f"MODEL.LORA.RANK {options.rank}: {path} is only {width} wide; lower it, or change TARGETS")
-        a, b = (layer.weight.new_empty(shape) for shape in ((options.rank, layer.in_features),
-                                                            (layer.out_features, options.rank)))  # fmt: skip
+        a = layer.weight.new_empty((options.rank, layer.in_features))
+        b = layer.weight.new_zeros((layer.out_features, options.rank))
         adapted = add_mixin(layer, _Adapted)
-        adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b.zero_())
+        adapted.lora_A, adapted.lora_B = nn.Parameter(nn.init.kaiming_uniform_(a, 5**0.5)), nn.Parameter(b)
         adapted.lora_alpha, adapted.lora_dropout = options.alpha, options.dropout
     for head in classifiers(model):
         head.requires_grad_(True)

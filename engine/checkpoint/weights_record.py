@@ -139,19 +139,16 @@ def write_held_out(folder: Path, split: RunSplit | None) -> None:
 
 def is_description(state: dict[str, Any]) -> bool:
     """Returns whether the two entries are None, or have the form that `describe_data` gives them."""
-    names, preprocessing = map(state.get, _DESCRIPTION)
+    names, values = map(state.get, _DESCRIPTION)
     has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
-    return (names is None or has_names) and (preprocessing is None or _is_preprocessing(preprocessing))
-
-
-def _is_preprocessing(values: dict[str, Any]) -> bool:
-    if values.keys() | {"resize"} != _KEY_OF.keys():  # early checkpoints have no `resize`: it is the default
-        return False
-    try:
-        Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
-    except ValidationError:
-        return False
-    return isinstance(values["mean"], list) and isinstance(values["std"], list)
+    if values is not None:
+        try:
+            Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
+        except (ValidationError, KeyError):
+            return False
+        if values.keys() != _KEY_OF.keys() or not all(isinstance(values[key], list) for key in ("mean", "std")):
+            return False
+    return names is None or has_names
 
 
 def to_metadata(description: dict[str, Any], options: dict[str, Any]) -> dict[str, str]:
@@ -177,9 +174,15 @@ def weights_record(model: Model) -> WeightsRecord | None:
     if not is_published:
         with suppress(Exception):  # a damaged file has any content: reading its tensors reports it
             weights = read_weights(model.pretrained)
-    names = _class_names(weights)
     data, evaluation, source = published_preprocessing(model.name) if model.type == "timm" else ({}, {}, "")
-    size = _image_size(weights)
+    size = names = None
+    for stated in (weights.size_of_positions, weights.trained_size):  # the last one decides
+        with suppress(ValidationError):
+            size = Data.model_validate({"IMAGE_SIZE": stated}).image_size
+    entries = {**weights.arguments, **weights.content}
+    for by_number in (names_by_number(entries[key]) or {} for key in reversed(_NAME_ENTRIES) if key in entries):
+        if by_number and sorted(by_number) == list(range(len(by_number))):
+            names = [to_nfc(by_number[output]) for output in range(len(by_number))]
     if size and size != data.get("IMAGE_SIZE"):
         data, evaluation = data | {"IMAGE_SIZE": size}, {key: evaluation[key] for key in evaluation if key == "RESIZE"}
         source = f"{source}, with the image size of the file" if source else "the file"
@@ -188,23 +191,6 @@ def weights_record(model: Model) -> WeightsRecord | None:
     if model.type != "timm" and not (names or data):
         return None
     return WeightsRecord(source, {}, data, names, evaluation=evaluation, built_for=weights.trained_size)
-
-
-def _image_size(weights: Weights) -> Any:
-    """The image size of the training, else of the position embeddings, as DATA.IMAGE_SIZE; None if none is stated."""
-    for size in (weights.trained_size, weights.size_of_positions):
-        with suppress(ValidationError):
-            return Data.model_validate({"IMAGE_SIZE": size}).image_size
-    return None
-
-
-def _class_names(weights: Weights) -> list[str] | None:
-    """The class names in a file, such as `class_to_idx`, or in its `hyper_parameters` (Lightning)."""
-    entries = {**weights.arguments, **weights.content}
-    for names in (names_by_number(entries[key]) or {} for key in _NAME_ENTRIES if key in entries):
-        if names and sorted(names) == list(range(len(names))):
-            return [to_nfc(names[output]) for output in range(len(names))]
-    return None
 
 
 def read_record(weights: str) -> WeightsRecord | None:
@@ -218,16 +204,24 @@ def read_record(weights: str) -> WeightsRecord | None:
     """
     path = find_weights(weights)
     kind = format_of(path)
-    reader = _READERS.get(kind)
-    if reader is _read_checkpoint:
+    if kind == TORCH:
         checked_archive_bytes(path)
     try:
-        if path.name == WEIGHTS[1] or (kind == SAFETENSORS and OPTIONS_ENTRY not in read_metadata(path)):
+        metadata = read_metadata(path) if kind == SAFETENSORS else {}
+        if path.name == WEIGHTS[1] or (kind == SAFETENSORS and OPTIONS_ENTRY not in metadata):
             return _record_of_config(path)
-        if reader is None:
+        if kind == SAFETENSORS:
+            entries = (*_DESCRIPTION, OPTIONS_ENTRY, *([ENTRY] if ENTRY in metadata else []))
+            content = {entry: json.loads(metadata[entry]) for entry in entries}
+            return record_of(content, content[OPTIONS_ENTRY]) if is_description(content) else None
+        if kind == SHARDS:
+            content = read_content(path)
+            content |= {ENTRY: read_stored(content[ENTRY])} if ENTRY in content else {}
+        elif kind == TORCH:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        else:
             return None
-        content, options = reader(path)
-        return record_of(content, options) if is_description(content) else None
+        return record_of(content, parse_value(content["options"])) if is_description(content) else None
     except Exception:  # a file of another program has any content
         return None
 
@@ -253,24 +247,6 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     )
 
 
-def _read_checkpoint(path: Path) -> tuple[dict[str, Any], Any]:
-    """The entries, and the options."""
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return state, parse_value(state["options"])
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], Any]:
-    metadata = read_metadata(path)
-    entries = [*_DESCRIPTION, ENTRY] if ENTRY in metadata else _DESCRIPTION
-    return {entry: json.loads(metadata[entry]) for entry in entries}, json.loads(metadata[OPTIONS_ENTRY])
-
-
-def _read_shards(folder: Path) -> tuple[dict[str, Any], Any]:
-    content = read_content(folder)
-    split = {ENTRY: read_stored(content[ENTRY])} if ENTRY in content else {}
-    return content | split, parse_value(content["options"])
-
-
 def _record_of_config(path: Path) -> WeightsRecord:
     """The record in timm's config.json beside the weights."""
     config = read_config(path.parent)
@@ -294,6 +270,3 @@ def _record_of_config(path: Path) -> WeightsRecord:
 
 def _count(number: Any) -> int | None:
     return number if type(number) is int and number > 0 else None
-
-
-_READERS = {SHARDS: _read_shards, TORCH: _read_checkpoint, SAFETENSORS: _read_safetensors}

@@ -55,10 +55,20 @@ def fit_probe(
     """
     inputs, mean, std = standardize(features)
     start = inputs.new_zeros(num_classes, inputs.shape[1])
-    l2 = _choose_l2(inputs, targets, loss, start, stratified_folds(targets) if folds is None else folds)
-    fitted = fit_linear(inputs, targets, loss, l2, start)
+    folds = stratified_folds(targets) if folds is None else folds
+    of_folds, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
+    for l2 in _L2_VALUES:  # until the loss of the held-out folds rises; a fit starts from the one before
+        held_out_loss = 0.0
+        for fold, before in enumerate(of_folds):
+            kept, held_out = folds != fold, folds == fold
+            of_folds[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
+            held_out_loss += float(loss(inputs[held_out] @ of_folds[fold].T, targets[held_out]))
+        if held_out_loss >= lowest:
+            break
+        best, lowest = l2, held_out_loss
+    fitted = fit_linear(inputs, targets, loss, best, start)
     weight = fitted[:, :-1] / std
-    return weight, fitted[:, -1] - weight @ mean, l2
+    return weight, fitted[:, -1] - weight @ mean, best
 
 
 def standardize(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -100,23 +110,6 @@ def fit_linear(
 
     optimizer.step(objective)
     return fitted.detach()
-
-
-def _choose_l2(
-    inputs: torch.Tensor, targets: torch.Tensor, loss: Loss, start: torch.Tensor, folds: torch.Tensor
-) -> float:
-    """From the strongest penalty on, until the loss of the held-out folds rises; a fit starts from the one before."""
-    fitted, best, lowest = [start] * (int(folds.max()) + 1), _L2_VALUES[0], math.inf
-    for l2 in _L2_VALUES:
-        held_out_loss = 0.0
-        for fold, before in enumerate(fitted):
-            kept, held_out = folds != fold, folds == fold
-            fitted[fold] = fit_linear(inputs[kept], targets[kept], loss, l2, before, _TUNING_ITERATIONS)
-            held_out_loss += float(loss(inputs[held_out] @ fitted[fold].T, targets[held_out]))
-        if held_out_loss >= lowest:
-            break
-        best, lowest = l2, held_out_loss
-    return best
 
 
 def stratified_folds(targets: torch.Tensor, group_of: np.ndarray | None = None) -> torch.Tensor:

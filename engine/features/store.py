@@ -6,7 +6,7 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -141,7 +141,13 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
     file = extract(config, samples, session.evaluator, model, lambda digest: folder / f"{ARRAY_FILE}.part")
     if file:
         names = names_of_labels(samples, config.model.num_logits) if labelled else None
-        _write_table(folder / TABLE_FILE, samples, file.errors, names)
+        with open_atomically(folder / TABLE_FILE) as table:
+            writer = csv.writer(table, lineterminator="\n")
+            writer.writerow([safe_cell(samples.column), *["target"] * bool(names), "error"])
+            for index in range(len(samples)):
+                target = [name_of_target(samples.targets[index], names)] if names else []
+                cells = samples.listed_name(index), *target, file.errors.get(index, "")
+                writer.writerow(map(safe_cell, cells))
         os.replace(file.path, folder / ARRAY_FILE)
         file.state_path.unlink()
         seconds, errors = time.perf_counter() - started, f"{len(file.errors)} of {len(samples)} have an error"
@@ -149,12 +155,3 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
         logger.info(f"----- Features {size} in {seconds:.1f} s; {errors}: {folder / ARRAY_FILE}, {TABLE_FILE}")
     if broadcast_object(len(file.errors) if file else 0, session.evaluator.context) == len(samples):
         raise UserError(f"none of the {len(samples)} images can be read; {folder / TABLE_FILE} has the reasons")
-
-
-def _write_table(path: Path, samples: Samples, errors: dict[int, str], names: Sequence[str] | None) -> None:
-    with open_atomically(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([safe_cell(samples.column), *["target"] * bool(names), "error"])
-        for index in range(len(samples)):
-            target = [name_of_target(samples.targets[index], names)] if names else []
-            writer.writerow(map(safe_cell, (samples.listed_name(index), *target, errors.get(index, ""))))

@@ -57,32 +57,22 @@ def summarize_names(names: Iterable[Any], limit: int = 3) -> str:
 def google_to_timm(state: State) -> State:
     """The ViT of vit_jax or big_vision, also with stacked blocks -> timm's. In other names '/' becomes '.'."""
     result: State = {}
-    for name, tensor in _unstack_blocks(state).items():
-        timm_name = _rename(name)
-        result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor) if timm_name else tensor
+    unstacked: State = {}
+    for name, tensor in state.items():
+        if name.startswith("Transformer/encoderblock/"):  # big_vision may stack all blocks along the first axis
+            blocks = tensor[:_MAX_BLOCKS]  # a file may claim any number of empty blocks
+            unstacked |= {name.replace("block/", f"block_{i}/", 1): block for i, block in enumerate(blocks)}
+        else:
+            unstacked[name] = tensor
+    for name, tensor in unstacked.items():
+        matches = ((re.fullmatch(pattern, name), timm_name) for pattern, timm_name in _GOOGLE.items())
+        found = next((match.expand(timm_name) for match, timm_name in matches if match), "")
+        timm_name = re.sub(r"\.(scale|kernel)$", ".weight", found)
+        result[timm_name or name.replace("/", ".")] = _to_timm_layout(timm_name, tensor)
     for query in [name for name in result if ".attn.query." in name]:
         parts = [query.replace(".query.", f".{part}.") for part in ("query", "key", "value")]
         if all(part in result for part in parts):
             result[query.replace(".query.", ".qkv.")] = torch.cat([result.pop(part) for part in parts])
-    return result
-
-
-def _rename(name: str) -> str | None:
-    for pattern, timm_name in _GOOGLE.items():
-        if match := re.fullmatch(pattern, name):
-            return re.sub(r"\.(scale|kernel)$", ".weight", match.expand(timm_name))
-    return None
-
-
-def _unstack_blocks(state: State) -> State:
-    """Splits 'encoderblock/...', in which big_vision may stack all blocks along the first axis."""
-    result: State = {}
-    for name, tensor in state.items():
-        if name.startswith("Transformer/encoderblock/"):
-            blocks = tensor[:_MAX_BLOCKS]  # a file may claim any number of empty blocks
-            result |= {name.replace("block/", f"block_{i}/", 1): block for i, block in enumerate(blocks)}
-        else:
-            result[name] = tensor
     return result
 
 

@@ -195,7 +195,9 @@ def _read_torch(file: Path) -> Weights:
     for entry, state in weights.states.items():
         lost += (large := [name for name, tensor in state.items() if not has_backing_storage(tensor, file_bytes)])
         if kept := {name: tensor for name, tensor in state.items() if name not in large}:
-            states[entry] = _merged(kept, content)
+            if any(name.endswith(f".{A}") for name in kept):  # of MODEL.TUNE lora; the options have their scale
+                kept = merge_adapters(kept, parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"])
+            states[entry] = kept
     if not states and lost:
         raise UserError(f"{file}: {summarize_names(lost)} is larger than its data in the file; give another file")
     if not states:
@@ -204,13 +206,6 @@ def _read_torch(file: Path) -> Weights:
             raise UserError(f"{file}: {pickled_model(inert[0])}")
         raise UserError(f"{file}: contains no dict of tensors; give a state_dict or a checkpoint with one")
     return replace(weights, states=states, lost=tuple(lost))
-
-
-def _merged(state: State, content: dict[str, Any]) -> State:
-    """The weights with the adapters of MODEL.TUNE lora in them; the options in the checkpoint have their scale."""
-    if not any(name.endswith(f".{A}") for name in state):
-        return state
-    return merge_adapters(state, parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"])
 
 
 def _read_npz(file: Path) -> Weights:
@@ -243,19 +238,20 @@ def _read_pdparams(file: Path) -> Weights:
 
 
 def _to_tensors(file: Path, state: dict[Any, Any]) -> State:
-    arrays = {name: _to_record(file, name, value) for name, value in state.items() if name != _PARAMETER_NAMES}
+    arrays = dict[str, ArrayRecord]()
+    for name, value in state.items():
+        if name == _PARAMETER_NAMES:
+            continue
+        is_pair = isinstance(value, tuple | list) and len(value) == 2  # PaddlePaddle's own name, and the array
+        array = value[1] if is_pair else value
+        is_array = isinstance(array, ArrayRecord) and isinstance(array.content, bytes | str)
+        if not (is_array and array.dtype and array.dtype.code in _CODES):
+            problem = f"{summarize_names([name])} is not an array of numbers"
+            raise UserError(f"{file}: {problem}; give the .pdparams of a model")
+        arrays[name] = array
     if sum(len(array.content) for array in arrays.values()) > file.stat().st_size:
         raise UserError(f"{file}: uses one array for many tensors; give the .pdparams of a model")
     return {name: _as_tensor(array.array().astype(array.dtype.code)) for name, array in arrays.items()}
-
-
-def _to_record(file: Path, name: Any, value: Any) -> ArrayRecord:
-    if isinstance(value, tuple | list) and len(value) == 2:
-        value = value[1]  # (PaddlePaddle's own name, array)
-    is_array = isinstance(value, ArrayRecord) and isinstance(value.content, bytes | str)
-    if not (is_array and value.dtype and value.dtype.code in _CODES):
-        raise UserError(f"{file}: {summarize_names([name])} is not an array of numbers; give the .pdparams of a model")
-    return value
 
 
 def _as_tensor(array: np.ndarray) -> torch.Tensor:
