@@ -28,6 +28,7 @@ from utils.status import STATUS, UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
 RUN, ROWS, TABLE = "run.json", "metrics.jsonl", "metrics.csv"
+STEPS_TABLE = "steps.csv"  # of a run from before `metrics.jsonl`
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
 EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
@@ -132,8 +133,8 @@ class RunRecord:
         with self._lock:
             written = read_json(self.folder / STATUS)
             if written.get("state", "running") in UNFINISHED and self._is_own(written):
-                self.values = (self.values if self.is_main else read_run(self.folder) or self.values) | values
-                self._write()
+                self.values |= values
+                self._write(None if self.is_main else read_run(self.folder) | values)
         if values.get("state", "running") not in UNFINISHED:
             on_end, self.on_end = self.on_end, lambda: None
             with suppress(Exception):
@@ -171,11 +172,14 @@ class RunRecord:
     def _is_own(self, written: dict[str, Any]) -> bool:
         return all(written.get(key, self.values[key]) == self.values[key] for key in ("pid", "host"))
 
-    def _write(self) -> None:
-        """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too."""
-        self.values["updated"] = time.strftime("%Y-%m-%d %H:%M:%S%z")
-        view = {key: self.values[key] for key in STATUS_KEYS}
-        for name, content in ((RUN, self.values), (STATUS, view)):
+    def _write(self, of_main: dict[str, Any] | None = None) -> None:
+        """Ignores a full disk: saving a checkpoint reports it. The blocks of the old file hold the new text, too.
+
+        of_main: what another rank writes: the main process has added to its record.
+        """
+        values = self.values | (of_main or {}) | {"updated": time.strftime("%Y-%m-%d %H:%M:%S%z")}
+        view = {key: values[key] for key in STATUS_KEYS}
+        for name, content in ((RUN, values), (STATUS, view)):
             text = json.dumps(_finite(content), indent=2) + "\n"
             try:
                 atomic_write(self.folder / name, text)
@@ -244,7 +248,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def move_record(folder: Path, target: Path) -> None:
     """Makes the paths in the copy of the record of `folder` in `target` those of the checkpoints there."""
-    values = read_run(target)
+    values = read_run(folder)  # the files of its first format are not in `target`
     for place in (values, values.get("result", {})):
         if path := place.get("checkpoint"):
             place["checkpoint"] = str(target.absolute() / Path(path).name)
@@ -305,7 +309,7 @@ def _read_first_format(folder: Path) -> dict[str, Any]:
 def _read_first_rows(folder: Path) -> list[Row]:
     """The rows of `metrics.csv` and `steps.csv` of a run from before `metrics.jsonl`."""
     found = list[Row]()
-    for name, kind in (("steps.csv", "report"), (TABLE, "epoch")):
+    for name, kind in ((STEPS_TABLE, "report"), (TABLE, "epoch")):
         with suppress(OSError, ValueError, csv.Error):
             for cells in read_rows(folder / name):
                 row = {key: int(text) if text.isdecimal() else to_float(text) for key, text in cells.items()}

@@ -39,6 +39,7 @@ def finish_run(command: Command, trainer: Trainer) -> int:
         checkpoint=str(saved_path(outputs.folder / (BEST if best else LAST)).absolute()),
         images_per_second=clock.images / clock.seconds if clock.images else None,
         train_seconds=clock.seconds,
+        total_seconds=clock.total_seconds,
         parameters=model.parameters,
         trainable_parameters=model.trainable,
         peak_memory_bytes=peak_memory_bytes(trainer.context.device),

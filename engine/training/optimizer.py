@@ -76,9 +76,7 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
         fix = "; use a MOMENTUM above 0, or KWARGS={nesterov: false}" if reason.startswith("Nesterov") else ""
         raise UserError(f"TRAIN.OPTIMIZER: {chosen.name} does not work with these options: {reason}{fix}") from error
     zero_momentum(optimizer, chosen)
-    if (
-        options.head_lr_scale != 1
-    ):  # the head gets groups of its own, whose `lr_scale` also has the factor of LAYER_DECAY
+    if options.head_lr_scale != 1:  # groups of its own for the head, with the factor of LAYER_DECAY, too
         heads = {parameter for head in classifiers(model) for parameter in head.parameters()}
         groups = []
         for group in optimizer.param_groups:

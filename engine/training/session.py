@@ -324,6 +324,8 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         if position.best:
             logger.record.set_best(position.best, saved_path(folder / BEST))
         enter_folder(folder, command, context, logger, progress.step, **values)
+        if context.is_main:
+            logger.record.update(checkpoint=values["checkpoint"])  # the folder has it: a command resumes the run
     else:
         folder = open_new_folder(command, context, logger, **values)
         if context.is_main:

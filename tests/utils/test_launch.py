@@ -131,6 +131,22 @@ def test_srun_variables():
         assert torchrun_variables(SRUN | {"SLURM_STEP_NODELIST": nodelist})["MASTER_ADDR"] == host
 
 
+@pytest.mark.parametrize(
+    ("env", "name", "value"),
+    [
+        (SRUN, "SLURM_PROCID", None),
+        (SRUN, "SLURM_LOCALID", None),
+        (SRUN, "SLURM_NODEID", "4"),
+        (SRUN, "SLURM_NODEID", "x"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, "PMI_SIZE", None),
+    ],
+)
+def test_a_variable_that_the_launcher_did_not_pass_on_is_named(env, name, value):
+    given = {key: text for key, text in (env | {name: value}).items() if text}
+    with pytest.raises(UserError, match=f"^{name}(: not set| is '{value}')"):
+        torchrun_variables(given)
+
+
 def test_mpirun_over_several_hosts_needs_an_address():
     with pytest.raises(UserError, match="MASTER_ADDR"):
         torchrun_variables(OPEN_MPI)

@@ -151,21 +151,25 @@ def link_folder(source: Path, target: Path) -> None:
 
 def replace_folder(new: Path, target: Path, previous: Path | None = None) -> None:
     """Renames `new` to `target`. The old folder is kept as `previous`, if given: one of the two is always complete."""
-    if target.exists():
-        discard_folder(previous or target)
-        if previous:
-            os.rename(target, previous)
+    discarded = _moved_aside(previous or target) if target.exists() else None
+    if previous and target.exists():
+        os.rename(target, previous)
     os.rename(new, target)
     fsync_path(target.parent)
+    if discarded:  # it takes long: only when the new one has its name
+        shutil.rmtree(discarded, ignore_errors=True)
 
 
 def discard_folder(folder: Path) -> None:
     """Removes a folder; a kill leaves no part of it under its name."""
+    if discarded := _moved_aside(folder):
+        shutil.rmtree(discarded, ignore_errors=True)
+
+
+def _moved_aside(folder: Path) -> Path | None:
     aside = temporary_path(folder.with_name(f"{folder.name}.old"))
     shutil.rmtree(aside, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside) if folder.exists() else None
 
 
 @dataclass(frozen=True)

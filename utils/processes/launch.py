@@ -143,11 +143,18 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         defaults = dict(zip(_TORCHRUN, ("0", "1", "0", "1"), strict=True))
         defaults |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return {name: env.get(name, default) for name, default in defaults.items()}
+    own = _SRUN if launcher == "srun" else (_mpi_variables(env) or ())[:3]
+    if missing := next((name for name in own if name not in env), None):
+        raise UserError(f"{missing}: not set; start this script with {launcher}, which sets it, as {own[0]}")
     if launcher == "srun":
         counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])  # '2(x3),1' is 2, 2, 2 and 1
         repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
         per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
-        numbers = [*(env[name] for name in _SRUN), per_node[int(env.get("SLURM_NODEID", 0))]]
+        if not (node := env.get("SLURM_NODEID", "0")).isdecimal() or int(node) >= len(per_node):
+            raise UserError(
+                f"SLURM_NODEID is {node!r}: must be one of the nodes of SLURM_STEP_TASKS_PER_NODE, {counts}"
+            )
+        numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
         job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
     else:

@@ -98,6 +98,7 @@ def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, monkeypatch):
         patch.setattr(Trainer, "train", kill)
         train(argv, cpu)
     assert read_result(long_run)["epoch"] == 2  # the best of what is left
+    assert f"-resume={long_run}" in read_json(long_run / "status.json")["resume"]  # before its next checkpoint
     train(argv, cpu)
     aside = long_run / f"step-{5 * STEPS:06d}"
     line = rf"Resume: the best loss, {re.escape(figure)} \(epoch 5\), .*epoch-002\.pth: moved to {aside}"

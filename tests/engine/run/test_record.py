@@ -14,7 +14,7 @@ from conftest import read_result, train
 from engine.checkpoint.reader import load_checkpoint
 from engine.report.contents import best_epoch
 from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
-from engine.run.record import COLUMNS, MAX_CHARS, ROWS, RUN, TABLE, RunRecord, read_metrics, read_run
+from engine.run.record import COLUMNS, MAX_CHARS, ROWS, RUN, TABLE, RunRecord, move_record, read_metrics, read_run
 from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.status import STATUS
@@ -48,6 +48,16 @@ def test_the_first_final_state_is_kept(tmp_path):
     assert run["signal"] is None and status.items() <= run.items()
     record_in(tmp_path)  # resumed
     assert read_json(tmp_path / STATUS)["state"] == "running" and read_run(tmp_path)["starts"] == 2
+
+
+def test_another_rank_keeps_its_result_and_the_file_that_of_the_main_process(tmp_path):
+    main, other = record_in(tmp_path), record_in(tmp_path, is_main=False)
+    main.set_result(top1=50.0)
+    main.update()
+    other.set_result(finished=True, train_seconds=1.0)
+    other.update(state="failed")
+    assert other.values["result"]["finished"] and other.values["result"]["train_seconds"] == 1.0
+    assert read_run(tmp_path)["state"] == "failed" and read_run(tmp_path)["result"]["top1"] == 50.0
 
 
 def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
@@ -250,6 +260,11 @@ def test_a_run_of_the_first_format_is_read_and_continued(tmp_path):
         ("epoch", 20),
     ]
     assert damaged == 0 and rows[1]["grad_norm"] == 1.5 and rows[3]["val_top1"] == 30.0
+    aside = tmp_path / "step-000020"
+    aside.mkdir()
+    move_record(tmp_path, aside)
+    moved = read_run(aside)
+    assert (moved["result"]["top1"], moved["starts"], moved["state"]) == (30.0, 1, "finished")
     record = record_in(tmp_path)
     record.open_rows(1, 10, no_warning)
     assert [row["epoch"] for row in read_rows(tmp_path / TABLE)] == ["1"] and read_run(tmp_path)["starts"] == 2
