@@ -33,11 +33,12 @@ def build_model(
     head_rows: Sequence[int] | None = None,
     evaluates: bool = False,
     weights_size: tuple[int, int] | None = None,
+    zero_head: bool = True,
 ) -> tuple[nn.Module, list[str]]:
     """The model of `options` on `device`, with its pretrained weights, and log lines about these weights.
 
     With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
-    head_rows: of the classes; evaluates, and weights_size, of their images: see `load_pretrained`.
+    head_rows: of the classes; evaluates, zero_head, and weights_size, of their images: see `load_pretrained`.
 
     Raises:
         UserError: the model cannot be built, or the weights do not fit it.
@@ -50,8 +51,9 @@ def build_model(
         fix = "remove MODEL.NUM_CLASSES" if outputs else "train with these weights first"
         raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
     if options.pretrained and not downloaded:
-        notes = load_pretrained(model, options.pretrained, needs_head, options, head_rows, evaluates, weights_size)
-    if downloaded and (outputs != options.num_logits or options.features == "token_avg"):
+        kind = needs_head, options, head_rows, evaluates
+        notes = load_pretrained(model, options.pretrained, *kind, weights_size, zero_head)
+    if downloaded and zero_head and (outputs != options.num_logits or options.features == "token_avg"):
         notes = [f"{options.name}: new head, of zeros"]
         make_heads_zero(model)
     if not needs_head:

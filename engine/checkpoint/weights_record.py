@@ -176,7 +176,7 @@ def weights_record(model: Model) -> WeightsRecord | None:
             weights = read_weights(model.pretrained)
     data, evaluation, source = published_preprocessing(model.name) if model.type == "timm" else ({}, {}, "")
     size = names = None
-    for stated in (weights.size_of_positions, weights.trained_size):  # the last one decides
+    for stated in (weights.size_of_positions(data.get("IMAGE_SIZE")), weights.trained_size):  # the last one decides
         with suppress(ValidationError):
             size = Data.model_validate({"IMAGE_SIZE": stated}).image_size
     entries = {**weights.arguments, **weights.content}

@@ -121,6 +121,11 @@ def describe_optimizer(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> s
     return "".join([chosen.name, *used, *(f"; {key} has no effect" for key, is_lacking in lacks.items() if is_lacking)])
 
 
+def scales_by_weights(chosen: Optimizer) -> bool:
+    """Returns whether each step is in proportion to the norm of the weights, as LAMB's: zeros stay almost zero."""
+    return "lamb" in chosen.name.lower()
+
+
 def moments_per_parameter(options: Train) -> float:
     """Values that the optimizer keeps per parameter, counted after a step on one weight matrix: AdamW 2, SGD 1."""
     probe = nn.Linear(256, 256, bias=False)

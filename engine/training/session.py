@@ -53,6 +53,7 @@ from engine.training.optimizer import (
     describe_optimizer,
     lr_warning,
     moments_per_parameter,
+    scales_by_weights,
     schedule_warnings,
 )
 from engine.training.snapshot import RunPosition, disk_note, restore
@@ -185,7 +186,8 @@ def build_train_state(
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
     rows, class_notes = _match_classes(plan)
     size = plan.weights.image_size if plan and plan.weights else None
-    model, weight_notes = build_model(options, data, device, head_rows=rows, weights_size=size)
+    zero_head = not scales_by_weights(train.optimizer)
+    model, weight_notes = build_model(options, data, device, head_rows=rows, weights_size=size, zero_head=zero_head)
     if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
         class_notes = [note for note in class_notes if not note.startswith(_UNCLEAR)]
     notes += [*(f"Pretrained: {note}" for note in weight_notes + class_notes), *_describe_tuning(model, config)]

@@ -47,6 +47,7 @@ def load_pretrained(
     head_rows: Sequence[int] | None = None,
     evaluates: bool = False,
     image_size: tuple[int, int] | None = None,
+    zero_head: bool = True,
 ) -> list[str]:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -62,6 +63,7 @@ def load_pretrained(
     evaluates: see `choose`.
     image_size: height and width of the images of the weights; None if they do not state it: position embeddings of
     another number of tokens are then of a square.
+    zero_head: False leaves the last layer of a new head as it is, for an optimizer that never leaves zero.
 
     Raises:
         UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
@@ -79,7 +81,7 @@ def load_pretrained(
     notes += _keep_fixed(model, state, own)
     notes += _resize_positions(model, state, own, image_size)
     new_heads = _fit_pooling(state, own)
-    new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits")
+    new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits", zero_head)
     checked = _check_tensors(file, weights, state, own, _head_names(model))
     if new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
@@ -279,7 +281,7 @@ def _resize_positions(
 
 
 def _fit_heads(
-    model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool
+    model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool, zero: bool
 ) -> list[str]:
     """Makes the head new if the file has no head of these classes; the rows of new classes are zero."""
     notes, is_other = list[str](), max(rows or (0,)) < 0
@@ -301,8 +303,8 @@ def _fit_heads(
             reason = NO_KNOWN_CLASS
         else:
             continue
-        notes.append(f"{head}: {reason}: new head, of zeros")
-        layers = _output_layers(head, model.get_submodule(head))
+        notes.append(f"{head}: {reason}: new head{', of zeros' if zero else ''}")
+        layers = _output_layers(head, model.get_submodule(head)) if zero else []
         state |= {name: _zero_if_in(layers, name, own[name]) for name in names}
     return notes
 

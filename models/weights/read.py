@@ -88,15 +88,26 @@ class Weights:
         size = self.arguments.get("input_size") or self.arguments.get("img_size")
         return size[-2:] if isinstance(size, list | tuple) else size
 
-    @property
-    def size_of_positions(self) -> int | None:
-        """The image size of the position embeddings, of a square grid; None if there is none, or several."""
+    def size_of_positions(self, published: Any = None) -> int | None:
+        """The image size of the position embeddings, of a square grid of patches; None if there is none, or several.
+
+        It is the `published` one if that has this grid: 384 leaves a border of 6 pixels beside 27 patches of 14. Models
+        of other patches than the pixels' have no size: those behind convolutions, and those of several widths (Hiera).
+        """
         sizes = set[int]()
         for state in self.states.values():
-            for name in (name for name in state if name.endswith("pos_embed")):
-                shape, patch = state[name].shape, state.get(f"{name.removesuffix('pos_embed')}patch_embed.proj.weight")
-                if patch is not None and len(shape) == 3 and len(patch.shape) == 4 and patch.shape[3] > 1:
-                    sizes.add(math.isqrt(shape[1]) * patch.shape[3])
+            for prefix in (name.removesuffix("pos_embed") for name in state if name.endswith("pos_embed")):
+                shape, patch = state[f"{prefix}pos_embed"].shape, state.get(f"{prefix}patch_embed.proj.weight")
+                norms = [
+                    name for name in state if name.startswith(f"{prefix}blocks.") and name.endswith(".norm1.weight")
+                ]
+                has_one_width = len({state[name].shape for name in norms}) <= 1
+                if patch is None or len(shape) != 3 or len(patch.shape) != 4 or not has_one_width:
+                    continue
+                grid, length = math.isqrt(shape[1]), patch.shape[3]
+                if patch.shape[1] in (1, 3):  # channels of images
+                    fits = isinstance(published, int) and published // length == grid
+                    sizes.add(published if fits else grid * length)
         return sizes.pop() if len(sizes) == 1 else None
 
 

@@ -23,8 +23,11 @@ from configs.schema.families.family import TimmModel
 from configs.schema.families.plain import DeiT
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import Model
+from configs.schema.train import Optimizer
 from engine.checkpoint.weights_record import weights_record
+from engine.training.optimizer import scales_by_weights
 from models.weights.fit import load_pretrained
+from models.weights.read import Weights
 from utils.errors import UserError
 
 
@@ -481,6 +484,16 @@ def test_the_image_size_and_the_model_that_a_file_states(tmp_path, arguments):
     assert weights_record(Model(PRETRAINED=str(tmp_path / "x.pth"))).data == {"IMAGE_SIZE": expected}
 
 
+@pytest.mark.parametrize(("name", "published", "expected"), [
+    ("vit_tiny_patch16_384", 224, 384), ("vit_so400m_patch14_siglip_384", 384, 384), ("hiera_tiny_224", 224, None),
+    ("vit_tiny_r_s16_p8_224", 224, None), ("vit_base_r50_s16_224", 224, None), ("deit3_small_patch16_224", [9], 224),
+])  # fmt: skip
+def test_positions_tell_the_image_size_of_models_of_plain_patches(name, published, expected):
+    with torch.device("meta"):
+        state = timm.create_model(name).state_dict()
+    assert Weights({"model": state}).size_of_positions(published) == expected
+
+
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext"])
 def test_a_new_head_on_weights_is_zero_in_its_last_layer_and_learns(tmp_path, name):
     hidden = {"head_hidden_size": 16} if name == "test_convnext" else {}
@@ -491,3 +504,12 @@ def test_a_new_head_on_weights_is_zero_in_its_last_layer_and_learns(tmp_path, na
     assert not model.eval()(images).any() and (not hidden or model.head.pre_logits.fc.weight.any())
     torch.nn.functional.cross_entropy(model.train()(images), torch.arange(4)).backward()
     assert classifier.weight.grad.any()
+
+
+def test_a_new_head_with_lamb_keeps_its_initialization(tmp_path):
+    source, model = (timm.create_model("test_efficientnet", num_classes=number) for number in (3, 4))
+    torch.save(source.state_dict(), tmp_path / "x.pth")
+    expected = model.get_classifier().weight.clone()
+    assert [scales_by_weights(Optimizer(NAME=name)) for name in ("Lamb", "AdamW")] == [True, False]
+    load_pretrained(model, str(tmp_path / "x.pth"), zero_head=False)
+    assert torch.equal(model.get_classifier().weight, expected)
