@@ -146,23 +146,6 @@ def test_safetensors_and_torch_files_with_the_names_of_wrappers(tmp_path, ending
     assert torch.equal(logits(model), logits(source))
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda state: {"model": {"state_dict": state}},
-        lambda state: {"epoch": 10, "model_state_dict": state, "optimizer_state_dict": {"state": {}}, "loss": "CE"},
-        lambda state: {"state_dict": {"other": torch.ones(1)}, "state_dict_ema": state},
-        lambda state: {"format": 1, "model": {"other": torch.ones(1)}, "ema": state, "optimizer": {}},
-        lambda state: OrderedDict((name, torch.nn.Parameter(tensor)) for name, tensor in state.items()),
-    ],
-)
-def test_containers_of_torch_files(tmp_path, wrap):
-    source, model = random_vit(), small_vit()
-    torch.save(wrap(source.state_dict()), tmp_path / "vit.pth")
-    load_pretrained(model, str(tmp_path / "vit.pth"))
-    assert torch.equal(logits(model), logits(source))
-
-
 def test_weights_saved_on_a_gpu_are_loaded_on_the_cpu(tmp_path):
     path, source, model = tmp_path / "vit.pth", random_vit(), small_vit()
     torch.save(source.state_dict(), path, _use_new_zipfile_serialization=False)

@@ -138,9 +138,10 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_names_are_refused_and_nothing_runs(tmp_path, monkeypatch, kind, zipped):
     monkeypatch.chdir(tmp_path)
-    content = {"model": random_vit().state_dict(), "args": argparse.Namespace(a=[Reduced(*HOSTILE[kind])])}
-    torch.save(content, tmp_path / "x.tar", _use_new_zipfile_serialization=zipped)
-    assert "which is not data" in refusal(tmp_path / "x.tar") and not Path("PROOF").exists()
+    bomb = Reduced(*HOSTILE[kind])
+    for content in (bomb, {"model": random_vit().state_dict(), "args": argparse.Namespace(a=[bomb])}):
+        torch.save(content, tmp_path / "x.tar", _use_new_zipfile_serialization=zipped)
+        assert "which is not data" in refusal(tmp_path / "x.tar") and not Path("PROOF").exists()
 
 
 def test_a_harmless_function_is_not_called_either(tmp_path, monkeypatch):
@@ -191,8 +192,10 @@ LAYOUTS = {
     "SWA": ({"swa_model": averaged(), "net": states()}, "average", "raw"),
     "EMA": ({"state_dict": states(), "ema_state_dict": averaged()}, "average", "raw"),
     "Averaged": ({"module": states(), "averaged": states(far=True)}, "average", "raw"),
+    "nested": ({"epoch": 1, "loss": "CE", "model": {"state_dict": states()}, "optimizer_state_dict": {}}, "raw", "raw"),
+    "parameters": ({name: torch.nn.Parameter(one) for name, one in states().items()}, "raw", "raw"),
+    "another beside": ({"state_dict": {"other": torch.ones(1)}, "model_state_dict": states()}, "raw", "raw"),
     "own": ({"format": 6, "model": states(), "state_dict_ema": states(far=True)}, "average", "average"),
-    "own, old": ({"format": 6, "model": states(), "ema": states(far=True)}, "average", "average"),
     "Lightning": ({"state_dict": states("model.") | averaged("ema_model.module.")}, "average", "raw"),
     "Lightning 2.6": (SWAPPED | {"current_model_state": states("model.")}, "average", "average"),
     "mmengine": (SWAPPED | {"message_hub": {}, "ema_state_dict": states("module.model.")}, "average", "average"),
