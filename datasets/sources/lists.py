@@ -72,7 +72,7 @@ class Tables(Source):
     """DATA_PATH/train.csv and DATA_PATH/val.csv, see `read_table`; or one table, with splits in it or to be split.
 
     A table is also one of `METADATA` in the folder of a split, or in DATA_PATH. The split 'test' is DATA_PATH/test.csv,
-    or the rows of test; 'all' is one table without splits. A folder of class folders without a table is `folder`.
+    or the rows of test; 'all' is one table without splits.
     """
 
     def read(self, split: str) -> ImageFiles:
@@ -102,8 +102,13 @@ class Tables(Source):
         found = {split: file for split, file in files.items() if file.is_file()}
         if not {"train", "val"} & found.keys():
             metadata = [root / name for name in METADATA if (root / name).is_file()]
-            if not found and not metadata and root.is_dir() and (form := other_form(root)):
-                raise UserError(f"{root}: contains no train.csv; {form}")
+            if not found and not metadata and root.is_dir():  # class folders are read on request: a table may be lost
+                has_lists = any(root.glob("*_list.txt"))
+                form = "to read its lists: -dataset=imagenet2012" if has_lists else other_form(root)
+                if not form and has_class_folders(root):
+                    form = "to read its class folders: -dataset=folder"
+                if form:
+                    raise UserError(f"{root}: contains no train.csv; {form}")
             found |= {"all": metadata[0]} if metadata else {} if found else dict(islice(files.items(), 1))
         return {split: Table(file, data.encoding) for split, file in found.items()}
 
@@ -124,12 +129,6 @@ class Tables(Source):
         if "all" in cls.find(data) and parts.keys() == {"train"}:  # one table
             return ()
         return [split for split in parts if split != "test" or cls.find_test(data)[0]]
-
-    @classmethod
-    def recognize(cls, data: Data) -> str:
-        root = Path(data.data_path)
-        has_table = any(table_file(root, split).is_file() for split in ("train", "val")) or other_form(root)
-        return data.dataset if has_table or data.multi_label or not has_class_folders(root) else "folder"
 
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:

@@ -60,6 +60,15 @@ def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
     assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
 
 
+def test_class_folders_without_their_table_are_refused(tmp_path, cpu):
+    """A run whose table is lost does not continue with the labels of folders."""
+    write_classes(tmp_path, dog=3, cat=3)
+    data = recognize_dataset(options(tmp_path, dataset="csv"), cpu)
+    assert_refused(lambda: read_samples(data, None, cpu, "train")[0], "no train.csv", "-dataset=folder")
+    (tmp_path / "train_list.txt").touch()
+    assert_refused(lambda: read_samples(data, None, cpu, "train")[0], "no train.csv", "-dataset=imagenet2012")
+
+
 # CSV
 
 

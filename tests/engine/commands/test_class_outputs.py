@@ -294,7 +294,7 @@ def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(f
 
     def evaluated(*flags: str) -> tuple[str, int]:
         output = folder / f"split{len([*folder.iterdir()])}"
-        weights = [f"-model={NAME}", f"-pretrained={folder / '2.pth'}", f"-data_path={tmp_path}", "-dataset=csv"]
+        weights = [f"-model={NAME}", f"-pretrained={folder / '2.pth'}", f"-data_path={tmp_path}"]
         flags = (*weights, *flags, "-num_workers=0", f"-output={output}", "-batch_size=99")
         run(parse_command_line(["-eval", *flags]), cpu)
         result = read_result(only_run(output, "eval"))
