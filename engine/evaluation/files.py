@@ -26,13 +26,12 @@ from engine.evaluation.results import (
     name_of_target,
     worst_mistakes,
 )
-from engine.run.record import CONFUSION, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
+from engine.run.record import CONFUSION, MAX_CLASSES_SHOWN, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
 from utils.files import atomic_write, make_own_folder, open_atomically
 from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
-MAX_CLASSES_SHOWN = 50  # in the matrix of the page
 MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
 LOGITS = "logits.npz"
 NOT_DRAWN = "attention maps: the run ended before they were drawn; -eval draws them"

@@ -35,6 +35,7 @@ SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
     "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",
 )  # fmt: skip
 MAX_CHARS = 1000  # of a warning
+MAX_CLASSES_SHOWN = 50  # in the confusion matrix of the page
 Row = dict[str, Any]
 Kind = Literal["report", "evaluation", "epoch"]  # of a row
 
@@ -294,9 +295,11 @@ def _read_first_format(folder: Path) -> dict[str, Any]:
         for line in (folder / "facts.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 kind = (fact := json.loads(line)).pop("fact")
-                facts[kind] = fact
+                if kind == "RunWarning":
+                    warnings[fact["text"]] += 1
+                else:
+                    facts[kind] = fact
                 starts += kind == Start.__name__
-                warnings.update([fact["text"]] if kind == "RunWarning" else [])
     with suppress(OSError, UserError):
         recipe = read_yaml(folder / RECIPE_OPTIONS)[0]
     if state.get("state") in UNFINISHED:
@@ -328,4 +331,8 @@ def read_evaluation(folder: Path) -> dict[str, Any]:
                     {key: unescaped_cell(text) for key, text in row.items()}
                     for row in read_rows(folder / f"{name}.csv")
                 ]
+        with suppress(OSError, ValueError, csv.Error), open(folder / CONFUSION, newline="", encoding="utf-8") as file:
+            header, *rows = csv.reader(file)
+            if len(rows) <= MAX_CLASSES_SHOWN:
+                tables["confusion"] = [[*map(unescaped_cell, header[1:])], [row[1:] for row in rows]]
     return read_json(folder / SUMMARY) | tables

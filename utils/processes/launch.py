@@ -145,7 +145,7 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         return {name: env.get(name, default) for name, default in defaults.items()}
     own = _SRUN if launcher == "srun" else (_mpi_variables(env) or ())[:3]
     if missing := next((name for name in own if name not in env), None):
-        raise UserError(f"{missing}: not set; start this script with {launcher}, which sets it, as {own[0]}")
+        raise UserError(f"{missing}: not set; start this script with {launcher}, which sets it")
     if launcher == "srun":
         counts = env.get("SLURM_STEP_TASKS_PER_NODE", env["SLURM_STEP_NUM_TASKS"])  # '2(x3),1' is 2, 2, 2 and 1
         repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)

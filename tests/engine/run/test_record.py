@@ -14,7 +14,18 @@ from conftest import read_result, train
 from engine.checkpoint.reader import load_checkpoint
 from engine.report.contents import best_epoch
 from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
-from engine.run.record import COLUMNS, MAX_CHARS, ROWS, RUN, TABLE, RunRecord, move_record, read_metrics, read_run
+from engine.run.record import (
+    COLUMNS,
+    MAX_CHARS,
+    ROWS,
+    RUN,
+    TABLE,
+    RunRecord,
+    move_record,
+    read_evaluation,
+    read_metrics,
+    read_run,
+)
 from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.status import STATUS
@@ -252,7 +263,7 @@ def test_a_run_of_the_first_format_is_read_and_continued(tmp_path):
     run, (rows, damaged) = read_run(tmp_path), read_metrics(tmp_path)
     assert (run["state"], run["result"]["top1"], run["starts"], run["warnings"]) == ("finished", 30.0, 1, {"slow": 2})
     assert (run["class_names"], run["recipe"]) == (["a", "b"], {"SEED": 3})
-    assert read_fact(run["facts"], Devices) == Devices(2, "cpu", "float32")
+    assert read_fact(run["facts"], Devices) == Devices(2, "cpu", "float32") and "RunWarning" not in run["facts"]
     assert [(row["kind"], row["step"]) for row in rows] == [
         ("report", 10),
         ("report", 20),
@@ -260,6 +271,8 @@ def test_a_run_of_the_first_format_is_read_and_continued(tmp_path):
         ("epoch", 20),
     ]
     assert damaged == 0 and rows[1]["grad_norm"] == 1.5 and rows[3]["val_top1"] == 30.0
+    (tmp_path / "confusion.csv").write_text("true / predicted,a,b\na,3,1\nb,0,2\n")
+    assert read_evaluation(tmp_path)["confusion"] == [["a", "b"], [["3", "1"], ["0", "2"]]]
     aside = tmp_path / "step-000020"
     aside.mkdir()
     move_record(tmp_path, aside)
