@@ -256,7 +256,7 @@ def match_outputs(
             raise UserError(f"{problem}; rename the classes to WordNet ids, or {fix}")
     if len(names) < number:
         raise UserError(f"{weights}: has {number} outputs without names, and the data {len(names)} classes; {fix}")
-    if ambiguity := find_ambiguity(names):
+    if model.num_classes and (ambiguity := find_ambiguity(names)):  # weights without a head are refused when they load
         raise UserError(f"{weights}: has no class names, and {ambiguity}")
     return in_order, list(names), "from the data, in their order"
 

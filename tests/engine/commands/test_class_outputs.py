@@ -283,6 +283,16 @@ def test_names_beside_the_weights(key, folder, tmp_path, cpu):
         assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
 
 
+def test_weights_without_a_head_are_refused_before_the_order_of_classes(folder, tmp_path, cpu):
+    write_images(tmp_path, NUMBERS)
+    state = write_weights(folder, 12).state_dict()
+    torch.save({name: state[name] for name in state if not name.startswith("head.")}, folder / "backbone.pth")
+    with pytest.raises(
+        UserError, match=r"cannot be evaluated \(head: not in the file.*; train with these weights first"
+    ):
+        evaluate(folder, tmp_path, cpu, weights="backbone.pth")
+
+
 def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path, cpu):
     names = ["ant", "bee"]
     write_weights(folder, 2)
