@@ -139,12 +139,16 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
             block_fn=SampleDropBlock,
             embed_layer=partial(ConvolutionalStem, options.stem) if options.stem else PatchEmbed,
         )
+    assert vit.pos_embed is not None
     if options.stem:
         check_image_size(vit, f"MODEL.STEM: {options.stem}", data)
-    else:
-        initialize_embeddings(vit)
-    if options.pos_embed == "sincos2d":
-        fix_position_embedding(vit)
+    else:  # the other layers are timm's `moco`, see docs/recipes.md
+        nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
+        nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
+    if options.pos_embed == "sincos2d":  # fixed, with zeros for the class token (Chen et al., 2021)
+        vit.pos_embed.requires_grad_(False).zero_()
+        embedding = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
+        vit.pos_embed[:, vit.num_prefix_tokens :] = embedding
     return vit
 
 
@@ -158,27 +162,6 @@ def evaluation_arguments(options: ViT, data: Data) -> dict[str, Any]:
         "class_token": options.global_pool == "token",
         "fc_norm": bool(options.stem),  # else the final norm precedes the pooling, as in big_vision
     }
-
-
-def initialize_embeddings(vit: VisionTransformer) -> None:
-    """Initializes the patch embedding by Xavier and the position embedding with standard deviation 1 / sqrt(width).
-
-    The other layers are timm's `moco`: Xavier uniform, with queries, keys and values as three matrices (Chen et al.,
-    2021, "An Empirical Study of Training Self-Supervised Vision Transformers"). docs/recipes.md compares others.
-    """
-    nn.init.xavier_uniform_(vit.patch_embed.proj.weight.flatten(1))  # a linear layer in the shape of a convolution
-    assert vit.pos_embed is not None
-    nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
-
-
-@torch.no_grad()
-def fix_position_embedding(vit: VisionTransformer) -> None:
-    """Freezes the position embedding at 2-D sines and cosines (Chen et al., 2021), with zeros for the class token."""
-    embedding = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
-    assert vit.pos_embed is not None
-    vit.pos_embed.zero_()
-    vit.pos_embed[:, vit.num_prefix_tokens :] = embedding
-    vit.pos_embed.requires_grad_(False)
 
 
 def _attention(head_size: int | None) -> type[Attention]:

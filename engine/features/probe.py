@@ -41,6 +41,15 @@ class Features(NamedTuple):
     indices: np.ndarray
 
 
+class Fitted(NamedTuple):
+    """Weight (C, F) and bias (C,) on the CPU, figures for run.json, and the sums of the training images."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    figures: dict[str, Any]
+    sums: BatchSums | None
+
+
 def run_probe(trainer: Trainer) -> None:
     """Runs an epoch of one step, which fits the head; with the evaluation and the files of a training.
 
@@ -68,16 +77,17 @@ def _fit_head(trainer: Trainer) -> None:
         )
     train = _features(trainer, model, trainer.plan.train, "train")
     val = _features(trainer, model, trainer.plan.val, "val")
-    fitted = call_on_main(lambda: _fit(trainer, train, val), context)  # None on other ranks
-    weight, bias, figures = broadcast_object(fitted[:3] if fitted else None, context)  # type: ignore[misc]
+    on_main = call_on_main(lambda: _fit(trainer, train, val), context)
+    fitted = broadcast_object(on_main and on_main._replace(sums=None), context)
+    assert fitted is not None  # the main process has fitted it
     with torch.no_grad():
-        heads[0].weight.copy_(weight)
-        heads[0].bias.copy_(bias)
+        heads[0].weight.copy_(fitted.weight)
+        heads[0].bias.copy_(fitted.bias)
     weights.sync_after_load()
-    trainer.outputs.record.set_result(**figures)
-    if fitted:  # the sums are over all ranks
+    trainer.outputs.record.set_result(**fitted.figures)
+    if on_main and on_main.sums is not None:  # the sums are over all ranks
         no = torch.zeros((), device=context.device)
-        progress.sums.add_step(fitted[3], no, no > 0)
+        progress.sums.add_step(on_main.sums, no, no > 0)
     progress.done_steps += 1
     trainer.after_step(progress)
 
@@ -99,10 +109,7 @@ def _features(trainer: Trainer, model: FeatureModel, samples: Samples, split: st
     return Features(values.to(device), torch.from_numpy(samples.targets[readable]).to(device), readable)
 
 
-def _fit(
-    trainer: Trainer, train: Features, val: Features
-) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], BatchSums]:
-    """Weight (C, F) and bias (C,) on the CPU, figures for run.json, and the sums of the training images."""
+def _fit(trainer: Trainer, train: Features, val: Features) -> Fitted:
     config, matmul, classes = trainer.config, torch.backends.cuda.matmul, trainer.config.model.num_logits
     samples, logger = trainer.plan.train, trainer.outputs.logger
     class_weights = read_class_weights(config.loss, samples.targets, classes, trainer.context.device)
@@ -130,7 +137,7 @@ def _fit(
         logits = F.linear(rows, weight, bias)
         sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
     matmul.allow_tf32 = tf32
-    return weight.cpu(), bias.cpu(), figures, reduce(add, sums)
+    return Fitted(weight.cpu(), bias.cpu(), figures, reduce(add, sums))
 
 
 def write_suspects(
