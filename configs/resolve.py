@@ -270,6 +270,11 @@ def probe_has_one_epoch(options: OptionLayers) -> list[str]:
     """
     if options.get("MODEL.TUNE") != "probe" or options.get("EVAL.ENABLED"):
         return []
+    try:
+        Config.model_validate(options.values)
+    except ValidationError as invalid:
+        if not all(map(is_contradiction, invalid.errors())):  # a wrong value, which `complete` names or decodes
+            return []
     if (strategy := options.get("PARALLEL.STRATEGY", "ddp")) != "ddp":
         raise UserError(f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp")
     sections = {"TRAIN": Train().model_dump(mode="json", by_alias=True), "EVAL_RAW": False, **_PROBE_DATA}

@@ -386,3 +386,14 @@ def test_a_probe_has_no_use_for_a_key_that_another_rule_has_removed(tmp_path):
     (tmp_path / "recipe.yaml").write_text("BASE: [base.yaml]\nTRAIN: {BASE_LR: 2e-3}\nMODEL: {TUNE: probe}")
     (note,) = parse_command_line([f"-cfg={tmp_path / 'recipe.yaml'}"]).notes
     assert note == "MODEL.TUNE probe: TRAIN.BASE_LR have no effect"
+
+
+@pytest.mark.parametrize("wrong", ["TRAIN.BASE_LR=abc", "DATA.BATCH_SIZE=abc", "TRAIN.NUM_EPOCHS=0"])
+def test_a_probe_refuses_wrong_values_of_keys_without_effect(wrong):
+    with pytest.raises(UserError, match=wrong.partition("=")[0]):
+        parse_command_line(["-cfg=configs/probe.yaml", "-opts", wrong])
+
+
+def test_a_probe_reads_a_batch_size_that_is_a_text():
+    texts = ["DATA.BATCH_SIZE='12'", "DATA.BATCH_SIZE_EVAL=null"]
+    assert parse_command_line(["-cfg=configs/probe.yaml", "-opts", *texts]).config.data.batch_size_eval == 12
