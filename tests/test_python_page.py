@@ -56,13 +56,13 @@ def test_the_page_runs_and_gives_the_results_of_the_program(digits_run, tmp_path
     pictures = [Image.fromarray(samples.open(index, 1).pixels[0].numpy()) for index in range(len(samples))]
     with torch.inference_mode():
         logits = model(torch.stack([names["preprocess"](picture) for picture in pictures]))
-    targets, result = torch.tensor(samples.targets), names["result"]
+    targets, result = torch.tensor(samples.targets), names["record"]["result"]
     assert nn.functional.cross_entropy(logits, targets).item() == pytest.approx(result["loss"], abs=1e-3)
     hits = (logits.argmax(1) == targets).sum().item()
     assert hits == pytest.approx(result["top1"] / 100 * len(targets), abs=1.01)  # a tie may round to another class
     best = names["evaluated"].loc[result["epoch"]]
     assert (best["val_top1"], best["val_loss"]) == (result["top1"], result["loss"])
     assert names["runs"].loc[run.name, "top1"] == result["top1"] and names["options"]["TRAIN"]["BASE_LR"] == 1e-2
-    assert names["facts"].loc["Model", "parameters"] == sum(weight.numel() for weight in model.parameters())
+    assert names["record"]["facts"]["Model"]["parameters"] == sum(weight.numel() for weight in model.parameters())
     recall = names["per_class"].set_index("class")["recall"]
     assert recall["3"] == pytest.approx(100 * (logits.argmax(1)[targets == 3] == 3).float().mean().item(), abs=3)

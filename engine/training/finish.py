@@ -10,7 +10,6 @@ from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
 from engine.report import REPORT
-from engine.report.overview import class_figures, verdict_of
 from engine.run.folder import next_command
 from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
@@ -139,6 +138,8 @@ def _conclude(command: Command, trainer: Trainer) -> int:
     logger.info(f"----- Total time: {total}, of it {steps} in training steps")
     if not trainer.report:
         return signal.status if signal else 0
+    from engine.report.overview import class_figures, verdict_of  # imported late, as the page
+
     record.update(**outcome)  # writes the evaluation of the best epoch, and the page
     contents = trainer.report.contents
     metric, score = contents.metric, contents.score

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -22,11 +22,13 @@ from engine.evaluation.pictures import save_picture, to_picture
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress, Observer
 from engine.report import REPORT, TRAIN_BATCH
-from engine.report.contents import RunContents, contents_of
 from engine.training.session import RunOutputs, Session
 from models.tuning import adapter_size, write_peft_folder
 from utils.errors import on_one_line, shortened
 from utils.metrics import Metrics
+
+if TYPE_CHECKING:
+    from engine.report.contents import RunContents
 
 
 class TimeShare:
@@ -85,8 +87,10 @@ class RunReport:
         self._page = TimeShare(lambda: self._try(self._write_page), _MAX_TIME_SHARE)
 
     @property
-    def contents(self) -> RunContents:
+    def contents(self) -> "RunContents":
         """The run as the page shows it, from the record in memory."""
+        from engine.report.contents import contents_of  # imported late, as the page
+
         outputs = self.outputs
         return contents_of(outputs.record, self._config, outputs.evaluation.values)
 
