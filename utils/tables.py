@@ -15,10 +15,13 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 def read_rows(path: Path, errors: str = "strict") -> list[dict[str, str]]:
-    """The rows of a CSV file, without a last row that a crash left incomplete. errors: as of `open`."""
+    """The rows of a CSV file that have a cell for each column; a crash leaves the last one incomplete.
+
+    errors: as of `open`.
+    """
     with open(path, newline="", encoding="utf-8", errors=errors) as file:
         complete_lines = (line for line in file if line.endswith("\n"))
-        return [row for row in csv.DictReader(complete_lines) if None not in row.values()]
+        return [row for row in csv.DictReader(complete_lines) if None not in row and None not in row.values()]
 
 
 def to_float(text: str | float | None) -> float | None:

@@ -64,7 +64,7 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     columns = [column for column in _CLASS_COLUMNS if column in rows[0] and column not in skipped]
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_quality)[:MAX_CLASSES]
-    cells = [[_class_cell(column, row[column]) for column in columns] for row in rows]
+    cells = [[_class_cell(column, row.get(column, "")) for column in columns] for row in rows]
     return [_CLASS_COLUMNS[column] for column in columns], cells
 
 
