@@ -48,16 +48,6 @@ def test_defaults_are_those_of_the_family(name):
     )
 
 
-def test_options_override_the_defaults_of_the_family():
-    config = parse("MODEL.TYPE=cait", "TRAIN.MODEL_EMA=false", "DATA.IMAGENET_MEAN=[0, 0, 0]", "MODEL.DROPPATH=0")
-    assert (config.train.model_ema, config.data.imagenet_mean, config.model.droppath) == (False, (0, 0, 0), 0)
-    assert config.data.imagenet_std == (0.229, 0.224, 0.225)
-    optimizer = parse("MODEL.TYPE=mae", "TRAIN.OPTIMIZER.NAME=lion").train.optimizer
-    assert (optimizer.name, optimizer.betas) == ("lion", None)  # the betas of the family are those of AdamW
-    train = parse("MODEL.TYPE=swin", "TRAIN.SQRT_SCALED_LR=512").train
-    assert (train.linear_scaled_lr, train.sqrt_scaled_lr) == (None, 512)
-
-
 def test_a_model_is_distilled_if_the_training_distils():
     assert not parse("MODEL.TYPE=pit").model.distilled
     assert parse("MODEL.TYPE=pit", "TRAIN.DISTILLATION_TYPE=hard").model.distilled

@@ -94,17 +94,6 @@ def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):
         open_plugin(str(path))
 
 
-def test_a_plugin_that_registers_nothing_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("configs.parts._running", {})  # later runs would send it to their workers
-    (tmp_path / "empty.py").write_text("class Model:\n    pass\n")
-    (tmp_path / "model.py").write_text(
-        "from timm.models import register_model\n@register_model\ndef own_model_1(**kwargs):\n    pass\n"
-    )
-    flags = [f"-plugin={path}" for path in (tmp_path / "empty.py", tmp_path / "model.py")]
-    (note,) = [note for note in parse_command_line(flags).notes if "registers no part" in note]
-    assert note.startswith(f"Warning: {tmp_path}/empty.py")
-
-
 def test_a_worker_has_the_parts_without_the_file(plugin):
     """The rank sends the text: the file may have changed since it ran."""
     code = "import pickle, sys; _, part = pickle.load(sys.stdin.buffer); print(part.__module__, part.__name__)"

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.run.record import RunRecord
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
 
@@ -68,10 +68,6 @@ def one_fails(context: ProcessContext) -> None:
     if context.rank == 1:
         raise Unavailable("disk: full")
     all_reduce_sum(torch.zeros(1), context)
-
-
-def all_fail(context: ProcessContext) -> None:
-    raise UserError("list: not found")
 
 
 def one_crashes(context: ProcessContext) -> None:

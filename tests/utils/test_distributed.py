@@ -60,15 +60,6 @@ def test_script_starts_its_own_processes():
     assert ended.err == ""
 
 
-@pytest.mark.slow
-def test_torchrun():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    ended = end(start([*torchrun, WORKER, "one_fails"]))
-    assert set(ended.out.splitlines()) >= AGREED
-    assert ended.status == 1
-    assert ended.err.count("error: disk: full\n") == 1
-
-
 def srun(case: str, **variables: str) -> list[subprocess.Popen]:
     """Two processes with the environment of srun."""
     step = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": case, "SLURM_STEP_NUM_TASKS": "2"}
@@ -94,12 +85,6 @@ def test_srun_and_mpirun(launcher):
     assert [ended.status for ended in both] == [0, 0], both
     lines = [line for ended in both for line in ended.out.splitlines()]
     assert set(lines) == AGREED | {f"by {launcher.__name__} with None threads"}
-
-
-@pytest.mark.slow
-def test_an_error_of_all_processes_is_printed_once():
-    ended = run("all_fail")
-    assert (ended.status, ended.err) == (2, "error: list: not found\n")
 
 
 @pytest.mark.slow

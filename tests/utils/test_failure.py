@@ -126,7 +126,6 @@ def test_waiting_for_one_collective_is_told_from_a_sequence_of_them(monkeypatch)
     [
         ("Connection closed by peer [127.0.0.1]:1234", True),
         ("Timed out waiting 3000ms for recv operation to complete", True),
-        ("writev [10.0.0.1]:1: No route to host", True),
         ("a bug", False),
     ],
 )
@@ -187,16 +186,3 @@ def test_a_rank_that_does_not_start_is_named(capsys):
     assert capsys.readouterr().err.startswith("WORLD_SIZE is 3: rank 0 waits for rank 1, at most 1 s")
     RunStore(store, 1, 3).announce()
     assert [one.pid for one in RunStore(store, 0, 3).processes(limit_seconds=1)] == [os.getpid()] * 3
-
-
-@pytest.mark.parametrize(("shared", "counts_matter"), [("True", True), ("False", False)])
-def test_agents_that_joined_at_different_times_share_a_store(monkeypatch, shared, counts_matter):
-    """An agent that joined an elastic run later has counted fewer restarts than the others."""
-    store = dist.HashStore()
-    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: store)
-    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: socket.socket())
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shared)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    connect_store(place(1), 60).set("host", "a")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert connect_store(place(1), 60).check(["host"]) != counts_matter

@@ -21,13 +21,12 @@ from utils.errors import UserError
 from utils.files import (
     TemporaryFolder,
     atomic_save,
-    open_atomically,
     read_regular_file,
     temporary_path,
     verify_checksum,
 )
 from utils.seeding import derive_seed, seed_device
-from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell, wrap_parts
+from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell
 
 
 @pytest.fixture
@@ -88,12 +87,6 @@ def test_a_cell_is_read_back_as_its_text(text):
     assert unescaped_cell(cell) == text and not cell.startswith(("=", "+", "-", "@"))
 
 
-def test_an_error_of_an_atomic_write_names_the_file(tmp_path):
-    with pytest.raises(OSError) as caught, open_atomically(tmp_path / "config.yaml"):
-        raise OSError(errno.ENOSPC, "No space left on device")  # of write(), which does not know the path
-    assert caught.value.filename == str(tmp_path / "config.yaml") and not list(tmp_path.iterdir())
-
-
 def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_path):
     """The names are of another host, so that no two processes write one temporary file."""
     left = [".last.pth.node1.7.tmp", ".previous.pth.node1.7.tmp", ".best.pth.tmp", ".epoch-003.pth.node1.7.tmp"]
@@ -134,16 +127,6 @@ def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkey
     with pytest.raises(OSError, match="not a regular file"):
         read_regular_file(str(tmp_path), max_bytes=1)
     assert len(os.listdir("/dev/fd")) == before
-
-
-def test_lines_are_wrapped_between_parts():
-    assert wrap_parts(["a" * 60, "b, c", "d" * 60, "e" * 200], indent="    ") == [
-        f"{'a' * 60}, b, c",
-        f"    {'d' * 60}",
-        f"    {'e' * 200}",
-    ]
-    assert wrap_parts(["x" * 59, "y" * 59]) == [f"{'x' * 59}, {'y' * 59}"]  # exactly 120
-    assert wrap_parts([]) == []
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
-from conftest import ROOT, digits_flags
-from rank_pool import environment
+from conftest import ROOT
 
 from main_multi_gpu import _prepare, check_num_processes
 from utils.errors import Unavailable, UserError, print_error
@@ -31,11 +29,9 @@ SRUN_16 = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}
         (None, {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}),  # an interactive shell
         ("srun", SRUN_2 | {"PMI_RANK": "0"}),  # srun --mpi=pmi2
         ("mpirun", SRUN_2 | OPEN_MPI),
-        ("mpirun", {"PMI_RANK": "0", "PMI_SIZE": "1", "MPI_LOCALRANKID": "0"}),
         ("torchrun", SRUN_2 | {"LOCAL_RANK": "0"} | ONE_OF_16),
         ("torchrun", {"RANK": "0", "WORLD_SIZE": "1"}),
         ("srun", SRUN_16 | ONE_OF_16),  # exported by a script; srun knows the local rank
-        (None, {"SKYPILOT_NUM_NODES": "1", "PET_NNODES": "1"}),
     ],
 )
 def test_launcher(started_by, env):
@@ -46,7 +42,6 @@ def test_launcher(started_by, env):
     ("env", "words"),
     [
         ({"WORLD_SIZE": "2"}, "without LOCAL_RANK"),
-        (SRUN_16 | {"RANK": "0", "WORLD_SIZE": "32"}, "without LOCAL_RANK"),
         ({"PET_NNODES": "2", "RANK": "1", "WORLD_SIZE": "8"}, "without LOCAL_RANK"),  # a PyTorchJob
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
@@ -62,7 +57,6 @@ def test_a_process_that_cannot_know_its_rank_is_refused(env, words):
         *(("RANK", value) for value in ("abc", "-1", "", "2")),
         ("WORLD_SIZE", "0"),
         ("LOCAL_WORLD_SIZE", "3"),
-        ("SLURM_STEP_NUM_TASKS", "x"),
         ("PMI_RANK", " "),
     ],
 )
@@ -135,7 +129,6 @@ def test_srun_variables():
     ("env", "name", "value"),
     [
         (SRUN, "SLURM_PROCID", None),
-        (SRUN, "SLURM_LOCALID", None),
         (SRUN, "SLURM_NODEID", "4"),
         (SRUN, "SLURM_NODEID", "x"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, "PMI_SIZE", None),
@@ -163,14 +156,12 @@ rank, names = os.environ["RANK"], ("0", "1")
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
 if case == "ignores":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-if case == "succeeds":
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 if case == "failed before":  # the launcher terminates this rank, and then receives a signal
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGUSR1))
 open(os.path.join(folder, rank), "w").close()
 while not all(os.path.exists(os.path.join(folder, name)) for name in names):
     time.sleep(0.01)
-if case in ("signal", "ignores", "succeeds") and rank == "0":
+if case in ("signal", "ignores") and rank == "0":
     os.kill(os.getppid(), signal.SIGUSR1)
 if case == "reports":
     open(os.environ["AMPVIT_REPORT"], "a").close()
@@ -187,9 +178,7 @@ time.sleep(0 if case == "ends" else 600)
     ("case", "status", "line"),
     [
         ("ends", 0, ""),
-        ("fails", 3, ""),  # the other one is terminated
         ("failed before", 3, ""),  # before the signal
-        ("succeeds", 0, ""),  # all end with 0 though a signal was sent
         ("real-time", 168, "error: the process of rank 1 was terminated by signal 40\n"),
         ("killed", 137, "error: the process of rank 1 was terminated by SIGKILL; possible cause: out of host memory\n"),
         ("reports", 137, ""),  # a rank has printed the line
@@ -249,24 +238,6 @@ def test_a_process_that_the_system_refuses_is_named_and_the_others_end(monkeypat
     with pytest.raises(Unavailable, match=r"^-ngpus: rank 1 cannot start \(Resource .*\); raise ulimit -u "):
         launch.launch_processes(str(tmp_path / "rank.py"), [], num_processes=2)
     assert started[0].returncode == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_launcher_that_is_killed_during_the_start_leaves_one_line_at_most(tmp_path):
-    """The ranks lose the store of the launcher, of which torch would print C++ stacks."""
-    flags = ["-ngpus=2", *digits_flags(tmp_path / "out"), "TRAIN.NUM_EPOCHS=9999"]
-    with open(tmp_path / "printed", "w+") as printed:
-        launcher = subprocess.Popen(
-            [sys.executable, "main_multi_gpu.py", *flags], cwd=ROOT, env=environment(), stdout=printed, stderr=printed
-        )
-        while "Options that differ" not in (text := (tmp_path / "printed").read_text()):
-            assert launcher.poll() is None, text
-            time.sleep(0.01)
-        launcher.kill()
-        launcher.wait()
-        time.sleep(5)
-    text = (tmp_path / "printed").read_text()
-    assert "frame #" not in text and "Exception raised" not in text and text.count("error: ") <= 1
 
 
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):

@@ -26,7 +26,6 @@ GPU_SHORTAGES = [
     (torch.OutOfMemoryError, "CUDA out of memory. {Tried to allocate 2.00 GiB.}"),
     (torch.AcceleratorError, OUT_OF_MEMORY),
     (RuntimeError, "{Triton Error [CUDA]: out of memory}"),
-    (RuntimeError, "CUDA error: {CUBLAS_STATUS_ALLOC_FAILED when calling} `cublasCreate(handle)`"),
     (RuntimeError, "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_{DEVICE_ALLOCATION_FAILED}"),
     (RuntimeError, f"{SDPA}\n{{CUDA ran out of memory outside}} PyTorch's allocator."),
     (dist.DistBackendError, f"{NCCL}{{Cuda failure 2 'out of memory'}}"),

@@ -1,14 +1,13 @@
 """Loss, accuracy and gradient norm from sums and counts; the table of metrics: which evaluation is the best."""
 
 import math
-from typing import get_args
 
 import pytest
 import timm
 import torch
 from torch import nn
 
-from utils.metric_table import METRICS, MetricName, best_metric, metrics_of
+from utils.metric_table import METRICS
 from utils.metrics import BatchSums, MetricSums, to_metrics
 
 
@@ -56,12 +55,6 @@ def test_restored_totals_continue(cpu):
     metrics = to_metrics(second.totals())
     assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.0, 18, 6, 3.0)
     assert metrics.values["top1"] == pytest.approx(100 / 6) and metrics.values["top5"] == pytest.approx(500 / 6)
-
-
-def test_the_options_name_the_table():
-    assert set(get_args(MetricName)) == METRICS.keys()
-    assert best_metric(None, False).name == "top1" and best_metric(None, True).name == "mean_ap"
-    assert best_metric("loss", True).name == "loss" and [one.name for one in metrics_of(True)] == ["loss", "mean_ap"]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,8 @@ from torch.distributed import HashStore
 
 from utils import system
 from utils.system import (
-    busy_note,
     core_share,
     cpu_quota,
-    describe_waiting,
     limit_spinning,
     share_on_host,
     usable_cores,
@@ -100,7 +98,6 @@ def machine(monkeypatch, tmp_path) -> Path:
         (True, None, {}, None),
         (True, "cpu", {}, "10000"),
         (True, None, {"CUDA_VISIBLE_DEVICES": ""}, "10000"),
-        (True, "cuda", {}, None),
         (False, None, {"GOMP_SPINCOUNT": "7"}, "7"),
         (False, None, {"OMP_WAIT_POLICY": "active"}, None),
     ],
@@ -123,22 +120,12 @@ def test_threads_spin_shortly_beside_more_running_threads_than_cores(running, ex
     assert system.os.environ["GOMP_SPINCOUNT"] == expected
 
 
-def test_a_busy_machine_is_noted_with_the_way_threads_wait(monkeypatch, machine):
-    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 9.0, 9.0))
-    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
-    assert busy_note() is None
-    monkeypatch.setattr("os.getloadavg", lambda: (11.26, 0.0, 0.0))
-    assert describe_waiting().endswith("GOMP_SPINCOUNT 10000")
-    assert "11.3 on 2 cores" in busy_note() and describe_waiting() in busy_note()
-
-
 @pytest.mark.parametrize(
     ("of_ranks", "quota", "expected"),
     [
         ([set(range(16))] * 8, math.inf, 2),  # torchrun: all ranks may use all cores
         ([set(range(start, start + 16)) for start in range(0, 128, 16)], math.inf, 16),  # srun: cores of its own
         ([set(range(128))] * 4, 30.0, 7),
-        ([{0, 1, 2, 3}, {2, 3, 4, 5}], math.inf, 3),
         ([{0}] * 4, math.inf, 0),
     ],
 )
@@ -164,8 +151,6 @@ def test_ranks_of_a_host_exchange_their_cores(monkeypatch):
         ("0::/", {"cpu.max": "800000 100000\n"}, 8.0),  # in a container, its own group is the root
         ("0::/", {"cpu.max": "max 100000\n"}, math.inf),
         ("0::/pod/job", {"pod/cpu.max": "250000 100000\n", "pod/job/cpu.max": "max 100000\n"}, 2.5),
-        ("0::/docker/of-the-host", {"cpu.max": "300000 100000"}, 3.0),
-        ("0::/", {"cpu.max": "damaged"}, math.inf),
         (None, {}, math.inf),
     ],
 )
