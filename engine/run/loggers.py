@@ -1,7 +1,7 @@
-"""Loggers of the figures of a run: TensorBoard, and Weights & Biases and MLflow on request.
+"""Loggers of the figures of a run: TensorBoard, and Weights & Biases, MLflow and Trackio on request.
 
-The environment variables of the libraries (WANDB_MODE, MLFLOW_TRACKING_URI, ...) work as documented there. Each library
-is imported when its logger is made: ImportError if it is not installed.
+The environment variables of the libraries (WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_DIR, ...) work as documented there.
+Each library is imported when its logger is made: ImportError if it is not installed.
 """
 
 import os
@@ -171,10 +171,40 @@ class MlflowLogger:
         self._mlflow.end_run("FAILED" if not result else "FINISHED" if result["finished"] else "KILLED")
 
 
+class TrackioLogger:
+    """Logs to a run of Trackio, by default in a folder of this machine, without an account.
+
+    A resumed run continues the newest run of its name, and logs the steps that it repeats a second time.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        import trackio
+
+        self._log, self._trackio = log, trackio
+
+    def start(self, run: LoggedRun) -> None:
+        self._run = self._trackio.init(
+            project=(project := os.environ.get("TRACKIO_PROJECT", "ampvit")),
+            name=run.folder.name,
+            resume="allow" if run.known_id("trackio") else "never",
+            config=parse_value(run.options) | {"environment": run.environment},
+            embed=False,  # in a notebook it would start a server
+        )
+        atomic_write(run.id_file("trackio"), f"{self._run.id}\n")
+        self._log(f"----- trackio: run {self._run.name}; trackio show --project {project}")
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def finish(self, result: Mapping[str, Any] | None) -> None:
+        self._run.finish()
+
+
 _LOGGERS: dict[str, Callable[[Callable[[str], None]], MetricLogger]] = {
     "tensorboard": TensorBoardLogger,
     "wandb": WandbLogger,
     "mlflow": MlflowLogger,
+    "trackio": TrackioLogger,
 }
 
 

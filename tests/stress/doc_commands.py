@@ -91,7 +91,7 @@ NOT_RUN = (
     (r"-m paddle|torchrun.* train.py", "the command of another program"),
     (r"=s3://", "a bucket: tests/datasets/shards/test_s3.py"),
     (r"https://host/", "a web server: faults/tar_served.py"),
-    (r"LOGGERS=.wandb", "wandb and mlflow: tests/engine/run/test_loggers.py"),
+    (r"LOGGERS=.wandb", "wandb, mlflow and trackio: tests/engine/run/test_loggers.py"),
     (r"run_all.py|doc_commands.py", "runs this program"),
     (r"endure.py soak", "ten minutes: run_all.py runs it"),
     (r"# GPU$", "a GPU: tests/engine/training/test_batch_size.py"),

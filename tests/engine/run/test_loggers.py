@@ -1,4 +1,4 @@
-"""The log files; loggers: TensorBoard's tables as its own backend reads them, stand-ins for wandb and mlflow."""
+"""The log files; loggers: TensorBoard's tables as its own backend reads them, stand-ins for the other libraries."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, MlflowLogger, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, MlflowLogger, TrackioLogger, check_loggers
 from engine.run.record import RunRecord, read_run
 from utils.errors import UserError
 from utils.tables import read_rows
@@ -211,6 +211,27 @@ def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())  # as Python imports a folder of that name
     with pytest.raises(UserError, match=r"^LOGGERS: wandb "):
         check_loggers(["wandb"])
+
+
+def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
+    """Trackio finds a run by its name; another run of this name, in another folder, is not continued."""
+    trackio = MagicMock()
+    trackio.init.return_value.id, trackio.init.return_value.name = "trackio-id", "a-run"
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    (folder := tmp_path / "a-run").mkdir()
+    for steps_done in (0, 22):
+        lines: list[str] = []
+        logger = BackgroundLogger("trackio", TrackioLogger(lines.append), lines.append)
+        environment = {"parts": {"torch": "2.15"}}
+        logger.submit("start", LoggedRun(folder, steps_done, "TRAIN: {BASE_LR: 0.1}", {}, environment))
+        logger.submit("scalars", {"train/loss": 1.0}, steps_done + 1)
+        logger.finish(RESULT)
+        assert lines == ["----- trackio: run a-run; trackio show --project ampvit"]
+    inits = [made.kwargs for made in trackio.init.call_args_list]
+    assert [init["resume"] for init in inits] == ["never", "allow"] and inits[1]["name"] == "a-run"
+    assert inits[0]["config"] == {"TRAIN": {"BASE_LR": 0.1}, "environment": environment}
+    assert trackio.init().log.call_args_list == [call({"train/loss": 1.0}, step=step) for step in (1, 23)]
+    assert trackio.init().finish.call_count == 2
 
 
 def test_wandb_does_not_ask_for_a_login(libraries):
