@@ -1,9 +1,10 @@
 """The list of packages, the versions of requirements.lock, and the container that installs them."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
@@ -15,16 +16,12 @@ def requirements(name: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line]
 
 
-def test_an_installation_brings_the_listed_packages_and_no_module():
-    pytest.importorskip("setuptools", minversion="77.0.3")
-    from setuptools import Distribution
-    from setuptools.config.pyprojecttoml import apply_configuration
-
-    project = apply_configuration(Distribution(), ROOT / "pyproject.toml")
-    assert [Requirement(text) for text in project.install_requires] == requirements("requirements.txt")
-    for extra, texts in project.extras_require.items():
-        assert [Requirement(text) for text in texts] == requirements(f"requirements-{extra}.txt")
-    assert set(project.extras_require) == {"export", "dev"} and not project.packages and not project.py_modules
+def test_pip_install_ends_in_one_line_that_says_how_to_start(tmp_path):
+    """The packages are named as others on PyPI are (datasets, utils): nothing may reach site-packages."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", f"--wheel-dir={tmp_path}", str(ROOT)]
+    process = subprocess.run(pip, capture_output=True, text=True)
+    assert process.returncode and "[1 lines of output]" in process.stderr and not list(tmp_path.iterdir())
+    assert "error: AmpViT is no package" in process.stderr and "scripts/quickstart.sh" in process.stderr
 
 
 def test_the_locked_versions_satisfy_the_list():
