@@ -369,7 +369,7 @@ ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RUL
 def check_best_metric(options: Config) -> None:
     """Raises UserError if the metric does not apply to the kind of labels, or to so few classes."""
     metric, kind, num_classes = options.best_metric, metrics_of(options.data.multi_label), options.model.num_classes
-    possible = [one.name for one in kind if num_classes is None or num_classes >= one.min_classes]
+    possible = [one.name for one in kind if num_classes is None or one.applies(num_classes, options.data.multi_label)]
     if metric.name not in possible:
         labels = "several labels per image" if options.data.multi_label else "one label per image"
         data = f"{num_classes} classes" if metric in kind else labels

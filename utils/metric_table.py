@@ -5,7 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-MetricName = Literal["top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall"]
+MetricName = Literal[
+    "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall", "auroc", "specificity",
+    "quadratic_kappa", "linear_kappa",
+]  # fmt: skip
+MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class Metric:
         sign: 1 if higher is better, -1 if lower is better.
         log_name: in PaddleViT's line of an evaluation, which has no other metrics but the one that decides.
         min_classes: from this number of classes on, the metric is shown: top-5 of 6 classes means little.
+        max_classes: with more classes and one label per image, it has no value.
+        is_ordinal: the order of the classes counts; it is shown if such a metric decides.
     """
 
     name: str
@@ -28,6 +34,11 @@ class Metric:
     sign: int = 1
     log_name: str = ""
     min_classes: int = 1
+    max_classes: float = math.inf
+    is_ordinal: bool = False
+
+    def applies(self, num_classes: int, multi_label: bool) -> bool:
+        return self.min_classes <= num_classes and (multi_label or num_classes <= self.max_classes)
 
     def rank(self, values: Mapping[str, float | None]) -> tuple[float, float]:
         """The highest for the best evaluation: by this metric, then by the loss. values: by name of the metric.
@@ -39,8 +50,10 @@ class Metric:
         return first, second
 
     def text(self, value: float | None) -> str:
-        """'97.83%', a loss '0.0931', '' for no value."""
-        return "" if value is None else f"{value:.4f}" if self.name == "loss" else f"{value:.2f}%"
+        """'97.83%', a loss '0.0931', '' for no value, 'undefined' for a metric that is NaN."""
+        if value is None or self.name == "loss":
+            return "" if value is None else f"{value:.4f}"
+        return "undefined" if math.isnan(value) else f"{value:.2f}%"
 
 
 METRICS: dict[str, Metric] = {
@@ -53,6 +66,10 @@ METRICS: dict[str, Metric] = {
         Metric("macro_f1", "macro F1", lambda results: results.per_class.macro()["f1"]),
         Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro()["recall"]),
         Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall),
+        Metric("auroc", "AUROC", lambda results: results.ranking.mean_auroc, None, max_classes=MAX_SCORED_CLASSES),
+        Metric("specificity", "specificity", lambda results: results.per_class.mean_specificity),
+        Metric("quadratic_kappa", "quadratic kappa", lambda results: results.weighted_kappa(2), is_ordinal=True),
+        Metric("linear_kappa", "linear kappa", lambda results: results.weighted_kappa(1), is_ordinal=True),
     )
 }
 

@@ -1,5 +1,6 @@
 """Loss and accuracy as sums and counts that are reduced once: never averages of averages."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ class Metrics:
     @property
     def loss(self) -> float:
         return self.values["loss"]
+
+    @property
+    def known(self) -> dict[str, float | None]:
+        """The values; None if not finite: JSON has none."""
+        return {name: value if math.isfinite(value) else None for name, value in self.values.items()}
 
     @property
     def metric(self) -> Metric:

@@ -32,8 +32,9 @@ class Evaluation(Section):
     )
     best_metric: MetricName | None = option(
         None,
-        "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy: "
-        "means over the classes; min_recall: of the worst class; null: top1, with DATA.MULTI_LABEL mean_ap",
+        "what decides which epoch is the best (best.pth, TRAIN.PATIENCE) and ranks runs; macro_f1, balanced_accuracy, "
+        "specificity, auroc: means over the classes; min_recall: of the worst class; quadratic_kappa, linear_kappa: "
+        "classes are grades in their order; null: top1, with DATA.MULTI_LABEL mean_ap",
     )
 
 

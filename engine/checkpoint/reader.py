@@ -35,7 +35,7 @@ from utils.errors import REFUSED, Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor, read_entries
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import tensors_in, verify_checksum
-from utils.metric_table import metrics_of
+from utils.metric_table import METRICS
 from utils.metrics import NUM_SUMS
 
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
@@ -299,10 +299,9 @@ def _is_consistent(state: dict[str, Any]) -> bool:
 
 def _is_best(entry: dict[str, Any]) -> bool:
     """Returns whether `best_entry` of `engine.training.snapshot` can have made the entry."""
-    values = {name: value for name, value in entry.items() if name != "epoch" and (name != "loss" or value is not None)}
-    known = ({metric.name for metric in metrics_of(multi_label)} for multi_label in (False, True))
+    values = [value for name, value in entry.items() if name != "epoch" and value is not None]
     return (
-        entry.keys() - {"epoch"} in known
+        {"epoch", "loss"} <= entry.keys() <= {"epoch", *METRICS}  # an earlier version had fewer metrics
         and type(entry["epoch"]) is int
-        and all(type(value) is float and math.isfinite(value) for value in values.values())
+        and all(type(value) is float and math.isfinite(value) for value in values)
     )

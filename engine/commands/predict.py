@@ -76,7 +76,7 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
     explain = partial(write_maps, folder, samples, session.model, session.evaluator) if options.explain else None
     for results in session.evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain):
         if part and results:
-            part.append(results)
+            part.append(results if options.path is None else replace(results, scores=None))
     seconds, number, num_readable = time.perf_counter() - started, len(samples) - first, 0
     if part:
         names = names_of_labels(samples, classes)

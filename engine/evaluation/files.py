@@ -64,7 +64,7 @@ class EvaluationFiles:
         """
         make_own_folder(self.folder)
         self._tables = {}
-        analyze = self._analyze if results.scores is None else self._analyze_several_labels
+        analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
         figures, mistakes = analyze(results)
         self._write_logits(results)
         note = self._write_pictures(sorted({index for _, index in mistakes}), model)
@@ -75,7 +75,7 @@ class EvaluationFiles:
             "unreadable": len(results.errors),
             "num_classes": len(self.class_names),
             "tta": "flip" if self.evaluator.flips else "none",
-            **metrics.values,
+            **metrics.known,
             **figures,
             "attention": note,
         }
@@ -91,7 +91,8 @@ class EvaluationFiles:
             confused_pairs(results, len(names)),
             calibration(results),
         )
-        shares = (figures.precision, figures.recall, figures.f1, figures.recall, figures.top5)
+        shares = [figures.precision, figures.recall, figures.f1, figures.recall, figures.top5, figures.specificity]
+        shares += [np.resize(results.ranking.auroc, len(names))]
         columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
         self._write_table("per_class", _CLASS_COLUMNS, zip(*columns, strict=True))
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
@@ -108,7 +109,8 @@ class EvaluationFiles:
     def _analyze_several_labels(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
         count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
-        columns = zip(range(len(count)), self.class_names, count, map(_cell, results.average_precisions), strict=True)
+        shares = results.ranking.average_precision, results.ranking.auroc
+        columns = zip(range(len(count)), self.class_names, count, *(map(_cell, one) for one in shares), strict=True)
         self._write_table("per_class", _SEVERAL_LABELS_COLUMNS, columns)
         return {}, self._write_mistakes(highest_losses(results), results)
 
@@ -168,8 +170,10 @@ class EvaluationFiles:
         return write_attention(self.folder / PICTURES, crops, model, self.evaluator)
 
 
-_CLASS_COLUMNS = ("label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5")
-_SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap")
+_CLASS_COLUMNS = (
+    "label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5", "specificity", "auroc",
+)  # fmt: skip
+_SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap", "auroc")
 _IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")

@@ -3,6 +3,7 @@
 All figures are in percent. Legend: B images per batch, N samples, K ranked classes, C classes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,23 +32,50 @@ def score_classes(logits: torch.Tensor, targets: torch.Tensor, top_k: int) -> di
     return ranked | {"losses": losses.masked_fill(targets[:, 0] == PADDING, 0), "scores": logits}
 
 
-def average_precisions(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The average precision of each class in percent (C,), as scikit-learn defines it; NaN without a positive sample.
+@dataclass(frozen=True)
+class RankingFigures:
+    """Figures of the order in which a class ranks the samples (C,), percent, as scikit-learn defines them.
 
-    targets: multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the probability. A
-    score that is NaN is the lowest.
+    average_precision: NaN without a positive sample. auroc: the area under the ROC curve, a sample of the class against
+    all others; equal scores count half. NaN unless there are positive and negative samples.
     """
-    ranked = np.nan_to_num(scores, nan=float(np.finfo(np.float32).min))
-    precisions = np.full(targets.shape[1], np.nan)
-    for label in np.flatnonzero(targets.any(axis=0)):
-        order = np.argsort(-ranked[:, label], kind="stable")
-        values = ranked[order, label]
+
+    average_precision: np.ndarray
+    auroc: np.ndarray
+
+    @property
+    def mean_auroc(self) -> float:
+        return mean_defined(self.auroc)
+
+
+def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
+    """The figures of each class.
+
+    targets: labels (N,) or multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the
+    probability. A score that is NaN is the lowest.
+    """
+    precision, auroc = (np.full(scores.shape[1], np.nan) for _ in range(2))
+    lowest = float(np.finfo(np.float32).min)
+    for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
+        is_positive = targets == label if targets.ndim == 1 else targets[:, label] > 0
+        values = np.nan_to_num(scores[:, label], nan=lowest)
+        order = np.argsort(-values)
+        values = values[order]
         # A threshold is a score that occurs: samples with equal scores are selected together.
         selected = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values))
-        hits = np.cumsum(targets[order, label], dtype=np.int64)[selected - 1]
+        hits = np.cumsum(is_positive[order], dtype=np.int64)[selected - 1]
         increases = np.diff(hits / hits[-1], prepend=0)  # of recall
-        precisions[label] = 100 * np.sum((hits / selected * increases)[::-1])  # the lowest score first, as scikit-learn
-    return precisions
+        precision[label] = 100 * np.sum((hits / selected * increases)[::-1])  # the lowest score first, as scikit-learn
+        if negatives := len(values) - hits[-1]:
+            doubled = np.sum(np.diff(selected - hits, prepend=0) * (2 * hits - np.diff(hits, prepend=0)))  # trapezoids
+            auroc[label] = 100 * doubled / (2 * hits[-1] * negatives)
+    return RankingFigures(precision, auroc)
+
+
+def mean_defined(values: np.ndarray) -> float:
+    """The mean of the values that are not NaN; NaN without any."""
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else math.nan
 
 
 @dataclass(frozen=True)
@@ -60,7 +88,7 @@ class SampleResults:
     probabilities: float32 (N, K), their softmax; with several labels their sigmoid.
     losses: float32 (N,), cross-entropy in nats; with several labels binary cross-entropy, the mean over the classes.
     errors: the reason for each sample that could not be read, by its index.
-    scores: float32 (N, C), the logits, only with several labels.
+    scores: float32 (N, C), the log-probabilities, or with several labels the logits; see `Evaluator.classify`.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     """
 
@@ -82,16 +110,32 @@ class SampleResults:
         return (self.labels[:, :top_k] == self.targets[:, None]).any(axis=1)
 
     @cached_property
-    def average_precisions(self) -> np.ndarray:
-        """The average precision of each class (C,), percent, with several labels per sample; NaN without samples."""
-        assert self.scores is not None
-        return average_precisions(self.targets[self.readable], self.scores[self.readable])
+    def ranking(self) -> RankingFigures:
+        """All figures are NaN without scores."""
+        if self.scores is None:
+            return RankingFigures(*np.full((2, 1), np.nan))
+        return rank_samples(self.targets[self.readable], self.scores[self.readable])
 
     @property
     def mean_average_precision(self) -> float:
         """The mean over the classes with positive samples; 0 without any."""
-        precisions = self.average_precisions
-        return 0.0 if np.isnan(precisions).all() else float(np.nanmean(precisions))
+        return float(np.nan_to_num(mean_defined(self.ranking.average_precision)))
+
+    def weighted_kappa(self, power: int) -> float:
+        """Cohen's kappa (1968), percent: disagreements cost |true - predicted| ** power, 1: linear, 2: quadratic.
+
+        The labels are the grades. NaN if chance cannot disagree, as with one class.
+        """
+        figures, readable = self.per_class, self.readable
+        true, predicted = figures.count / len(readable), figures.predicted / len(readable)
+        observed = np.mean(np.abs(self.targets[readable] - self.labels[readable, 0]).astype(np.float64) ** power)
+        if power == 1:
+            below, below_predicted = np.cumsum(true), np.cumsum(predicted)
+            by_chance = float(below @ (1 - below_predicted) + below_predicted @ (1 - below))
+        else:
+            grades = np.arange(len(true))
+            by_chance = float((true + predicted) @ grades**2 - 2 * (true @ grades) * (predicted @ grades))
+        return 100 * float(1 - observed / by_chance) if by_chance > 0 else math.nan
 
     @property
     def mean_loss(self) -> float:
@@ -109,7 +153,7 @@ class SampleResults:
 
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
-        samples, multi_label = len(self.readable), self.scores is not None
+        samples, multi_label = len(self.readable), self.targets.ndim == 2
         values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
         return Metrics(values, samples, best=best_metric(best, multi_label).name)
 
@@ -118,8 +162,10 @@ class SampleResults:
 class ClassFigures:
     """Figures of each class (C,). count, predicted: samples of the class, and samples for which it was predicted.
 
-    A figure is NaN where it is not defined: precision of a class that was never predicted, the others of a class
-    without samples.
+    recall is the sensitivity; specificity: the share of the other samples for which the class was not predicted.
+
+    A figure is NaN where it is not defined: precision of a class that was never predicted, specificity of the only
+    class, the others of a class without samples.
     """
 
     count: np.ndarray
@@ -127,7 +173,13 @@ class ClassFigures:
     precision: np.ndarray
     recall: np.ndarray
     f1: np.ndarray
+    specificity: np.ndarray
     top5: np.ndarray
+
+    @property
+    def mean_specificity(self) -> float:
+        """The mean over the classes with samples."""
+        return mean_defined(self.specificity[self.count > 0])
 
     def macro(self) -> dict[str, float]:
         """The means of precision, recall and F1 over the classes with samples; an undefined precision counts as 0."""
@@ -148,6 +200,7 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
     count, predicted, hits = (
         np.bincount(x, minlength=num_classes) for x in (targets, labels, labels[labels == targets])
     )
+    others = len(targets) - count
     top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
     return ClassFigures(
         count=count,
@@ -155,6 +208,7 @@ def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
         precision=100 * divide(hits, predicted),
         recall=100 * divide(hits, count),
         f1=100 * divide(2 * hits, np.where(count > 0, count + predicted, 0)),
+        specificity=100 * divide(others - predicted + hits, others),
         top5=100 * divide(top5_hits, count),
     )
 

@@ -262,7 +262,11 @@ CURVES = (
     Curves("Mean AP", {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"}, "val_mean_ap",
            unit="%"),
     Curves("Means over classes", {"val_macro_f1": "macro F1", "val_balanced_accuracy": "balanced accuracy",
-                                  "val_min_recall": "minimum recall"}, "val_macro_f1", unit="%"),
+                                  "val_min_recall": "minimum recall",
+                                  "val_specificity": "specificity"}, "val_macro_f1", unit="%"),
+    Curves("AUROC", {"val_auroc": "validation", "raw_val_auroc": "validation, raw weights"}, "val_auroc", unit="%"),
+    Curves("Weighted kappa", {"val_quadratic_kappa": "quadratic", "val_linear_kappa": "linear"}, "val_quadratic_kappa",
+           unit="%"),
     Curves("Learning rate", {"lr": "learning rate"}, "lr", x_label="step"),
     Curves("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", x_label="step", log_base=10),
     Curves("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", x_label="step", log_base=2, unused=1),
@@ -322,8 +326,8 @@ def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
 
 def _points(run: RunContents, table: Curves, column: str) -> list[Point]:
     """The points of a curve; none if the chart or the metric is not for this run."""
-    is_other = table.multi_label not in (None, run.is_multi_label)
-    if is_other or (column == "val_top5" and not run.shows(METRICS["top5"])):
+    is_other, metric = table.multi_label not in (None, run.is_multi_label), METRICS.get(column.removeprefix("val_"))
+    if is_other or (metric and not run.shows(metric)):
         return []
     return table.points(run.reports if table.x_label == "step" else run.epochs, column)
 

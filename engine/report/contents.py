@@ -114,8 +114,9 @@ class RunContents:
         return self.options["DATA.MULTI_LABEL"] is True
 
     def shows(self, metric: Metric) -> bool:
-        """Returns whether the model has as many classes as the metric needs."""
-        return (to_float(self.options["MODEL.NUM_CLASSES"]) or 1) >= metric.min_classes
+        """Returns whether the model has as many classes as the metric needs; for grades, also whether one decides."""
+        has_order = self.metric.is_ordinal or not metric.is_ordinal
+        return has_order and (to_float(self.options["MODEL.NUM_CLASSES"]) or 1) >= metric.min_classes
 
     @property
     def metric(self) -> Metric:

@@ -24,7 +24,7 @@ MAX_CLASSES = 2000  # rows; a page of more opens slowly
 OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "class": "class", "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall",
-    "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP",
+    "specificity": "specificity", "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
 
@@ -61,7 +61,7 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     # Recall is the top-1 accuracy of a class: one of the two columns is enough.
     skipped = {"top1"} if "recall" in rows[0] else set()
     skipped |= {"top5"} if len(rows) < METRICS["top5"].min_classes else set()
-    columns = [column for column in _CLASS_COLUMNS if column in rows[0] and column not in skipped]
+    columns = [one for one in _CLASS_COLUMNS if one not in skipped and any(row.get(one, "") != "" for row in rows)]
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_quality)[:MAX_CLASSES]
     cells = [[_class_cell(column, row.get(column, "")) for column in columns] for row in rows]

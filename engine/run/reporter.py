@@ -251,12 +251,13 @@ class Reporter(Observer):
         if not self.context.is_main:
             return
         position = {"epoch": progress.epoch + 1, "step": progress.step}
-        figures: dict[str, float] = {}
+        figures: dict[str, float | None] = {}
         for prefix, metrics in (("val", validation), ("raw_val", raw)):
-            values = metrics.values if metrics else {}
+            values = metrics.known if metrics else {}
             figures |= {f"{prefix}_{name}": value for name, value in values.items()}
             if metrics:
-                self.loggers.scalars({f"{prefix}/{name}": value for name, value in values.items()}, progress.step)
+                known = {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+                self.loggers.scalars(known, progress.step)
         if is_best and validation:
             # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
             best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}

@@ -89,7 +89,7 @@ class RunPosition:
 
 def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
     """The metrics by name, None if not finite, and the epoch, which counts from 1."""
-    return {"epoch": epoch} | {name: x if math.isfinite(x) else None for name, x in metrics.values.items()}
+    return {"epoch": epoch} | metrics.known
 
 
 def take_snapshot(

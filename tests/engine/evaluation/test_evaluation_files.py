@@ -69,7 +69,8 @@ def written(tmp_path, cpu) -> Path:
 
 def test_the_tables_have_the_figures(written):
     header, *classes = read_table(written / "per_class.csv")
-    assert header == ["label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5"]
+    figures = ["precision", "recall", "f1", "top1", "top5", "specificity", "auroc"]
+    assert header == ["label", "class", "count", "predicted", *figures]
     assert [row[2:6] for row in classes[:3]] == [
         ["2", "2", "50.0000", "50.0000"],
         ["1", "3", "33.3333", "100.0000"],

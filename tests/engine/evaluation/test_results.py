@@ -10,10 +10,12 @@ from sklearn.metrics import (
     average_precision_score,
     balanced_accuracy_score,
     classification_report,
+    cohen_kappa_score,
     confusion_matrix,
     f1_score,
     precision_recall_fscore_support,
     recall_score,
+    roc_auc_score,
     top_k_accuracy_score,
 )
 from test_evaluation_files import files_for
@@ -22,11 +24,11 @@ from torch import nn
 from datasets.batch import PADDING
 from engine.evaluation.results import (
     SampleResults,
-    average_precisions,
     calibration,
     class_figures,
     confused_pairs,
     coverage,
+    rank_samples,
     score_classes,
     worst_mistakes,
 )
@@ -60,7 +62,50 @@ def results_of(logits: torch.Tensor, targets: torch.Tensor, unreadable: tuple[in
         best.values.numpy(),
         losses.numpy(),
         dict.fromkeys(unreadable, "truncated"),
+        logits.log_softmax(-1).numpy(),
     )
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("decimals", [0, 3])
+def test_medical_and_ordinal_figures_are_those_of_scikit_learn(classes, decimals):
+    """With ties, a class without samples, and a class that is never predicted."""
+    generator = torch.Generator().manual_seed(classes)
+    logits = torch.randn(300, classes, generator=generator).round(decimals=decimals)
+    targets = torch.randint(0, max(classes - 1, 2), (300,), generator=generator)
+    logits[:, classes - 2] -= 9 * (classes > 2)
+    results = results_of(logits, targets, unreadable=(7, 8))
+    kept = torch.tensor([index not in (7, 8) for index in range(300)])
+    figures, predicted = class_figures(results, classes), torch.from_numpy(results.labels[:, 0])[kept]
+    labels, scores = range(classes), logits.log_softmax(-1)[kept].numpy()
+    targets = targets[kept]
+    present = [label for label in labels if (targets == label).any()]
+    areas = [100 * roc_auc_score(targets == label, scores[:, label]) for label in present]
+    assert results.ranking.auroc[present] == pytest.approx(areas, rel=1e-12)
+    assert np.isnan(np.delete(results.ranking.auroc, present)).all()
+    specificities = [100 * recall_score(targets != label, predicted != label) for label in labels]
+    assert figures.specificity == pytest.approx(specificities, rel=1e-12)
+    values = results.metrics().values
+    assert values["auroc"] == pytest.approx(np.mean(areas), rel=1e-12)
+    assert values["specificity"] == pytest.approx(np.mean([specificities[label] for label in present]), rel=1e-12)
+    for weights in ("linear", "quadratic"):
+        expected = 100 * cohen_kappa_score(targets, predicted, labels=list(labels), weights=weights)
+        assert values[f"{weights}_kappa"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_figure_that_is_not_defined_is_null_and_never_the_best(tmp_path, cpu):
+    """Images of one class, which is predicted for all: no other class to rank against, no disagreement by chance."""
+    results = results_of(torch.tensor([[9.0, 0.0]] * 4), torch.zeros(4, dtype=torch.int64))
+    metrics = results.metrics("auroc")
+    undefined = {"auroc", "specificity", "quadratic_kappa", "linear_kappa"}
+    assert {name for name, value in metrics.values.items() if np.isnan(value)} == undefined
+    assert metrics.metric.rank(metrics.values)[0] == -np.inf and metrics.metric.text(metrics.score) == "undefined"
+    files_for(tmp_path / "e", ["cat", "dog"], [f"{n}.jpg" for n in range(4)], cpu).write(metrics, results, None)
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    assert {name for name in metrics.values if summary[name] is None} == undefined
+    cat, dog = read_rows(tmp_path / "e" / "per_class.csv")
+    assert (cat["specificity"], cat["auroc"], dog["specificity"], dog["auroc"]) == ("", "", "100.0000", "")
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")  # of balanced_accuracy_score
@@ -170,7 +215,9 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
     expected = average_precision_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average="macro")
     assert metrics.values["mean_ap"] == metrics.score == pytest.approx(100 * expected)
     assert metrics.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.float()).item(), rel=1e-6)
-    assert metrics.values.keys() == {"loss", "mean_ap"} and metrics.samples == N
+    areas = roc_auc_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average=None)
+    assert metrics.values["auroc"] == pytest.approx(100 * areas.mean())
+    assert metrics.values.keys() == {"loss", "mean_ap", "auroc"} and metrics.samples == N
     assert results_for(torch.zeros_like(targets), logits).mean_average_precision == 0
 
 
@@ -180,7 +227,7 @@ def test_equal_scores_are_selected_together_as_in_scikit_learn(seed):
     targets, logits = (values.numpy() for values in random_case(seed))
     scores = np.round(logits)
     scores[::9], scores[1::9] = np.finfo(np.float32).min, np.finfo(np.float32).max
-    found = average_precisions(targets, scores)
+    found = rank_samples(targets, scores).average_precision
     expected = [100 * average_precision_score(targets[:, label], scores[:, label]) for label in range(C - 1)]
     assert found[:-1].tolist() == expected and np.isnan(found[-1])
 
@@ -196,7 +243,7 @@ def test_unreadable_images_do_not_count():
 
 def test_a_score_that_is_not_a_number_is_the_lowest():
     targets, scores = np.array([[1], [0], [0]], dtype=np.int8), np.array([[np.nan], [1], [-5]], dtype=np.float32)
-    assert average_precisions(targets, scores).tolist() == pytest.approx([100 / 3])
+    assert rank_samples(targets, scores).average_precision.tolist() == pytest.approx([100 / 3])
 
 
 def test_images_without_labels_are_only_ranked():
@@ -217,7 +264,7 @@ def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu)
     rows = read_rows(tmp_path / "e" / "per_class.csv")
     assert [row["class"] for row in rows] == ["'=sum", *names[1:]]
     assert [int(row["count"]) for row in rows] == targets.sum(0).tolist()
-    assert [row["ap"] for row in rows] == [*(f"{ap:.4f}" for ap in results.average_precisions[:-1]), ""]
+    assert [row["ap"] for row in rows] == [*(f"{ap:.4f}" for ap in results.ranking.average_precision[:-1]), ""]
     worst = read_rows(tmp_path / "e" / "mistakes.csv")[0]
     index = int(results.losses.argmax())
     assert (int(worst["index"]), worst["kind"]) == (index, "highest_loss")

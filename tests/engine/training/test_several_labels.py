@@ -40,7 +40,7 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert ", worst class AP " in log and "macro F1" not in log
     assert "class weights from" in log and "1 of 30 images skipped" in log
     best = load_checkpoint(folder / "best.pth")["best"]
-    assert best.keys() == {"mean_ap", "epoch", "loss"} and best["mean_ap"] == result["mean_ap"]
+    assert best.keys() == {"mean_ap", "auroc", "epoch", "loss"} and best["mean_ap"] == result["mean_ap"]
     assert result["test"]["mean_ap"] > 0 and result["test"]["samples"] == 19 and result["test"]["top1"] is None
     run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
     evaluated = only_run(tmp_path / "eval", "eval")
