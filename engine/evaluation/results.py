@@ -55,20 +55,18 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
     probability. A score that is NaN is the lowest.
     """
     precision, auroc = (np.full(scores.shape[1], np.nan) for _ in range(2))
-    lowest = float(np.finfo(np.float32).min)
+    lowest, number = float(np.finfo(np.float32).min), len(scores)
     for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
-        is_positive = targets == label if targets.ndim == 1 else targets[:, label] > 0
         values = np.nan_to_num(scores[:, label], nan=lowest)
-        order = np.argsort(-values)
-        values = values[order]
-        # A threshold is a score that occurs: samples with equal scores are selected together.
-        selected = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values))
-        hits = np.cumsum(is_positive[order], dtype=np.int64)[selected - 1]
-        increases = np.diff(hits / hits[-1], prepend=0)  # of recall
-        precision[label] = 100 * np.sum((hits / selected * increases)[::-1])  # the lowest score first, as scikit-learn
-        if negatives := len(values) - hits[-1]:
-            doubled = np.sum(np.diff(selected - hits, prepend=0) * (2 * hits - np.diff(hits, prepend=0)))  # trapezoids
-            auroc[label] = 100 * doubled / (2 * hits[-1] * negatives)
+        own = np.sort(values[targets == label if targets.ndim == 1 else targets[:, label] > 0])
+        every, positives, negatives = np.sort(values), len(own), number - len(own)
+        # A threshold is the score of a positive sample: samples with equal scores are selected together.
+        below, up_to = (np.searchsorted(every, own, side) for side in ("left", "right"))
+        selected, hits = number - below, positives - np.searchsorted(own, own)
+        precision[label] = 100 * np.mean(hits / selected)
+        if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
+            doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
+            auroc[label] = 100 * doubled / (2 * positives * negatives)
     return RankingFigures(precision, auroc)
 
 
