@@ -99,11 +99,11 @@ def all_keys() -> list[Key]:
         for key in _keys(section, "MODEL."):
             if key not in shared:
                 own.setdefault(key, []).append(name)
-    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items()), *_plugin_keys()]
+    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items()), *_part_keys()]
 
 
-def _plugin_keys() -> Iterator[Key]:
-    """The options of the parts of plugins; a loss or an optimizer also needs its NAME."""
+def _part_keys() -> Iterator[Key]:
+    """The options of parts: of plugins and the loss asl; a loss or an optimizer also needs its NAME."""
     for table in TABLES:
         for name, (_, options) in table.items():
             prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"

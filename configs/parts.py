@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from configs.yaml_io import read_text
 from utils.errors import UserError, did_you_mean
@@ -34,7 +34,7 @@ class Options(BaseModel):
 class Parts(dict[str, tuple[Any, type[Options]]]):
     """The parts of one kind by name: the function or class of a plugin, and its options.
 
-    key: the YAML key of the options. names: of the program's own parts, which have no function here and no options.
+    key: the YAML key of the options. names: of the program's own parts without options; they have no function here.
     """
 
     def __init__(self, kind: str, key: str, *names: str) -> None:
@@ -83,7 +83,23 @@ class Parts(dict[str, tuple[Any, type[Options]]]):
             raise ValueError(f"{prefix}{key or name}: {message}") from None
 
 
+class AsymmetricLoss(Options):
+    """LOSS.KWARGS of asl; p is the probability of a class."""
+
+    gamma_neg: float = Field(4.0, ge=0, description="factor p ** gamma_neg of negatives; 0: off")
+    gamma_pos: float = Field(1.0, ge=0, description="factor (1 - p) ** gamma_pos of positives; 0: off")
+    clip: float = Field(0.05, ge=0, lt=1, description="negatives with a lower p do not count; 0: off")
+
+    @field_validator("gamma_neg", "gamma_pos")
+    @classmethod
+    def _check_gamma(cls, gamma: float) -> float:
+        if 0 < gamma < 1:
+            raise ValueError(f"{gamma:g} gives easy samples infinite gradients; use 0, or 1 or more")
+        return gamma
+
+
 LOSSES = Parts("loss", "LOSS.KWARGS", "cross_entropy", "bce")
+LOSSES["asl"] = None, AsymmetricLoss
 HOST_AUGMENTATIONS = Parts("host augmentation", "DATA.HOST_AUGMENTATIONS")
 DEVICE_AUGMENTATIONS = Parts("device augmentation", "DATA.DEVICE_AUGMENTATIONS")
 OPTIMIZERS = Parts("optimizer", "TRAIN.OPTIMIZER.KWARGS")  # added to timm's table, which has the others

@@ -92,11 +92,11 @@ class Config(Section):
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
     def _check_multi_label(self) -> None:
-        if self.loss.name == "cross_entropy" or (self.loss.name != "bce" and self.loss.class_weights):
+        if self.loss.name == "cross_entropy" or (self.loss.name not in ("bce", "asl") and self.loss.class_weights):
             weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)
             raise ValueError(
                 f"LOSS.NAME {self.loss.name}{weighted} needs one label per image, but DATA.MULTI_LABEL is on; set "
-                "LOSS.NAME=bce"
+                "LOSS.NAME=bce or asl"
             )
         if self.train.distillation_type != "none":
             raise ValueError(

@@ -249,18 +249,20 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     """The training loss. `TRAIN.SMOOTHING` applies to all of them; the evaluation loss is always cross-entropy."""
 
     name: Annotated[str, AfterValidator(LOSSES.check_name)] = option(
-        "cross_entropy", "cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); or a plugin's"
+        "cross_entropy",
+        "cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); asl: the same with less weight of "
+        "easy negatives (Ridnik et al., 2021); or a plugin's",
     )
     kwargs: Annotated[dict[str, Any] | None, AfterValidator(LOSSES.check_kwargs)] = option(
-        None, "options of a plugin's loss"
+        None, "asl: {gamma_neg: 4, gamma_pos: 1, clip: 0.05}; or the options of a plugin's loss"
     )
     target_threshold: float | None = option(
         None, "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
     )
     class_weights: Literal["balanced"] | Floats | None = option(
         None,
-        "factor of the loss of each class (bce: of its positive term); balanced: proportional to 1 / training images, "
-        "with a mean of 1 over these images (DATA.MULTI_LABEL: images without / with the label); or a list of "
+        "factor of the loss of each class (bce, asl: of its positive term); balanced: proportional to 1 / training "
+        "images, with a mean of 1 over these images (DATA.MULTI_LABEL: images without / with the label); or a list of "
         "NUM_CLASSES values; null: 1",
     )
 

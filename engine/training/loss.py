@@ -40,13 +40,13 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
     """LOSS.NAME: logits (B, classes), targets -> loss (), summed over the samples, in fp32.
 
     Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
-    bce also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
+    bce and asl also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
 
     Args:
         smoothing: label smoothing, of mixed targets too.
         class_weights: float32 (classes,), from `read_class_weights`.
     """
-    build = {"cross_entropy": _cross_entropy, "bce": _bce}.get(options.name, _of_plugin)
+    build = {"cross_entropy": _cross_entropy, "bce": _bce, "asl": _asl}.get(options.name, _of_plugin)
     return build(options, smoothing, class_weights)
 
 
@@ -77,6 +77,20 @@ def _bce(options: LossOptions, smoothing: float, class_weights: torch.Tensor | N
         classes = logits.shape[-1]
         losses: torch.Tensor = bce(logits.float(), _dense(targets, classes) * (1 - smoothing) + smoothing / classes)
         return losses.mean(-1).masked_fill(_is_padding(targets), 0).sum()
+
+    return loss
+
+
+def _asl(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None) -> Loss:
+    """timm's asymmetric loss (Ridnik et al., 2021, arXiv 2009.14119), the sum over the classes; smoothing as `_bce`."""
+    from timm.loss import AsymmetricLossMultiLabel  # imported where it is used, as few runs need it
+
+    asl = AsymmetricLossMultiLabel(**options.kwargs or {}, pos_weight=class_weights, reduction="none")
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        dense = _dense(targets, classes := logits.shape[-1]).float().clamp(min=0)
+        losses: torch.Tensor = asl(logits, dense * (1 - smoothing) + smoothing / classes)
+        return losses.sum(-1).masked_fill(_is_padding(targets), 0).sum()
 
     return loss
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import GREY, TINY_VIT, session_for
+from pydantic import ValidationError
 from timm.data.mixup import mixup_target
-from timm.loss import BinaryCrossEntropy
+from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 
 from configs.schema import Loss
 from datasets.batch import PADDING
@@ -15,7 +16,7 @@ from utils.errors import UserError
 
 CPU = torch.device("cpu")
 B, CLASSES = 6, 5
-KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}]
+KINDS = [{}, {"NAME": "bce"}, {"NAME": "bce", "TARGET_THRESHOLD": 0.2}, {"NAME": "asl"}]
 WEIGHTS = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25])
 
 
@@ -94,6 +95,37 @@ def test_several_labels_per_image_have_the_loss_of_timm(smoothing):
     assert loss(logits, targets).item() == pytest.approx(expected[[0, 2, 3, 5]].sum().item(), rel=1e-6)
     loss(logits, targets).backward()
     assert (logits.grad.abs().sum(1) > 0).tolist() == [True, False, True, True, False, True]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"gamma_neg": 2, "gamma_pos": 0, "clip": 0}])
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_asymmetric_loss_is_that_of_timm(kwargs, weights):
+    """Its sum over the classes, of several labels, of one, and of mixed ones; gradients too."""
+    logits, labels = logits_and_labels()
+    several = (torch.rand((B, CLASSES), generator=torch.Generator().manual_seed(1)) < 0.4).to(torch.int8)
+    loss = build_loss(options(NAME="asl", KWARGS=kwargs), 0, weights)
+    theirs = AsymmetricLossMultiLabel(**kwargs, pos_weight=weights, reduction="sum")
+    for targets in (several, labels, mixup_target(labels, CLASSES, 0.3)):
+        dense = F.one_hot(labels, CLASSES) if targets.ndim == 1 else targets
+        found, expected = (logits.clone().requires_grad_() for _ in range(2))
+        total, reference = loss(found, targets), theirs(expected, dense)
+        assert total.item() == pytest.approx(reference.item(), rel=1e-6)
+        total.backward()
+        reference.backward()
+        assert torch.allclose(found.grad, expected.grad, rtol=1e-5)
+    padded = several.clone()
+    padded[[1, 4]] = PADDING
+    assert loss(logits, padded).item() == pytest.approx(theirs(logits[[0, 2, 3, 5]], several[[0, 2, 3, 5]]).item())
+
+
+@pytest.mark.parametrize(("kwargs", "problem"), [
+    ({"gamma_neg": 0.5}, "gamma_neg: 0.5 gives easy samples infinite gradients; use 0, or 1 or more"),
+    ({"gamma": 2}, "gamma: no option of asl"),
+    ({"clip": 1}, "clip: Input should be less than 1"),
+])  # fmt: skip
+def test_options_of_the_asymmetric_loss_are_checked(kwargs, problem):
+    with pytest.raises(ValidationError, match=problem):
+        options(NAME="asl", KWARGS=kwargs)
 
 
 SEVERAL = np.zeros((400, 4), dtype=np.int8)
