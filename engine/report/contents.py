@@ -161,7 +161,7 @@ class RunContents:
         return test if isinstance(test, dict) else {}
 
     def measured(self, name: str) -> float | None:
-        """A baseline; train_seconds, images_per_second or peak_memory_bytes, perhaps up to the last complete epoch."""
+        """A figure of the result or of `PixelBaseline`; of a run in progress, up to the last complete epoch."""
         value = self.values["result"].get(name)
         value = getattr(self.fact(PixelBaseline), name, None) if value is None else value
         return to_float(value if value is not None or not self.epochs else self.epochs[-1].get(name))

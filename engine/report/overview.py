@@ -1,13 +1,14 @@
 """The head of a page: state, result, model and data; and the verdict on a run.
 
-The verdict is the line at the end of a run whose model is worse than the pixel baseline or than its raw weights, has
-not been trained enough, or overfits.
+The verdict is the line at the end of a run whose model is worse than a baseline, its own probe or its raw weights, has
+not been trained enough, or overfits. Differences within their standard error are none.
 """
 
 import json
 import math
 import shlex
 from pathlib import Path
+from statistics import fmean, harmonic_mean
 from typing import Any
 
 from configs.compare import differing_from_defaults
@@ -17,7 +18,7 @@ from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, option, percent
 from engine.report.contents import RunContents, points
 from engine.report.tables import OPTIONS_OF_RUN
-from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Start, TrainingData
+from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Preprocessing, Start, TrainingData
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.tables import to_float
@@ -41,6 +42,9 @@ def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
         (f"test {metric.title}", metric.text(run.test_score), f"{number(test_samples)} held-out images"),
         *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
         ("pixel baseline", percent(run.measured("pixel_baseline")), majority),
+        ("linear probe", metric.text(run.measured("probe_score")), "the start of this run"),
+        ("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
+        ("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
         ("calibration error", percent(ece), f"ECE of epoch {ece_epoch}" if is_older else "ECE"),
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
         ("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
@@ -119,7 +123,7 @@ def details_of(run: RunContents) -> dict[str, str]:
         "Evaluated weights": "exponential moving average (EMA)" if evaluates_average(run) else "",
         "Data": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
         "Images": data.images if data else "",
-        "Preprocessing": _preprocessing(run),
+        "Preprocessing": str(run.fact(Preprocessing) or "").removeprefix("Preprocessing: "),
         "Devices": devices.hardware if devices else "",
         "Precision": devices.precision if devices else "",
         "Attention": ", ".join(attention.kernels) if attention else "",
@@ -142,17 +146,6 @@ def evaluates_average(run: RunContents) -> bool:
     """Returns whether the evaluated weights are an average; `-pretrained` does not say which weights its file has."""
     has_average = run.options["TRAIN.MODEL_EMA"] is True
     return has_average and bool(not run.is_evaluation or run.options["MODEL.RESUME"])
-
-
-def _preprocessing(run: RunContents) -> str:
-    values = run.values.get("preprocessing")
-    values = values if isinstance(values, dict) else {}
-    labels = {"crop_pct": "crop"} if values.get("resize", "crop") == "crop" else {"resize": ""}
-    labels |= {"channels": "channels", "mean": "mean", "std": "std", "interpolation": ""}
-    shown = [f"{label} {values[name]}".strip() for name, label in labels.items() if name in values]
-    size = run.options["DATA.IMAGE_SIZE"]
-    height, width = size if isinstance(size, list) else (size, size)
-    return ", ".join([f"{height} × {width} pixels", *shown])
 
 
 def _training(run: RunContents) -> str:
@@ -191,53 +184,114 @@ def _changes(run: RunContents) -> str:
     return "; ".join(texts)
 
 
-_RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 20.0  # points: in the last fifth of the epochs; training above validation
+_RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 10.0  # points, or the noise: of a rise; of training above validation
 _WEIGHTED = ("DATA.BALANCED_SAMPLING", "LOSS.CLASS_WEIGHTS")
 _MIXED = ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX", *_WEIGHTED)
+_MANY = 1e9  # images, if their number is not known
+_OF_IMAGES = ("top1", "top5", "loss")  # metrics in which all images weigh the same
+_RIVALS = {
+    "pixel_baseline": "pixel baseline",
+    "majority_class": "majority class",
+    "knn_top1": "k-NN on the features of its initial weights",
+    "probe_score": "linear probe of its initial weights",
+}
 
 
 def verdict_of(run: RunContents) -> tuple[str, str]:
     """Returns the defect of a trained model, in numbers, and a command to try; '' and '' for most runs.
 
-    A run with weighted classes, or for another metric, may have less top-1 than the baseline. Top-1 of training means
-    nothing with mixed images or a teacher.
+    Top-1 of training means nothing with mixed images or a teacher.
     """
-    options, top1 = run.options, run.figures.get("top1")
-    if run.is_evaluation or run.state != "finished" or top1 is None:
+    options, metric = run.options, run.metric
+    if run.is_evaluation or run.state != "finished" or run.score is None:
         return "", ""
     evaluated = [row for row in run.epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
-    rises = _rises(val) and not run.values.get("stopped_early")
+    images = _sample_size(run, "top1")
+    rises = _rises(val, images) and not run.values.get("stopped_early")
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
-    baseline, name = max((run.measured(name) or 0.0, name.replace("_", " ")) for name in BASELINES)
-    is_below = top1 < baseline and run.metric.name in ("top1", "top5", "loss")
-    is_below = is_below and not any(options[key] for key in _WEIGHTED)
+    same = f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts"
+    better = _better_rivals(run)
+    _, best, rival, scores = max(better, default=(0.0, 0.0, "", ""))
     average, raw = map(run.measured, ("average_score", "raw_score"))
-    lag = 0.0 if average is None or raw is None else run.metric.sign * (raw - average)
-    if lag > _MAX_GAP and not (is_below and (raw or 0.0) < baseline):
-        scores = f"{run.metric.title} {run.metric.text(average)} against {run.metric.text(raw)}"
-        again = _command(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts", "TRAIN.MODEL_EMA_WARMUP=true")
-        text = f"The average of the weights is worse than the raw weights of the last epoch: {scores}."
-        return text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else again
-    if is_below:
-        text = f"The model is worse than the {name}: top-1 {percent(top1)} against {percent(baseline)}."
-        if not rises and properties_of(options["DATA.DATASET"]).has_files:
+    average, raw = (0.0, 0.0) if average is None or raw is None else (average, raw)
+    least = max(_MAX_GAP, _noise(average, raw, _sample_size(run, metric.name)))
+    if metric.sign * (raw - average) > least and not (better and raw < best):
+        text = "The average of the weights is worse than the raw weights of the last epoch"
+        again = _command(run, *same, "TRAIN.MODEL_EMA_WARMUP=true")
+        command = longer if options["TRAIN.MODEL_EMA_WARMUP"] else again
+        return f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}.", command
+    if better:
+        text = f"The model is worse than the {_RIVALS[rival]}: {scores}."
+        if rises:
+            return text, longer
+        if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
+            text += f" A lower rate may help, such as TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}."
+            return text, _command(run, *same, "MODEL.TUNE=probe", "TRAIN.SMOOTHING=0")
+        if rival in BASELINES and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."
-        return text, longer if rises else _pretrained(run)
+        return text, _pretrained(run)
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
-    if rises and is_plain and _rises(train) and train[-1] <= val[-1] + _MAX_GAP:
-        figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])} still rise"
-        return f"The model underfits: {figures}.", longer
-    best, epochs = run.best, len(run.epochs)
-    if is_plain and best and train and epochs > 8 and 3 * best[0] <= epochs and train[-1] > val[-1] + _OVERFITS:
-        figures = f"training top-1 {percent(train[-1])}, validation top-1 {percent(val[-1])}"
-        return f"The model overfits: best epoch {best[0]} of {epochs}, at the end {figures}.", _pretrained(run)
+    if not (is_plain and train and val):
+        return "", ""
+    gap, noise = train[-1] - val[-1], _noise(train[-1], val[-1], images)
+    figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
+    if rises and _rises(train, images) and gap <= max(_MAX_GAP, noise):
+        return f"The model underfits: {figures} still rise.", longer
+    early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(run.epochs)]
+    if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
+        text = f"validation is flat after the first third of {len(run.epochs)} epochs; at the end {figures}"
+        return f"The model overfits, or training differs from validation: {text}.", _pretrained(run)
     return "", ""
 
 
-def _rises(values: list[float]) -> bool:
+def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
+    """(points, figure, key, 'top-1 60.00% against 79.33%') of each of `_RIVALS` that is better by more than the noise.
+
+    A run with weighted classes, or for another metric, may have less top-1.
+    """
+    found, chosen, of_pixels = list[tuple[float, float, str, str]](), run.metric, run.measured("validation")
+    is_weighted = any(run.options[key] for key in _WEIGHTED)
+    for key in _RIVALS:
+        metric = chosen if key == "probe_score" else METRICS["top1"]
+        own, other = run.figures.get(metric.name), run.measured(key)
+        images = _sample_size(run, metric.name)
+        if of_pixels and key in BASELINES:
+            images = min(images, of_pixels)
+        is_aim = metric is chosen or chosen.name in _OF_IMAGES
+        is_aim = is_aim and metric.name != "loss" and not (is_weighted and metric.name in _OF_IMAGES)
+        if is_aim and own is not None and other is not None and other - own > _noise(own, other, images):
+            scores = f"{metric.title} {percent(own)} against {percent(other)}"
+            found.append((other - own, other, key, scores))
+    return found
+
+
+def _sample_size(run: RunContents, name: str) -> float:
+    """The number of validation images for the noise of a metric: in a mean over classes, small classes count more."""
+    data, classes = run.fact(TrainingData), run.evaluation.classes if run.evaluation else []
+    counts = [count for row in classes if (count := to_float(row.get("count")))]
+    if name in _OF_IMAGES or not counts:
+        return run.measured("samples") or (data.validation if data else _MANY)
+    return min(counts) if name == "min_recall" else len(counts) * harmonic_mean(counts)
+
+
+def _noise(first: float, second: float, images: float) -> float:
+    """The standard error of the difference of two figures in percent, of `images` images each.
+
+    Of the same images it is lower. A share of n images is (hits + 1) / (n + 2): 0 and 100% have noise, too (Laplace).
+    """
+    images = max(images, 1)
+    shares = [(min(max(one / 100, 0), 1) * images + 1) / (images + 2) for one in (first, second)]
+    return 100 * math.sqrt(sum(share * (1 - share) for share in shares) / images)
+
+
+def _rises(values: list[float], images: float) -> bool:
+    """Compares the means of the last fifth of the evaluations and of the fifth before."""
     fifth = max(len(values) // 5, 1)
-    return len(values) > 2 and sum(values[-fifth:]) - sum(values[-2 * fifth : -fifth]) >= _RISE * fifth
+    if len(values) < 2:
+        return False
+    before, last = fmean(values[-2 * fifth : -fifth]), fmean(values[-fifth:])
+    return last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
 
 
 _OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "COLUMNS", "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
@@ -245,10 +299,14 @@ _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
 
 
 def _pretrained(run: RunContents) -> str:
-    """The command of a probe on the same data, read with the same options; after a probe, of a fine-tuning."""
+    """The command of a probe on the same data, read with the same options; after one, of the model's fine-tuning."""
     recipe = "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
     differing = differing_from_defaults(run.options).items()
     options = {key: value for key, (value, _) in differing if key in _OF_DATA}
+    if recipe == "finetune" and run.options["MODEL.PRETRAINED"]:
+        of_probe = ("MODEL.TUNE", "MODEL.NUM_CLASSES", "MODEL.RESUME")
+        options |= {key: run.options[key] for key in ("MODEL.TYPE", "MODEL.NAME")}
+        options |= {key: value for key, (value, _) in differing if key.startswith("MODEL.") and key not in of_probe}
     flags = [f"-cfg={Path(__file__).parents[2] / 'configs' / recipe}.yaml", f"-dataset={run.options['DATA.DATASET']}"]
     paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
     flags += [f"-{flag}={options.pop(key)}" for flag, key in paths.items() if key in options]

@@ -6,10 +6,12 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
 from configs.yaml_io import shorten
 from engine.report.charts import duration, gigabytes, number, percent
@@ -33,8 +35,7 @@ Cell = tuple[str, str]  # as shown, and to sort by; '' for no value
 
 def options_off_defaults(run: RunContents) -> dict[str, tuple[Any, Any]]:
     """(value, default) by dotted key of the options that differ from the defaults."""
-    differing = differing_from_defaults(run.options)
-    return {key: pair for key, pair in differing.items() if key not in OPTIONS_OF_RUN}
+    return {key: pair for key, pair in differing_from_defaults(run.options).items() if _is_shown(run, key)}
 
 
 def options_off_recipe(run: RunContents) -> dict[str, tuple[Any, Any]] | None:
@@ -42,7 +43,14 @@ def options_off_recipe(run: RunContents) -> dict[str, tuple[Any, Any]] | None:
     if run.recipe is None:
         return None
     pairs = {key: (value, run.recipe.get(key, value)) for key, value in run.options.items()}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and key not in OPTIONS_OF_RUN}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and _is_shown(run, key)}
+
+
+def _is_shown(run: RunContents, key: str) -> bool:
+    """A probe sets keys of the steps that it does not take."""
+    unused = ("DATA.BATCH_SIZE", "TRAIN.*", *unused_keys("probe")) if run.options["MODEL.TUNE"] == "probe" else ()
+    is_used = key == "TRAIN.SMOOTHING" or not any(fnmatchcase(key, pattern) for pattern in unused)
+    return is_used and key not in OPTIONS_OF_RUN
 
 
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:

@@ -84,4 +84,4 @@ def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) ->
         return note
     images, cells = zip(*sorted(rows, key=lambda row: row[1][3], reverse=True)[:_MAX_PAIRS], strict=True)
     table = write_findings(folder / COPIES, _COLUMNS, cells, images, config.data)
-    return f"Warning: {note}; their figures are too high by what the model remembers of them: {table}"
+    return f"Warning: {note}; their figures may be too high: {table}"

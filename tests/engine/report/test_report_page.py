@@ -29,7 +29,7 @@ from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures
 from engine.report.page import write_report
-from engine.run.facts import Devices
+from engine.run.facts import Devices, Preprocessing
 from engine.training.run_files import RunReport
 from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
@@ -96,6 +96,24 @@ def test_tables_and_landmarks_are_named_for_screen_readers(run):
     assert all(tag["role"] == "img" and tag["aria-labelledby"] and tag["aria-describedby"] for tag in page.all("svg"))
     ids = [tag["id"] for _, tag in page.tags if "id" in tag]
     assert len(ids) == len(set(ids))
+
+
+def test_the_page_of_a_probe_has_its_figures_and_no_options_of_steps(tmp_path):
+    options = ["TRAIN.BASE_LR=0.01", "TRAIN.SMOOTHING=0.2", "SAVE_FREQ=7", "LOSS.NAME=bce"]
+    result = {"knn_top1": 77.784, "probe_l2": 1e-4, "train_seconds": 139.0}
+    page = read_page(make_run(tmp_path / "probe", 1, ["MODEL.TUNE=probe", *options], result=result)).text
+    for shown in ("k-NN top-1 77.78%", "L2 penalty 0.0001", "2m19s", "TRAIN.SMOOTHING 0.2 0", "LOSS.NAME bce"):
+        assert shown in page, shown
+    hidden = ("TRAIN.BASE_LR", "TRAIN.NUM_EPOCHS", "ACCUM_ITER", "DATA.BATCH_SIZE ", "SAVE_FREQ")
+    assert not [key for key in hidden if key in page]
+    tuned = read_page(make_run(tmp_path / "tuned", 3, options, result={"knn_top1": 77.784, "probe_score": 79.5})).text
+    assert "linear probe 79.50%" in tuned and "77.78%" in tuned and "TRAIN.BASE_LR 0.01 0.003" in tuned
+
+
+def test_the_page_of_an_evaluation_shows_its_preprocessing(tmp_path):
+    folder = make_evaluation_run(tmp_path / "eval-1")
+    write_facts(folder, [Preprocessing(96, 0.875, "bicubic", [0.25], [0.5], "the checkpoint: all")])
+    assert "96 pixels, crop 0.875, bicubic, mean [0.25], std [0.5]" in read_page(folder).text
 
 
 HERE = {"state": "running", "host": socket.gethostname()}

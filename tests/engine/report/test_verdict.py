@@ -1,10 +1,12 @@
-"""The line at the end of a run: which runs are worse than the pixels, which ones underfit; nothing about the others."""
+"""The line at the end of a run: which runs are worse than the pixels or than their own probe, which ones underfit or
+overfit; nothing about the others, nor about differences within the noise of the validation.
+"""
 
 import shlex
 from pathlib import Path
 
 import pytest
-from run_folders import make_run, read_page, update_json, write_facts, write_rows
+from run_folders import add_evaluation, make_run, read_page, update_json, write_facts, write_rows
 
 from configs.command_line import parse_command_line
 from engine.report.contents import read_contents
@@ -73,11 +75,112 @@ def test_an_average_below_the_raw_weights(tmp_path, warmup, flags):
         assert not is_said or [flag.partition("=")[0].partition(".")[0] for flag in flags_of(command)] == flags
 
 
-def test_a_model_that_overfits(tmp_path):
-    train = range(10, 100, 10)
-    text, command = verdict(tmp_path / "run", train, [30, 50, 60, 50, 50, 50, 50, 50, 50])
-    assert "best epoch 3 of 9" in text and "90.00%" in text and flags_of(command)[0] == "-cfg=configs/probe.yaml"
-    assert verdict(tmp_path / "late", train, [30, 50, 50, 60, 50, 50, 50, 50, 50]) == ("", "")
+def kind_of(found: tuple[str, str]) -> str:
+    """The fix of a verdict: '' if there is none, longer, own probe, another probe, or finetune."""
+    flags = flags_of(found[1]) if found[1] else [""]
+    if flags[0].startswith("-cfg=configs"):
+        parse_command_line(flags)
+        return "another probe" if "probe" in flags[0] else "finetune"
+    if flags[0].startswith("-cfg="):
+        config = parse_command_line(flags).config
+        assert (config.model.tune.kind, config.train.num_epochs, config.train.smoothing) == ("probe", 1, 0)
+        return "own probe"
+    return "longer" if flags[0].startswith("-resume=") and flags[1].startswith("-epochs=") else ""
+
+
+TO_PLATEAU = [30, 50, 60, 60, 59, 61, 60, 61, 60]
+
+
+@pytest.mark.parametrize(
+    ("val", "last", "images", "kind"),
+    [
+        ([30, 50, 60, 50, 50, 50, 50, 50, 50], 90, 360, "another probe"),
+        ([30, 50, 50, 60, 50, 50, 50, 50, 50], 90, 360, ""),  # the best epoch is late
+        (TO_PLATEAU, 90, 360, "another probe"),  # a late best epoch by chance
+        (TO_PLATEAU, 69, 360, ""),
+        (TO_PLATEAU, 75, 3600, "another probe"),
+        (TO_PLATEAU, 75, 60, ""),  # a gap of 15 points, with a standard error of 8
+        ([81.05, 81.70, 80.39], 94, 153, "another probe"),
+        ([81.05], 94, 153, ""),
+    ],
+)
+def test_training_above_a_flat_validation(tmp_path, val, last, images, kind):
+    train = [last * (epoch + 1) / len(val) for epoch in range(len(val))]
+    assert kind_of(verdict(tmp_path / "run", train, val, result={"samples": images})) == kind
+
+
+HYM = [80.39, 81.70, 81.05]  # of 153 images; k-NN 96.08, probe 94.77
+BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
+
+
+@pytest.mark.parametrize(
+    ("val", "images", "result", "options", "kind"),
+    [
+        (HYM, 153, BOTH, [], "own probe"),
+        (HYM, 153, BOTH, ["MODEL.TUNE=lora"], "own probe"),
+        (HYM, 153, BOTH | {"probe_score": 0.2}, ["EVAL.BEST_METRIC=loss"], "another probe"),  # a loss has no noise here
+        ([60, 71, 81.7], 153, BOTH, [], "longer"),
+        (HYM, 153, {"probe_score": 94.77}, [], "own probe"),
+        (HYM, 153, BOTH | {"probe_score": 80.39}, [], "another probe"),  # its own is as bad
+        (HYM, 153, {"knn_top1": 96.08}, ["MODEL.TUNE=probe"], "finetune"),
+        ([93.46] * 3, 153, BOTH, [], ""),  # 2.6 points below, with a standard error of 2.6
+        ([93.46] * 3, 1530, BOTH, [], "own probe"),
+        ([97] * 3, 1530, BOTH, [], ""),
+        (HYM, 153, BOTH, ["DATA.BALANCED_SAMPLING=true"], ""),
+        ([99.4] * 3, 153, {"knn_top1": 100.0}, [], ""),  # an image
+    ],
+)
+def test_a_model_below_its_probe_or_k_nn(tmp_path, val, images, result, options, kind):
+    assert kind_of(verdict(tmp_path / "run", val, val, options, result=result | {"samples": images})) == kind
+
+
+def test_a_fine_tuning_after_a_probe_has_its_model(tmp_path):
+    model = ["MODEL.TYPE=timm", "MODEL.NAME=tf_efficientnet_lite0", "MODEL.PRETRAINED=/my weights.pth"]
+    found = verdict(tmp_path / "run", HYM, HYM, ["MODEL.TUNE=probe", *model], result={"knn_top1": 96.08})
+    config = parse_command_line(flags_of(found[1])).config
+    assert (config.model.type, config.model.name, config.model.tune.kind) == ("timm", "tf_efficientnet_lite0", "full")
+    assert config.model.pretrained == "/my weights.pth" and config.train.num_epochs == 10
+
+
+@pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "own probe"), ((600, 595, 5), ""), ((4, 4, 4), "")])
+def test_the_noise_of_a_mean_over_classes_is_that_of_small_classes(tmp_path, counts, kind):
+    make_run(tmp_path / "run", options=["EVAL.BEST_METRIC=macro_f1"], result={"samples": 1200, "probe_score": 60.0})
+    write_rows(tmp_path / "run", [{"epoch": 1, "val_macro_f1": 50.0, "val_top1": 80.0, "val_loss": 1.0}])
+    add_evaluation(tmp_path / "run", ["a", "b", "c"])
+    table = [{"class": name, "count": count} for name, count in zip("abc", counts, strict=True)]
+    update_json(tmp_path / "run/evaluation/tables.json", per_class=table)
+    assert kind_of(verdict_of(read_contents(tmp_path / "run"))) == kind
+
+
+def test_several_labels_have_a_probe_and_no_top1(tmp_path):
+    make_run(tmp_path / "run", options=["DATA.MULTI_LABEL=true", "DATA.DATASET=csv"], result={"probe_score": 70.0})
+    write_rows(tmp_path / "run", [{"epoch": 1, "val_mean_ap": 50.0, "val_loss": 1.0}])
+    assert kind_of(verdict_of(read_contents(tmp_path / "run"))) == "own probe"
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "images", "kind"),
+    [
+        ([57, 66], [57.8, 65.7], 341, "longer"),
+        ([57, 66], [57.8, 65.7], 60, ""),  # 7.9 points, with a standard error of 8.8
+        ([64, 66], [64.0, 65.9], 100_000, ""),
+        ([57, 72], [57.8, 65.7], 341, ""),
+        ([66], [65.7], 341, ""),
+        ([50, 55, 60, 62, 64, 66, 68, 70, 72, 75], [50, 55, 60, 62, 64, 66, 68, 70, 72, 75], 341, "longer"),
+    ],
+)
+def test_two_evaluations_that_rise_are_a_rise(tmp_path, train, val, images, kind):
+    assert kind_of(verdict(tmp_path / "run", train, val, result={"samples": images})) == kind
+
+
+def test_differences_within_the_noise_are_none(tmp_path):
+    for images, is_said in ((153, False), (3600, True)):
+        lag = {"samples": images, "average_score": 88.0, "raw_score": 91.0}
+        folder = tmp_path / str(images)
+        assert ("88.00%" in verdict(folder, FLAT, FLAT, result=lag)[0]) == is_said
+        write_facts(folder, [PixelBaseline(63.0, 10.0, 100, images)])
+        update_json(folder / "run.json", result={"samples": images})
+        assert ("63.00%" in verdict_of(read_contents(folder))[0]) == is_said
 
 
 def test_a_model_below_the_most_frequent_class_and_one_that_underfits(tmp_path):
@@ -102,7 +205,6 @@ def test_a_model_below_the_most_frequent_class_and_one_that_underfits(tmp_path):
         (RISING, RISING, [], {"stopped_early": True}),
         (RISING, RISING, [], {"state": "stopped"}),
         (RISING, RISING, [], {"state": "interrupted"}),
-        (RISING[:2], RISING[:2], [], {}),
     ],
 )
 def test_nothing_is_said_of_other_runs(tmp_path, train, val, options, given):

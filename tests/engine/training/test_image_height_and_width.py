@@ -49,7 +49,7 @@ def test_a_run_of_tall_images(tmp_path, cpu):
     folder = train([*size, "-batch_size=4", "-num_workers=0", "-opts", *model, *boxes, *more], cpu, pictures=True)
     record = read_run(folder)
     assert record["facts"]["Preprocessing"]["image_size"] == record["preprocessing"]["image_size"] == [48, 16]
-    assert "48 × 16 pixels" in (folder / "report.html").read_text()
+    assert "48 x 16 pixels" in (folder / "report.html").read_text()
 
     run(
         parse_command_line(

@@ -220,7 +220,7 @@ def test_thumbnails_are_read_once(folder, tmp_path, monkeypatch):
     assert np.array_equal(read_thumbnails(data, samples_of(folder / "val"), kept), val)
 
 
-def test_a_run_lists_the_copies(folder, tmp_path, cpu):
+def test_a_run_lists_similar_images(folder, tmp_path, cpu):
     flags = [f"-output={tmp_path / 'out'}", "-dataset=folder", f"-data_path={folder}", "-batch_size=8"]
     options = ["DATA.IMAGE_SIZE=16", "TRAIN.NUM_EPOCHS=1", "DATA.NEAR_COPIES=true", "DATA.NUM_WORKERS=0"]
     run = train([*flags, "-opts", *TINY_VIT, *options], cpu)
