@@ -1,7 +1,6 @@
 """The options of model families: their defaults, checks, and options that PaddleViT's code ignores."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +9,6 @@ from configs.schema.families.registry import MODEL_SECTIONS, NOT_IN_TIMM
 from configs.schema.model import FIXED_KEYS
 from configs.yaml_io import format_value
 from utils.errors import UserError
-
-ROOT = Path(__file__).parents[2]
 
 
 def parse(*options, flags=()):
@@ -48,12 +45,6 @@ def test_defaults_are_those_of_the_family(name):
     )
 
 
-def test_a_model_is_distilled_if_the_training_distils():
-    assert not parse("MODEL.TYPE=pit").model.distilled
-    assert parse("MODEL.TYPE=pit", "TRAIN.DISTILLATION_TYPE=hard").model.distilled
-    assert parse("MODEL.TYPE=pit", "MODEL.DISTILLED=true").model.distilled
-
-
 TEACHER = "-teacher_model_path=./regnety_160.pdparams"
 
 
@@ -68,13 +59,6 @@ def test_a_teacher_without_distillation_is_an_error(options):
     with pytest.raises(UserError, match=r"^-teacher_model_path: TRAIN.TEACHER_WEIGHTS needs a distillation"):
         parse(*options, flags=[TEACHER])
     assert parse(*options, flags=[TEACHER, "-eval", "-pretrained=a.pth"]).eval.enabled
-
-
-def test_the_flag_model_leaves_data_and_training_to_the_recipe():
-    recipe = f"-cfg={ROOT / 'configs' / 'folder_small.yaml'}"
-    plain, swin = (parse_command_line([recipe, *flags]).config for flags in ([], ["-model=pvtv2_b0"]))
-    assert (swin.train, swin.data) == (plain.train, plain.data)
-    assert (swin.model.type, swin.model.droppath) == ("pvtv2", 0.1)
 
 
 @pytest.mark.parametrize("family", FIXED_KEYS)

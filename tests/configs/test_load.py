@@ -160,13 +160,6 @@ def test_mistakes_in_flags(mistake):
     assert re.search(expected, error_of(*argv)), error_of(*argv)
 
 
-def test_all_wrong_keys_of_opts_are_named():
-    with pytest.raises(UserError) as error:
-        parse_command_line(["-opts", "A.B=1", "SEED=3", "SEED", "SAVE=[", "C=1"])
-    headline, *lines = str(error.value).splitlines()
-    assert headline == "4 options are wrong:" and all(map(str.__contains__, lines, ("A.B", "SEED:", "'['", "C")))
-
-
 def test_mistakes_in_a_base_file_name_that_file(tmp_path):
     write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
     write(tmp_path, "b.yaml", "SEED: 1\nBASE: ['a.yaml']")

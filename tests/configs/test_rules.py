@@ -110,20 +110,6 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
     assert any("WARMUP_EPOCHS is 0.5" in note and origin in note for note in by_flag.notes) == (expected == 0.5)
 
 
-@pytest.mark.parametrize(
-    ("argv", "unused"),
-    [
-        (["-opts", "AMP.LEVEL=O2", "AMP.CUSTOM_BLACK_LIST=[softmax]"], "AMP.LEVEL, AMP.CUSTOM_BLACK_LIST:"),
-        (["-opts", "AMP={ENABLED: false, DTYPE: bfloat16}"], "AMP.DTYPE:"),
-        (["-opts", "AMP=true", "AMP.LEVEL=O2"], None),
-        (["-opts", "AMP.TF32=true", "AMP.MAX_SKIPPED_STEPS=3"], None),
-    ],
-)
-def test_keys_of_amp_without_the_flag_are_named(argv, unused):
-    named = [note for note in parse_command_line(argv).notes if note.startswith("AMP")]
-    assert named[0].startswith(unused) if unused else not named
-
-
 ROUND_TRIPS = [
     ["AMP.PRESET=naive", "AMP.INIT_LOSS_SCALING=16"],
     ["LOSS={NAME: bce, TARGET_THRESHOLD: 0.2}", "TRAIN.LR_SCHEDULER.NAME=linear"],
@@ -319,13 +305,6 @@ def test_the_higher_layer_and_then_the_present_name_win(tmp_path):
     model = parse(tmp_path, "BASE: [base.yaml]\nMODEL: {DROP_PATH: 0.2}").config.model
     assert (model.droppath, model.depth) == (0.2, 3)
     assert not parse(tmp_path, "MODEL: {TYPE: deit, DISTILL: false}").config.model.distilled
-
-
-def test_the_sizes_of_maes_decoder_have_no_effect(tmp_path):
-    sizes = "ENCODER: {EMBED_DIM: 24, DEPTH: 1, NUM_HEADS: 2}"
-    text = f"MODEL: {{TYPE: MAE, TRANS: {{{sizes}, DECODER: {{EMBED_DIM: 8, DEPTH: 1, NUM_HEADS: 1}}}}}}"
-    model = parse(tmp_path, text).config.model
-    assert model.trans.encoder.embed_dim == 24 and not hasattr(model.trans, "decoder")
 
 
 def test_all_mistakes_are_named_in_one_message(tmp_path):

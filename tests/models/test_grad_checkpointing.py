@@ -16,7 +16,6 @@ VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CL
 LISTS = ["AMP.CUSTOM_BLACK_LIST=[softmax, gelu, blocks.2.*]", "AMP.CUSTOM_WHITE_LIST=[layer_norm]"]
 CASES = {
     "fp32": VIT,
-    "fused attention": [*VIT, "MODEL.ATTENTION=fused"],
     "O1, op lists": [*VIT, "AMP.ENABLED=true", *LISTS],
     "O3, op lists": [*VIT, "AMP={ENABLED: true, LEVEL: O3}", *LISTS],
     "frozen backbone": [*VIT, "MODEL.TUNE=head"],

@@ -119,11 +119,6 @@ def test_hopper_uses_cudnn_where_it_has_a_kernel(dtype, kernel):
         assert fused_kernels(model, torch.zeros(2, 3, 224, 224, device=GPU)) == [f"{kernel}_attention"]
 
 
-def test_the_log_names_the_kernel(digits_argv, cpu):
-    folder = train([*digits_argv, "MODEL.ATTENTION=fused", "TRAIN.MAX_STEPS=1"], cpu)
-    assert "----- Attention: flash_attention\n" in (folder / "log.txt").read_text()
-
-
 CHANNELS_LAST = "MODEL.CHANNELS_LAST=true"
 
 
@@ -138,12 +133,10 @@ def is_channels_last(model: nn.Module) -> bool:
 @pytest.mark.parametrize(
     ("option", "device", "convolutions", "sharded", "expected"),
     [
-        ("auto", CPU, 2, False, False),
         ("auto", GPU, 2, False, True),
         ("auto", GPU, 1, False, False),
         ("auto", GPU, 2, True, False),
         (True, CPU, 1, False, True),
-        (False, GPU, 2, False, False),
     ],
 )
 def test_auto_is_for_convolutional_models_on_a_gpu(option, device, convolutions, sharded, expected):

@@ -1,10 +1,8 @@
 """benchmark_amp.py: the rows and figures of its tables. No test here asserts a time."""
 
-import json
 import signal
 
 import pytest
-from conftest import GREY, TINY_VIT
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_amp, turns
@@ -33,7 +31,6 @@ def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
 
 @pytest.mark.parametrize(("argv", "expected"), [
     (["-table=paddlevit"], {"AMP off": (64, None, 300), "AMP on": (64, "O1", 300)}),
-    (["-table=paddlevit", "-batch_size=8"], {"AMP off": (8, None, 300), "AMP on": (8, "O1", 300)}),
     (["-table=caltech256"], {
         "256, fp32": (256, None, 10), "256, AMP": (256, "O1", 10), "512, fp32": (512, None, 10),
         "512, AMP": (512, "O1", 10),
@@ -84,19 +81,3 @@ def test_a_signal_keeps_the_measured_rows_and_a_limit_of_memory_is_a_result(monk
     _, _, fp32, o1, o2 = capsys.readouterr().out.split("\n\n")[1].splitlines()
     assert sizes == [32] * 3 and "5.0 (5.0 to 5.0) | 1.00 | 0% |" in fp32
     assert "out of memory: needs 2.00 GB" in o1 and "not measured" in o2
-
-
-@pytest.mark.slow
-def test_each_mode_is_trained_with_each_seed(tmp_path, capsys, monkeypatch):
-    """One of the four runs is real."""
-    options = [*TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=1e-3"]
-    train, file, output = benchmark_amp.final_top1, tmp_path / "a.json", tmp_path / "runs"
-    monkeypatch.setattr(
-        benchmark_amp, "final_top1", lambda *given: train(*given) if given[1].name == "O1-bf16-seed1" else 12.5
-    )
-    flags = ["-accuracy", "-modes=fp32,O1-bf16", "-seeds=2", f"-json={file}", f"-output={output}"]
-    assert benchmark_amp.main([*flags, "-batch_size=16", "-dataset=digits", "-opts", *options]) == 0
-    assert "\n| fp32 | 2 | 12.50 |" in capsys.readouterr().out
-    (folder,) = (output / "O1-bf16-seed1").iterdir()
-    top1 = json.loads(file.read_text())["figures"]["O1-bf16"]["top1"]
-    assert top1[0] == 12.5 and f"{top1[1]:.2f}%" in (folder / "log.txt").read_text()

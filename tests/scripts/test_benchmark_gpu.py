@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import TINY_VIT
-from test_benchmark_train import TIMM, assert_ended
+from test_benchmark_train import assert_ended
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_gpu, benchmark_train, machine
-from scripts.benchmarks.benchmark_gpu import INVALID, TABLES, TRAINING, WORKS, Part, build_parts, page, run_part
+from scripts.benchmarks.benchmark_gpu import INVALID, TABLES, TRAINING, Part, build_parts, page, run_part
 from scripts.flags import split_flags
 from utils.errors import UserError
 
@@ -157,15 +157,6 @@ def test_a_floor_has_the_bytes_of_all_ops_but_products_and_attention_and_their_s
     assert own == {"add_": 2 * 64, "relu": 2 * 64} and len(step.num_bytes) == 3
 
 
-def test_each_training_part_of_one_gpu_has_the_floor_of_its_own_work():
-    owners = {name: WORKS[one.work()] for name, one in TRAINING.items() if one.kind != "ranks"}
-    shared = {name: owner for name, owner in owners.items() if name != owner}
-    assert shared == {
-        **dict.fromkeys(("compiled", "flash", "jpeg", "timm", "jpeg_whole", "deterministic"), "O1"),
-        **{f"{name}_compiled": name for name in ("O2", "stream", "dropout")}, "tiny_max": "tiny",
-    }  # fmt: skip
-
-
 @pytest.mark.gpu
 def test_a_gpu_is_measured(tmp_path):
     machine.main([f"-json={tmp_path / 'machine.json'}", "-small_batch=2", "-large_batch=4", *TINY])
@@ -204,24 +195,3 @@ def test_the_page_has_shares_of_the_speed_that_the_floor_allows():
         assert f"\n{line}\n" in text
     assert "NVIDIA H200, torch 2" in text and "attention, TFLOP/s: O1 40." in text
     assert "| compiled: O1-bf16, bare" not in text
-
-
-# All kinds of parts
-
-
-@pytest.mark.slow
-def test_parts_run_on_a_cpu(tmp_path, monkeypatch):
-    names = ("machine", "profile", "compiled", "timm")
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # compilation takes minutes, and has tests of its own
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(benchmark_gpu, "LIMITS", dict.fromkeys(benchmark_gpu.LIMITS, 600))
-    tiny = ["-cfg=configs/vit_tiny_patch16_224.yaml", "-opts", "MODEL.DEPTH=1", "DATA.IMAGE_SIZE=32"]
-    (tmp_path / "train.py").write_text(TIMM)
-    benchmark_gpu.main([
-        *(f"-output={tmp_path / 'figures'}", f"-parts={','.join(names)}", "-minutes=60", "-small_batch=2"),
-        *("-large_batch=2", "-timed_images=20", f"-timm_train={tmp_path / 'train.py'}", *tiny),
-    ])  # fmt: skip
-    records = json.loads((tmp_path / "figures" / "figures.json").read_text())
-    outcomes = {name: one["outcome"] for name, one in records.items()}
-    assert outcomes == dict.fromkeys(names, "done")
-    assert list(records["machine"]["result"]["floors"]) == list(WORKS.values())

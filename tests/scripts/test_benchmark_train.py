@@ -80,28 +80,6 @@ def test_our_log_is_read_as_the_reporter_writes_it():
 # Turns
 
 
-LOADING = """
-import os, time
-read, write = os.pipe()
-if os.fork() == 0:
-    os.write(write, bytes(40))
-    while os.getppid() != 1:
-        time.sleep(0.05)
-        os.write(write, bytes(1))
-for step in range(1, 10000):
-    os.read(read, 1)
-    print(f"bare loop, step {step}, {step}G", flush=True)
-    time.sleep(0.01)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prefetches", [True, False])
-def test_prefetched_batches_are_used_up_before_a_turn_is_timed(prefetches):
-    found = run_turn(python(LOADING, prefetches), warmup=2, steps=5, limit_seconds=60)
-    assert (found["peak_memory_bytes"] > 40e9) == prefetches
-
-
 def test_child_processes_end_with_the_program(tmp_path):
     pid_file = tmp_path / "pid"
     child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])"

@@ -36,13 +36,9 @@ def run_sbatch(folder: Path, srun_status: int, *flags: str, **variables: str) ->
         (0, "900", "0", False),
         (1, "900", "0", True),
         (1, "0", "0", False),
-        (1, "900", "100", False),
         (137, "900", "0", True),
-        (137, "0", "0", False),
         (2, "900", "0", False),
         (138, "0", "0", True),
-        (140, "0", "7", True),
-        (138, "900", "100", False),
     ],
 )
 def test_sbatch_requeues_what_a_retry_may_cure(tmp_path, status, seconds, restarts, requeued):

@@ -25,7 +25,7 @@ from utils.files import (
     temporary_path,
     verify_checksum,
 )
-from utils.seeding import derive_seed, seed_device
+from utils.seeding import derive_seed
 from utils.tables import format_duration, read_rows, safe_cell, unescaped_cell
 
 
@@ -107,14 +107,6 @@ def test_seeds_are_reproducible_and_distinct():
     uses = itertools.product((0, 1), ("order", "augment"), range(20), range(20))
     seeds = {derive_seed(*use) for use in uses}
     assert len(seeds) == 1600 and all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_seeding_a_device_equals_seeding_all():
-    drawn = []
-    for seed in (lambda: torch.manual_seed(2**62 + 7), lambda: seed_device(2**62 + 7, torch.device("cpu"))):
-        seed()
-        drawn.append((torch.rand(3), torch.randint(9, (3,))))
-    assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
 
 
 def test_a_file_is_read_whole_although_the_system_returns_parts(tmp_path, monkeypatch):

@@ -1,12 +1,11 @@
 """Programs in namespaces: a run without a launcher listens on the loopback interface only, and keeps its key to its
-ranks; a signal ends process 1 of a container at any time: while it imports, and while it waits for another host."""
+ranks."""
 
 import contextlib
 import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,9 +25,6 @@ HOST = (
     "ip link set lo up && ip link add av0 type veth peer name av1 && ip addr add 10.213.9.1/24 dev av0 && "
     'ip link set av0 up && ip link set av1 up && hostname host-c && mount --bind "$1" /etc/hosts && shift && exec "$@"'
 )
-NAMESPACE = ["unshare", "-rpf", "--mount-proc"]
-TORCHRUN = ["scripts/kubernetes/torchrun.py", "--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1", "--master_port"]
-RANK = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.fixture
@@ -115,42 +111,3 @@ def test_a_run_without_a_launcher_listens_on_loopback_only_and_keeps_its_key(hos
     texts += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     assert not [text for text in texts if KEY in text or KEY.hex().encode() in text]
     assert owners == {launcher.pid, *ranks} and len(processes) > 5  # the loading workers have no key
-
-
-def wait_until(condition):
-    for _ in range(6000):
-        if found := condition():
-            return found
-        time.sleep(0.01)
-    raise TimeoutError
-
-
-def listens(port: str) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", int(port))) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.system(" ".join([*NAMESPACE, "true 2>/dev/null"])) != 0, reason="no process namespaces")
-@pytest.mark.parametrize(
-    ("command", "variables", "waits"),
-    [
-        (["main_multi_gpu.py"], {}, False),
-        (["main_multi_gpu.py"], RANK, True),
-        (TORCHRUN, {}, False),
-        (TORCHRUN, {}, True),
-    ],
-)
-def test_a_signal_ends_process_1(command, variables, waits, tmp_path):
-    """waits: the signal arrives while the process waits for the other host; otherwise before its imports."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command = [*command, port, "main_multi_gpu.py"] if command is TORCHRUN else command
-    command = [*NAMESPACE, sys.executable, *command, "-cfg=configs/vit_digits.yaml", f"-output={tmp_path}"]
-    env = os.environ | variables | {"MASTER_PORT": port}
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as unshare:
-        (first,) = wait_until(lambda: children(unshare.pid))
-        wait_until(lambda: listens(port) if waits else children(first))
-        os.kill(first, signal.SIGTERM)
-        assert unshare.wait(timeout=60) == 128 + signal.SIGTERM, unshare.stderr.read()
-        assert not any(tmp_path.iterdir())

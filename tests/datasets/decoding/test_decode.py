@@ -83,12 +83,6 @@ def test_exif_orientation(kind, orientation):
     assert_like_pillow(encode(PHOTO, kind, exif=exif))
 
 
-def test_xmp_orientation():
-    data = encode(PHOTO, "JPEG", xmp=b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>')
-    assert decode_image(data, 3).shape == (3, PHOTO.width, PHOTO.height)
-    assert_like_pillow(data)
-
-
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03"])
 def test_damaged_exif_is_ignored(exif):

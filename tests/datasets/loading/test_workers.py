@@ -2,7 +2,6 @@
 run."""
 
 import gc
-import math
 import multiprocessing
 import os
 import pickle
@@ -30,7 +29,6 @@ from datasets.loading.sampler import EvalSampler
 from datasets.loading.workers import default_num_workers, start_worker_server
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
-from utils import threads
 from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -41,7 +39,7 @@ CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
 class Images(FakeImages):
-    """Noise; reading the image 100 fails or hangs, or each image waits for a server."""
+    """Noise; reading the image 100 fails or hangs."""
 
     def __init__(self, fault: str = "none") -> None:
         super().__init__(num_samples=400, num_classes=2, size=(8, 8))
@@ -52,8 +50,6 @@ class Images(FakeImages):
             raise RuntimeError("a bug")
         if index == 100 and self.fault == "a hanging disk":
             time.sleep(1000)
-        if self.fault == "a wait for a server":
-            threads.tell_wait("waiting for http://host/a.tar", waited_seconds=100.0)
         return super().open(index, channels)
 
 
@@ -169,17 +165,6 @@ def test_a_worker_between_two_evaluations(how):
         list(loader)
     loader._batches._iterator = None
     assert_gone(*workers)
-
-
-@pytest.mark.slow
-def test_the_workers_of_a_rank_share_the_time_of_the_last_line_about_a_wait():
-    loader, now = loader_of(Images("a wait for a server")), time.monotonic()
-    told_at = threads._told_at
-    for before, is_printed in ((now + 1000, False), (-math.inf, True)):
-        told_at.value = before
-        assert len(list(loader)) == 100
-        assert (told_at.value != before) == is_printed
-    assert now < told_at.value < time.monotonic()
 
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
@@ -400,65 +385,6 @@ def test_the_server_imports_torch_and_nothing_from_the_working_folder(tmp_path):
     command = [sys.executable, str(program), str(ROOT)]
     done = subprocess.run(command, cwd=data, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.stdout.split(), done.stderr) == (["started", "loaded"], "")
-
-
-# Prints whether the server is a fork of this process and what a worker has inherited; then again beside a thread. Lines
-# of Python reach stderr while a library's are captured, in the rank and in the worker.
-FORKING_PROGRAM = """
-import multiprocessing, os, signal, sys, threading, warnings
-from multiprocessing import forkserver
-from pathlib import Path
-sys.path[0] = sys.argv[1]
-warnings.simplefilter("error")
-from datasets.decoding.partial_jpeg import captured_stderr
-from datasets.loading.workers import start_worker_server
-from utils.processes.entry import repair_standard_streams
-def write_beside_a_library(line):
-    with captured_stderr() as lines:
-        print(line, file=sys.stderr, flush=True)
-        os.write(2, b"of a library")
-    assert lines == ["of a library"], lines
-def inherited(opened):
-    repair_standard_streams()  # as `start_worker` does
-    write_beside_a_library("of a worker")
-    handler = signal.getsignal(signal.SIGTERM)
-    print("torch" in sys.modules, handler == signal.SIG_DFL, os.path.exists(f"/proc/self/fd/{opened}"), flush=True)
-def report():
-    start_worker_server(may_fork=True)
-    server = forkserver._forkserver._forkserver_pid
-    files = [Path(f"/proc/{process}/cmdline").read_text() for process in (server, "self")]
-    worker = multiprocessing.get_context("forkserver").Process(target=inherited, args=(opened.fileno(),))
-    worker.start()
-    worker.join()
-    print("forked" if files[0] == files[1] else "anew", worker.exitcode, flush=True)
-if __name__ == "__main__":
-    import torch
-    repair_standard_streams()
-    write_beside_a_library("of the rank")
-    calls = []
-    torch._C._cuda_getDeviceCount = lambda: calls.append(1) or 0  # initializes CUDA: a fork could not use it
-    from engine.commands.run import run
-    assert not calls
-    signal.signal(signal.SIGTERM, print)
-    opened = os.fdopen(os.dup2(2, 99), "w")
-    print("once", end=" ")
-    report()
-    forkserver._forkserver._stop()
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-    report()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server starts anew")
-@pytest.mark.slow
-def test_the_server_is_forked_from_a_process_without_threads(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text(FORKING_PROGRAM)
-    command = [sys.executable, str(program), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    lines = ["once True True False", "forked 0", "True True False", "anew 0"]
-    assert done.stdout.splitlines() == lines
-    assert done.stderr.splitlines() == ["of the rank", "of a worker", "of a worker"]
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,6 @@ def find_test(data: Data):
     return source_class(data.dataset).find_test(data)
 
 
-def has_splits(data: Data) -> bool:
-    return bool(source_class(data.dataset).splits_of(data))
-
-
 def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):
     """pixels: an array or an image, in place of one colour."""
     path.parent.mkdir(parents=True, exist_ok=True)

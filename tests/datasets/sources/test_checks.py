@@ -12,7 +12,6 @@ from PIL import Image
 from source_helpers import write_image
 
 from configs.command_line import parse_command_line
-from datasets.decoding.decode import JPEG_DECODER
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.in_memory import ImageArray
 from utils.errors import UserError
@@ -34,12 +33,6 @@ def report_on(root: Path, dataset: str, cpu, *options: str) -> list[str]:
     with pytest.raises(UserError) as caught:
         samples_for(config_for(root, dataset, *options), cpu, "train", "val")
     return str(caught.value).split("\n  ")
-
-
-def notes_about(root: Path, dataset: str, cpu) -> list[str]:
-    """Without the sizes of the classes, and the warnings about few images, which these small data sets have."""
-    notes = notes_on(*samples_for(config_for(root, dataset), cpu, "train", "val"))
-    return [note for note in notes if not note.startswith(("Warning: ", "images per class"))]
 
 
 def test_a_report_on_a_list_names_all_problems(tmp_path, cpu):
@@ -66,30 +59,7 @@ def test_a_report_on_a_table_names_all_problems(tmp_path, cpu):
         assert found.startswith(f"{tmp_path}/{split}.csv:{line}: ")
 
 
-def test_a_report_on_class_folders_names_all_problems(tmp_path, cpu):
-    for split in ("train", "val"):
-        write_images(tmp_path / split, "cat/a.jpg", "dog/b.jpg")
-    (tmp_path / "train" / "empty").mkdir()
-    (tmp_path / "val" / "other").mkdir()
-    _, *findings = report_on(tmp_path, "folder", cpu)
-    expected = ["train/empty: ", "'other'"]
-    assert len(findings) == len(expected)
-    assert all(any(part in found for found in findings) for part in expected)
-
-
 # Notes: facts that may be intended
-
-
-def test_repeated_images_and_images_in_both_splits_are_noted(tmp_path, cpu):
-    write_images(tmp_path, "a.jpg", "b.jpg", "c.jpg")
-    (tmp_path / "train_list.txt").write_text("a.jpg 0\nb.jpg 2\n./a.jpg 0\nb.jpg 2\n")
-    (tmp_path / "val_list.txt").write_text("c.jpg 1\n.//b.jpg 2\n")
-    assert notes_about(tmp_path, "imagenet2012", cpu) == [
-        f"{tmp_path}/train_list.txt: 2 image(s) are listed more than once; the first repetition is in line 3",
-        "1 of 3 classes have no training image, such as '1'",
-        "1 image(s) are in both train and val, such as 'b.jpg'",
-        f"whole JPEGs are decoded by {JPEG_DECODER}",
-    ]
 
 
 def samples_of(train: list[int], val: list[int]) -> list[ImageArray]:
@@ -110,13 +80,6 @@ def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     assert "1 of 3 classes" in single and "'b'" in single
     (lost,) = warnings([30, 12, 0, 15], [4, 1, 0, 30])  # a class without training images has a note of its own
     assert lost.startswith("Warning: 2 of 3 classes have fewer than 5 validation images") and "'b' with 1" in lost
-
-
-def test_the_log_shows_the_smallest_and_the_largest_classes():
-    counts = list(range(20, 31))
-    (sizes,) = (note for note in notes_on(*samples_of(counts[::-1], [6] * 11)) if note.startswith("images per class"))
-    shown = [f"'{ascii_lowercase[30 - count]}' {count} + 6" for count in counts]
-    assert sizes.partition("first: ")[2].split(", ") == [*shown[:5], "...", *shown[-5:]]
 
 
 def test_a_digest_names_the_images_and_labels_in_any_place_and_order(tmp_path, cpu):

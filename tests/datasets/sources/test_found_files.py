@@ -1,6 +1,5 @@
 """Images by their content, also without labels: only files without a known ending are opened."""
 
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from PIL import Image
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from configs.schema import Data
-from datasets.decoding.images import BadImage, kind_of, missing_decoder
+from datasets.decoding.images import kind_of, missing_decoder
 from datasets.registry import read_samples, unlabelled
 from datasets.sources import class_folders
 from datasets.sources.class_folders import read_class_folders
@@ -126,18 +125,6 @@ def test_a_folder_is_read_as_class_folders_are(tmp_path):
     assert samples.open(1, 3).pixels.shape == (3, 9, 12)
     labelled = read_class_folders(tmp_path)  # here, each class is read by itself
     assert labelled.arrays["targets"].tolist() == [0, 0, 0, 1, 1]
-
-
-def test_unusable_images_of_a_folder_are_found_when_they_are_read(tmp_path):
-    write_image(tmp_path / "a.jpg")
-    (tmp_path / "b.jpg").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "c.jpg")
-    (tmp_path / "d.jpg").write_bytes(b"")
-    samples = unlabelled(str(tmp_path), Data())
-    assert len(samples) == 4
-    for index, reason in ((1, "No such file"), (2, "not a regular file"), (3, "is empty")):
-        with pytest.raises(BadImage, match=reason):
-            samples.open(index, 3)
 
 
 def test_a_list_has_paths_with_or_without_labels(tmp_path):

@@ -12,7 +12,7 @@ from source_helpers import options, write_image
 from configs.schema import Data
 from datasets.registry import read_samples
 from datasets.sources.shared_arrays import StringPacker
-from datasets.sources.split import RunSplit, Splitter, most_frequent
+from datasets.sources.split import RunSplit, Splitter
 from engine.checkpoint.weights_record import ENTRY, exported_entry, read_split, split_to_entry
 from scripts import make_shards
 from tests.datasets.shards.tar_files import jpeg, tar_of
@@ -55,30 +55,6 @@ def test_no_group_is_on_two_sides():
             assert not train & val and train | val == {group for *_, group in images}
             held_out.update(val)
         assert "folds" not in values or set(held_out.values()) == {1}
-
-
-def test_an_image_more_moves_few_groups():
-    """Its own group, and in each stratum whose count changed one across the start of the held-out part, and its end."""
-    for number in range(300):
-        rng = np.random.default_rng(number)
-        images = random_images(rng)
-        more = [*images, ("new.jpg", int(rng.integers(3)), f"g{rng.integers(16)}")]
-        before, after = (groups_of(some, part(some, "val")[0]) for some in (images, more))
-        strata = []
-        for some in (images, more):
-            names, group_of = np.unique([group for *_, group in some], return_inverse=True)
-            classes = most_frequent(np.array([label for _, label, _ in some]), group_of)
-            strata.append(dict(zip(names.tolist(), classes.tolist(), strict=True)))
-        counts = [Counter(classes.values()) for classes in strata]
-        changed = {label for label in range(3) if counts[0][label] != counts[1][label]}
-        moved = (before ^ after) - {more[-1][2]}
-        of_stratum = Counter(strata[1][group] for group in moved)
-        assert set(of_stratum) <= changed and max(of_stratum.values(), default=0) <= 1
-
-
-def test_the_most_frequent_class():
-    classes, group_of = np.array([2, 2, 0, 1, 0, 1, -1]), np.array([0, 0, 0, 1, 1, 2, 2])
-    assert most_frequent(classes, group_of).tolist() == [2, 0, -1]
 
 
 IMAGES = [(f"{group % 2}/p{group}_{shot}.jpg", group % 2, f"p{group}") for group in range(8) for shot in range(3)]
@@ -179,15 +155,6 @@ def test_wrong_groups_end_the_run(folder, groups, error):
 def test_wrong_options(dataset, groups):
     with pytest.raises(ValueError):
         Data(DATASET=dataset, GROUPS=groups)
-
-
-def test_large_groups_and_classes_in_few_groups_are_named():
-    images = [
-        (f"{index}", index % 3 if index < 12 else 0, "large" if index < 12 else f"g{index // 2}") for index in range(20)
-    ]
-    notes = part(images, "val", folds=3, fold=0)[1]
-    assert any("the group 'large' has 12 of 20 images, more than one of 3 folds" in note for note in notes)
-    assert any("2 class(es) are in fewer than 3 groups" in note for note in notes)
 
 
 def write_shards(folder, without=()):

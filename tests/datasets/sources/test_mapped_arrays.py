@@ -10,7 +10,7 @@ import pytest
 from source_helpers import options
 
 from datasets.sources import shared_arrays
-from datasets.sources.shared_arrays import StringPacker, share_arrays, strings_in, to_arrays
+from datasets.sources.shared_arrays import share_arrays
 from datasets.sources.source import source_class
 from utils.errors import UserError
 
@@ -63,14 +63,3 @@ def test_a_full_disk_is_one_line(temporary, monkeypatch):
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\); free space or set TMPDIR$"):
         share_arrays({"a": np.arange(5)})
     assert not list(temporary.iterdir())
-
-
-def test_one_long_string_takes_only_its_own_length():
-    arrays = to_arrays(StringPacker(["ä", "", "\udce9", *["short"] * 10_000, "long" * 100_000]).strings(), "texts")
-    texts = strings_in(arrays, "texts")
-    assert list(texts)[:3] == ["ä", "", "\udce9"]
-    assert (len(texts), texts[10_003]) == (10_004, "long" * 100_000)
-    assert sum(values.nbytes for values in arrays.values()) < 550_000
-    selected = texts.select(np.array([0, 1, 2, 10_003]))
-    assert list(selected) == ["ä", "", "\udce9", "long" * 100_000]
-    assert list(texts.select(np.empty(0, np.int64))) == []

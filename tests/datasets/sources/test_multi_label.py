@@ -8,7 +8,6 @@ from source_helpers import assert_refused, options, write_image
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
-from datasets.registry import read_samples
 from datasets.sources.checks import notes_on
 from datasets.sources.lists import Tables, split_labels
 from datasets.sources.names import number_by
@@ -87,13 +86,6 @@ def test_bad_tables_are_refused(tmp_path, train, val, parts):
     assert_refused(
         lambda: Tables(given).read("train" if "train.csv" in parts[0] or "GB" in parts[0] else "val"), *parts
     )
-
-
-def test_several_labels_without_the_option_are_one_finding(tables, cpu):
-    given = tables(["", "cat", "dog", "cat|dog", "", "dog|cat", ""], val=["cat|dog", "emu", ""])
-    given = given.model_copy(update={"multi_label": False, "batch_size": 1})
-    with pytest.raises(UserError, match=r"^[^\n]*train.csv:5: target 'cat|dog' .*DATA\.MULTI_LABEL=true[^\n]*$"):
-        read_samples(given, None, cpu, "train", "val")
 
 
 def test_labels_follow_the_names_of_a_checkpoint(tables):

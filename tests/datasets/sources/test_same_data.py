@@ -97,7 +97,6 @@ CASES = {
     "other size": (
         "folder", write_folders, lambda root: write_image(root / "train/a/002.jpg", size=(90, 70)), ["image 2 of 6 is"]
     ),
-    "list": ("imagenet2012", write_lists, edit("val_list.txt", "2.jpg 0", "2.jpg 1"), ["(class 1 1;", "(class 0 0;"]),
     "table": ("csv", write_lists, edit("train.csv", "c|e", "d|e"), ["0.jpg (class 0 d, 1 e;", "(class 0 c, 2 e;"]),
     "shards": ("tar", write_shards, lambda root: write_shards(root, b"RED"), ["image 1 of 2", "1.jpg", "checksum"]),
 }  # fmt: skip

@@ -24,14 +24,12 @@ def make(root, *folders):
     ("sizes", "found"),
     [
         ({"Dataset/0": 9, "Dataset/1": 9, "Examples": 2}, "Dataset"),  # 18 of 20 images
-        ({"data/images/0": 9, "data/images/1": 9, "Examples": 2}, "data/images"),
         (
             {"Dataset/train/a": 3, "Dataset/train/b": 3, "Dataset/val/a": 3, "Dataset/val/b": 3, "Examples": 1},
             "Dataset",
         ),
         ({"Dataset/0": 20, "Dataset": 20, "Examples": 2}, None),  # with images of its own
         ({"well/p1": 20, "well/p2": 18, "ill/p3": 1, "ill/p4": 1}, None),  # patients: 38 of 40 are well
-        ({"well/p1": 20, "well/p2": 18, "ill": 2}, "well"),
         ({f"ants/{split}/{name}": 2 for split in ("train", "val") for name in "ab"}, "ants"),
     ],
 )

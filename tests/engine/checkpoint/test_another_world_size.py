@@ -70,13 +70,3 @@ def test_each_step_has_the_samples_of_the_unbroken_run(resumed_samples):
     count = (END - STOP) * GLOBAL_BATCH
     expected = torch.cat([first[places[STOP * GLOBAL_BATCH :]], second[places]])[:count]
     assert resumed_samples[:count] == expected.tolist()
-
-
-def test_a_global_batch_that_changes_on_resume_is_one_line(digits_run, digits_argv, cpu, capsys):
-    """As in an elastic run from two ranks to one, or with another -batch_size."""
-    stopped = digits_run("TRAIN.MAX_STEPS=3")
-    train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=32", "TRAIN.MAX_STEPS=9"], cpu)
-    log = capsys.readouterr().out
-    assert log.count("the global batch size is 32, before 64") == log.count("DATA.GLOBAL_BATCH_SIZE=64") == 1
-    train([f"-resume={stopped}", *digits_argv, "DATA.BATCH_SIZE=16", "DATA.GLOBAL_BATCH_SIZE=32"], cpu)
-    assert "global batch size is" not in capsys.readouterr().out

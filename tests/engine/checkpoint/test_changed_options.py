@@ -54,12 +54,3 @@ def test_every_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys):
     folder = digits_run(*STOPPED)
     for key, value in TAKES_EFFECT.items():
         check(folder, [*digits_argv, *STOPPED], key, value, capsys)
-
-
-def test_options_without_an_effect_are_named(digits_run, digits_argv, tmp_path, capsys):
-    folder = digits_run(*STOPPED)
-    options = [f"SAVE={tmp_path / 'elsewhere'}", f"MODEL.PRETRAINED={folder / 'last.pth'}"]
-    session_for([f"-resume={folder}", *digits_argv, *STOPPED, *options], CPU)
-    printed = capsys.readouterr().out
-    assert "Resume: SAVE has no effect" in printed and "Resume: MODEL.PRETRAINED has no effect" in printed
-    assert "differ from the checkpoint" not in printed

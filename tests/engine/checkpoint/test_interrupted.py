@@ -92,18 +92,6 @@ def test_a_step_that_ends_an_epoch_replaces_no_earlier_checkpoint(digits_argv, c
     assert (last["epoch"], previous["epoch"], previous["done_steps"]) == (2, 1, 0)
 
 
-@pytest.mark.slow
-def test_frequent_saving_does_not_change_the_result(digits_argv, tmp_path, cpu):
-    argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "MODEL.DROPOUT=0.1"]
-    uninterrupted = train(argv, cpu)
-    argv[2] = f"-output={tmp_path / 'frequent'}"
-    frequent = train([*argv, "SAVE_FREQ_MINUTES=1e-9", "SAVE_FREQ_STEPS=1"], cpu)
-    assert_same_state(states(frequent), states(uninterrupted))
-    assert rows(frequent) == rows(uninterrupted)
-    log = (frequent / "log.txt").read_text()
-    assert log.count("Save model") > 44 + 2 * 6  # after each step and each evaluation batch
-
-
 def test_only_a_later_ctrl_c_exits_immediately(monkeypatch):
     exit_codes = []
     monkeypatch.setattr("utils.signals.os._exit", exit_codes.append)

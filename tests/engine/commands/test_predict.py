@@ -1,18 +1,13 @@
 """-predict: the same answers as -eval, from the checkpoint alone, for images of any origin."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import GREY, ROOT, TINY_VIT, environment, only_run, read_result, run_script, train
+from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
@@ -244,29 +239,6 @@ def test_explanations_are_complete_after_an_interruption(images, trained, tmp_pa
         predict(tmp_path / "out", cpu, *argv)
     assert len(maps_in(tmp_path / "out")) == 39
     assert predict(tmp_path / "out", cpu, *argv) == rows and maps_in(tmp_path / "out") == maps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("killed", "continued"), [(1, 2), (2, 1)])
-def test_a_killed_prediction_continues_on_any_number_of_ranks(images, trained, tmp_path, cpu, killed, continued):
-    """SIGKILL to all processes, as soon as some results are kept; the file is that of an undisturbed run."""
-    (tmp_path / "list.txt").write_text("".join(f"{path}\n" for path in sorted(images.rglob("*.png")) * 30))
-    argv = [str(tmp_path / "list.txt"), f"-resume={trained}", "-batch_size_eval=1", "-num_workers=0"]
-    predict(tmp_path / "whole", cpu, *argv)
-    command, part = ["-predict", *argv, f"-output={tmp_path / 'out'}"], tmp_path / "out" / "predictions.csv.part"
-    scripts = {1: ("main_single_gpu.py",), 2: ("main_multi_gpu.py", "-ngpus=2")}
-    process = subprocess.Popen([sys.executable, *scripts[killed], *command], cwd=ROOT, env=environment(),
-                               start_new_session=True, stdout=subprocess.DEVNULL)  # fmt: skip
-    try:
-        while not (part.exists() and part.stat().st_size > 9999):
-            assert process.poll() is None
-            time.sleep(0.005)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert part.exists() and not (tmp_path / "out" / "predictions.csv").exists()
-    assert "continues after" in run_script(*scripts[continued], *command)
-    assert (tmp_path / "whole" / "predictions.csv").read_bytes() == (part.parent / "predictions.csv").read_bytes()
 
 
 @pytest.mark.slow

@@ -136,16 +136,6 @@ def test_a_table_with_a_column_for_each_class(make, tmp_path):
     ]
 
 
-def test_the_table_on_the_terminal_is_aligned_short_and_escaped(make):
-    *lines, more = make(HOSTILE, HOSTILE, labelled=False).table(rows=5).split("\n")
-    assert len(lines) == 6 and more == f"... and {len(HOSTILE) - 5} more"
-    assert lines[0].split() == ["path", "class_1", "probability_1", "class_2", "probability_2", "error"]
-    column = lines[1].index("0.7000")
-    assert all(line[column : column + 6] == "0.7000" for line in (lines[1], *lines[3:]))
-    assert all(line.isprintable() and len(line) < 200 for line in lines)
-    assert lines[2].endswith("is empty (0 bytes)")
-
-
 def test_memory_does_not_grow_with_the_number_of_images(make, tmp_path):
     def peak(count: int) -> int:
         made = make([str(number) for number in range(count)], labelled=False, chunk=100)

@@ -98,16 +98,6 @@ def test_labels_of_ticks_are_short():
     assert {value: tick_label(value) for value in labels} == labels
 
 
-def test_curves_that_never_change_are_numbers():
-    def constant(*curves: list[tuple[float, float]]) -> str:
-        return Chart(
-            "Loss", "epoch", [Series(name, curve) for name, curve in zip("ab", curves, strict=False)], "GB"
-        ).constant
-
-    assert constant([(1, 2), (2, 2)]) == "2 GB" and constant([(1, 2)], [(1, 3)]) == "a: 2 GB, b: 3 GB"
-    assert constant([(1, 2)], [(1, 3), (2, 4)]) == ""
-
-
 def test_the_reliability_diagram_has_a_bar_per_filled_bin():
     svg = str(reliability_diagram([(50, 100, 8, 62.5)]))
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))

@@ -15,7 +15,6 @@ from run_folders import (
     read_page,
     update_json,
     write_facts,
-    write_rows,
 )
 
 from engine.run.facts import EvaluationData, TrainingData
@@ -98,30 +97,6 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
         write_facts(folder, [EvaluationData(8, 3, 3, split, digest=digest)])
     page, lines, _ = compare(*evaluations)
     assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1 and "test images differ" not in page.text
-
-
-def test_a_figure_of_the_test_images_is_not_ranked_among_those_of_the_validation(tmp_path, compare):
-    folders = [make_run(tmp_path / "trained")]
-    for split in ("test", "val"):
-        folders.append(make_evaluation_run(tmp_path / f"{split}-images"))
-        update_json(folders[-1] / "evaluation/summary.json", split=split)
-    page, _, _ = compare(*folders)
-    assert "Training runs by validation top-1, the best first run best validation epoch" in page.text
-    assert "Evaluations by top-1: of each split, the best first run validation test images/s state" in page.text
-    assert "test-images – 87.50% top-1 5,000 finished val-images 87.50% top-1 – 5,000" in page.text
-
-
-def test_runs_with_mean_ap_and_with_top1_have_a_table_each(tmp_path, compare):
-    several = make_run(tmp_path / "several", options=["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
-    one = make_run(tmp_path / "one", 5)
-    rows = [{"epoch": epoch, "val_mean_ap": 40 + epoch, "val_loss": 1, "train_top1": 9 * epoch} for epoch in (1, 2)]
-    write_rows(several, rows)
-    update_json(several / "run.json", result={"mean_ap": 42.0, "test": {"mean_ap": 41.0}})
-    page, lines, _ = compare(several, one)
-    assert lines[4].startswith("Training runs by validation mean AP")
-    tables = page.text.index("by validation top-1"), page.text.index("by validation mean AP")
-    assert tables[0] < tables[1] < page.text.index("several 42.00% mean AP 2 of 300 41.00% mean AP")
-    assert "Validation mean AP" in page.text and "Training hit@1" in page.text
 
 
 def test_runs_by_loss_are_ranked_from_the_lowest(tmp_path, compare):

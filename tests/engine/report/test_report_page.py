@@ -4,12 +4,9 @@ import base64
 import hashlib
 import re
 import socket
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 from run_folders import (
     WARNING,
     add_evaluation,
@@ -59,19 +56,6 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
     assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
-
-
-def test_the_page_shows_the_training_batch_if_it_is_a_png(run):
-    path = run / "details/train_batch.png"
-    path.parent.mkdir()
-    path.write_bytes(b"no picture")
-    assert "section-training-images" not in read_page(run).html
-    Image.new("RGB", (652, 195)).save(path)
-    (picture,) = [tag for tag in read_page(run).all("img") if tag.get("class") == "batch"]
-    assert base64.b64decode(picture["src"].removeprefix("data:image/png;base64,")) == path.read_bytes()
-    assert "section-training-images" in read_page(run).html
-    path.write_bytes(path.read_bytes() + bytes(1_500_000))
-    assert "section-training-images" not in read_page(run).html
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
@@ -298,9 +282,3 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     report.update(now=True)
     assert log == ["Warning: report.html cannot be written: OSError: [Errno 28] No space left on device"]
     assert (run / REPORT).read_bytes() == old
-
-
-def test_the_page_is_written_without_torch():
-    """torch takes 500 MB, and the page is made in less than 300 MB."""
-    code = "import sys, engine.report.page; print({'torch', 'numpy', 'matplotlib'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

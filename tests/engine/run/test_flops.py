@@ -7,10 +7,9 @@ import torch
 from configs.command_line import parse_command_line
 from configs.schema import Data
 from engine.run.facts import Model
-from engine.run.flops import PEAKS, describe_model, forward_flops, peak_flops_per_second, training_flops
+from engine.run.flops import describe_model, forward_flops, peak_flops_per_second, training_flops
 from models.build import build_model
 from utils.distributed import ProcessContext
-from utils.tables import three_digits
 
 CPU = torch.device("cpu")
 
@@ -100,13 +99,6 @@ def test_similar_devices_have_no_peak():
     assert not any(peak_flops_per_second(name, FP16, True) for name in SIMILAR)
 
 
-def test_peaks_increase_from_fp32_to_fp16():
-    for name, peaks in PEAKS.items():
-        tflops = [value for value in (peaks.fp32, peaks.tf32, peaks.fp16) if value]
-        assert tflops == sorted(tflops), name
-        assert peaks.bf16 in (None, peaks.fp16), name
-
-
 DATA = Data(IMAGE_SIZE=8)
 
 
@@ -142,7 +134,3 @@ def test_model_without_flop_count_has_no_rates(cpu):
     model = describe_model(ReadsValues(), DATA, torch.float32, False, cpu)
     assert model == Model(0, None, None, 0) and model.utilization(10) is None and model.rates(10) == []
     assert "cannot be counted" in str(model)
-
-
-def test_three_digits():
-    assert [three_digits(value) for value in (0.0012345, 9.876, 999.4, 12345.6)] == ["0.00123", "9.88", "999", "12346"]

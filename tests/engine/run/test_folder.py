@@ -16,7 +16,7 @@ from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run import folder as folder_module
 from engine.run.facts import Environment, read_fact
-from engine.run.folder import PACKAGES, next_command, record_environment, start_log
+from engine.run.folder import PACKAGES, next_command, record_environment
 from engine.run.log import RunLogger
 from engine.run.record import RUN, read_run
 from utils.distributed import ProcessContext
@@ -98,17 +98,6 @@ def test_printed_command_needs_no_launcher_on_one_host(monkeypatch, local, proce
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     printed = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
     assert printed[1:] == ["main_multi_gpu.py", *processes, "-resume=x"]
-
-
-def test_the_log_names_the_defaults_of_a_family_and_how_it_differs(cpu, tmp_path, capsys):
-    def log(name):
-        start_log(parse_command_line([f"-output={tmp_path}", "-opts", f"MODEL.TYPE={name}"]), cpu)
-        return capsys.readouterr().out
-
-    assert "Defaults of MODEL.TYPE volo: DATA.IMAGENET_MEAN, DATA.IMAGENET_STD, " in log("volo")
-    assert "VOLO, unlike PaddleViT's: the default of TRAIN.END_LR is 1e-5" in log("volo")
-    assert "MAE, unlike timm's: a fixed position embedding" in log("mae")
-    assert "unlike" not in log("cait")
 
 
 NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="needs git")

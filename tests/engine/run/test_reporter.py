@@ -175,14 +175,6 @@ def test_a_usual_report_is_one_line():
     assert REPORT.log_lines(REPORT) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
 
 
-def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
-    scaled = replace(REPORT, is_scaled=True, loss_scale=65536.0)
-    halved = replace(scaled, loss_scale=32768.0)
-    assert scaled.log_lines()[1:] == ["  loss scale 65536"]
-    assert scaled.log_lines(scaled) == REPORT.log_lines(REPORT)
-    assert halved.log_lines(scaled)[1:] == ["  loss scale 32768"]
-
-
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
@@ -197,26 +189,3 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
 def test_a_value_appears_if_it_is_unusual(changes, shown):
     text, usual = ", ".join(replace(REPORT, **changes).log_lines(REPORT)), REPORT.log_lines(REPORT)
     assert shown in text if shown else text == usual[0]
-
-
-def test_longest_lines_have_at_most_120_columns():
-    widest = Metrics({"loss": 16.9077, "top1": 100.0}, 20480, 128, 0.0012345)
-    longest = replace(
-        REPORT,
-        epoch=1000,
-        num_epochs=1000,
-        epoch_step=12510,
-        steps_per_epoch=12510,
-        latest=replace(widest, grad_norm=1234567.8),
-        average=widest,
-        images_per_second=123456.7,
-        data_wait_share=0.99,
-        is_scaled=True,
-        loss_scale=65536.0,
-        skipped_steps=1234,
-        peak_memory_bytes=139_900_000_000,
-        seconds_left=999 * 86_400,
-    )
-    lines = longest.log_lines()
-    assert len(lines) == 2 and max(map(len, lines)) <= 120
-    assert "wait 99%" in "".join(lines) and lines[1].endswith("skipped steps 1234")

@@ -2,22 +2,15 @@
 
 import math
 import re
-import time
 from collections import deque
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import GREY, TINY_VIT, only_run
-from rank import run_commands
-from timm.models.vision_transformer import VisionTransformer
 
 from datasets.batch import Batch
-from datasets.loading.loader import Loader
 from engine.run.record import RUN, RunRecord
 from engine.run.step_timer import FORWARD_PASS, LOADING, SlowRanks, StepTimer
-from utils.distributed import ProcessContext
 from utils.files import read_json
 
 NOTHING = torch.empty(0)
@@ -204,28 +197,3 @@ def test_bursts_of_loading_workers_count_as_their_mean_and_single_stalls_do_not(
     bursts = ((0.0 if step % 4 else 0.4, 0.1) for step in range(99))
     ((_, note),) = (found for seconds in bursts for found in feed(ranks, 1, EVEN, EVEN, seconds))
     assert "rank 2 " in note and LOADING in note
-
-
-def train_with_a_slow_rank(context: ProcessContext, cause: str, output: Path) -> None:
-    """Rank 1 sleeps in every batch, or in every forward pass."""
-    to_device, forward = Loader._to_device, VisionTransformer.forward
-    seconds = 0.05 * (context.rank == 1)
-    options = [*TINY_VIT, *GREY, "TRAIN.NUM_EPOCHS=9", "TRAIN.MAX_STEPS=56", "VALIDATE_FREQ=100", "SAVE_FREQ=100"]
-    with pytest.MonkeyPatch.context() as patch:
-        if cause == LOADING:
-            patch.setattr(Loader, "_to_device", lambda *arguments: (time.sleep(seconds), to_device(*arguments))[1])
-        else:
-            patch.setattr(VisionTransformer, "forward", lambda *images: (time.sleep(seconds), forward(*images))[1])
-        run_commands(context, [["-dataset=digits", "-batch_size=64", f"-output={output}", "-opts", *options]])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cause", [LOADING, FORWARD_PASS])
-def test_slow_loader_and_slow_forward_pass_of_one_rank(tmp_path, ranks, cause):
-    ranks(2)(train_with_a_slow_rank, cause, tmp_path)
-    folder = only_run(tmp_path)
-    (line,) = re.findall(r"Warning: (rank .*)", (folder / "log.txt").read_text())
-    pattern = r"rank 1 on \S+ was \d+(%| times) slower than the median rank for 50 steps; cause: (.*) \(\d+ ms .*\)"
-    assert re.fullmatch(pattern, line)[2] == cause
-    slow = read_json(folder / RUN)["slow_rank"]
-    assert (slow["rank"], slow["cause"]) == (1, cause)

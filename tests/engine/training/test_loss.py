@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import GREY, TINY_VIT, session_for
 from pydantic import ValidationError
 from timm.data.mixup import mixup_target
 from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
@@ -150,13 +149,3 @@ def test_a_list_of_weights_has_a_value_per_class():
     assert on_device.device.type == "meta"
     with pytest.raises(UserError, match=r"CLASS_WEIGHTS: .* 3 .* 10"):
         read_class_weights(given, np.arange(10), 10, CPU)
-
-
-def test_a_run_weights_its_loss_by_the_classes_of_its_training_split(tmp_path, cpu, capsys):
-    argv = ["-dataset=digits", "-opts", *TINY_VIT, *GREY, "LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1"]
-    session = session_for(argv, cpu)
-    assert "----- Loss: class weights from 0.9" in capsys.readouterr().out
-    logits, labels, train = torch.randn(8, 10), torch.arange(8), session.plan.train
-    weight = torch.tensor(len(train) / (10 * np.bincount(train.targets)), dtype=torch.float32)
-    expected = F.cross_entropy(logits, labels, weight=weight, reduction="sum", label_smoothing=0.1)
-    assert session.state.loss(logits, labels, torch.empty(0)).item() == pytest.approx(expected.item(), rel=1e-6)

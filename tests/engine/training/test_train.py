@@ -1,6 +1,5 @@
 """A training run: which epoch is the best, when the run ends, its files while it trains and at its end."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -15,7 +14,6 @@ from configs.command_line import parse_command_line
 from configs.schema import Config
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
-from engine.evaluation.files import NOT_DRAWN
 from engine.report.contents import read_contents
 from engine.run.record import read_run
 from engine.training import run_files
@@ -98,37 +96,7 @@ def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
     assert states(folder)["epoch"] == 3 and read_result(folder)["stopped_early"]
 
 
-@pytest.mark.slow
-def test_only_an_evaluation_ends_a_run(argv, cpu):
-    """Evaluations follow epochs 2, 4 and 6; a patience of 3 epochs after epoch 2 ends in epoch 5."""
-    folder = train([*argv, "VALIDATE_FREQ=2", "TRAIN.PATIENCE=3", "TRAIN.NUM_EPOCHS=7", "TRAIN.MAX_STEPS=25"], cpu)
-    assert states(folder)["epoch"] == 5
-    train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
-    assert states(folder)["epoch"] == 6 and states(folder)["best"]["epoch"] == 2
-
-
 # The evaluation files and the page
-
-
-def summary_of(folder) -> dict:
-    return json.loads((folder / "evaluation/summary.json").read_text())
-
-
-@pytest.mark.slow
-def test_a_stopped_run_has_tables_and_a_finished_one_the_files_of_its_best_epoch(digits_argv, cpu):
-    """There is no time for them while it runs, so that `best.pth` is evaluated at the end: with the same figures."""
-    folder = train([*digits_argv, "TRAIN.MAX_STEPS=22"], cpu, pictures=True)
-    assert summary_of(folder)["epoch"] == 1 and summary_of(folder)["attention"] == NOT_DRAWN
-    assert "stopped" in (folder / "report.html").read_text()
-    train([f"-resume={folder}", *digits_argv], cpu, pictures=True)
-    summary = summary_of(folder)
-    evaluated = [row for row in rows(folder) if row["val_top1"]]
-    row = max(evaluated, key=lambda row: (float(row["val_top1"]), -float(row["val_loss"])))
-    assert summary["epoch"] == int(row["epoch"]) and summary["attention"] is None
-    assert summary["top1"] == float(row["val_top1"]) and summary["loss"] == float(row["val_loss"])
-    assert list((folder / "evaluation/pictures").glob("*-attention.jpg"))
-    page = (folder / "report.html").read_text()
-    assert "finished" in page and f"{summary['top1']:.2f}%" in page
 
 
 def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, monkeypatch, capsys):

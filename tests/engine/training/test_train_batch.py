@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from conftest import assert_same_state, session_for, states, train
 from PIL import Image, ImageDraw, ImageFont
@@ -11,7 +10,7 @@ from torch import nn
 
 from datasets.transforms.device import TrainTransform
 from engine.progress import EpochProgress, Observer
-from engine.training.run_files import TrainBatch, target_text
+from engine.training.run_files import TrainBatch
 from utils.metrics import MetricSums
 from utils.seeding import derive_seed, seed_device
 
@@ -91,21 +90,3 @@ def test_nan_and_padding(tmp_path, cpu):
     grid = picture(tmp_path)
     assert grid.shape[0] == 16 + 164 + 2 * 16 and (grid[16:176, :160] == 255).all()
     assert (grid[16:176:80, 164:324:80, 0] == [[0, 255], [0, 128]]).all() and (grid[16:, 328:] == 255).all()
-
-
-@pytest.mark.parametrize(
-    ("target", "lines"),
-    [
-        (torch.tensor(1), ["dog"]),
-        (torch.tensor([0.25, 0.75, 0, 0, 0, 0]), ["dog 0.75", "cat 0.25"]),
-        (torch.tensor([1, 1, 0, 0, 0, 0], dtype=torch.int8), ["cat", "dog"]),
-        (torch.tensor([1.0, 0.4, 0, 0.6, 0, 0]), ["cat", "class 3 0.60", "dog 0.40"]),
-        (torch.zeros(6), ["no label"]),
-        (torch.ones(6), ["cat", "dog", "a white...te\\nhen", "class 3"]),  # the others have no place
-    ],
-)
-def test_lines_of_a_target(target, lines):
-    names = ["cat", "dog", f"a white{'-' * 40}white\nhen", "Füchse", "e", "f"]
-    assert target_text(target, names).split("\n") == lines
-    assert target_text(torch.tensor(1), None) == "class 1"
-    assert target_text(torch.tensor(2), ["cat", "dog"]) == "class 2"

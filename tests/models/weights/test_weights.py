@@ -247,15 +247,6 @@ def test_the_head_of_a_file_without_one_is_zero(tmp_path):
     assert not model.head.weight.any() and not model.head.bias.any()
 
 
-def test_unused_tensors_are_reported(tmp_path):
-    extra = {"pre_logits.fc.weight": torch.ones(1), "mask_token": torch.ones(1)}
-    extra |= {f"decoder.{i}": torch.full((1,), torch.nan) for i in range(9)}
-    torch.save(random_vit().state_dict() | extra, tmp_path / "vit.pth")
-    lines = load_pretrained(small_vit(), str(tmp_path / "vit.pth"))
-    assert lines[0].startswith(f"weights: {tmp_path / 'vit.pth'}")
-    assert lines[1].startswith("not used: pre_logits.fc.weight, mask_token, ") and lines[1].endswith("and 3 more")
-
-
 @pytest.mark.parametrize("bare", [False, True])
 def test_the_checkpoint_of_the_tutorial_on_caltech256(tmp_path, bare):
     """The model is in a module as `model`, with a head `l0` beside it; a loss object is beside the weights."""
