@@ -49,10 +49,11 @@ def main(argv: list[str]) -> int:
 
 
 def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
-    """The command, with its server of workers; or the default one, and the error, which the ranks report once after
-    they have met."""
+    """The command, with its server of workers; or the default one, and the error, which all ranks report once."""
     try:
-        command = parse_command_line(argv, SCRIPT)
+        from engine.plan.recipe import follow_recipe
+
+        command = follow_recipe(parse_command_line(argv, SCRIPT), argv)
         if command.needs_worker_server:
             from datasets.loading.workers import start_worker_server
 

@@ -24,7 +24,7 @@ _NO_TRAINING = ("eval-", "predict-", "embed-", "profile-")  # begin the names of
 
 _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
   digits     python {prog} -cfg=configs/vit_digits.yaml -amp
-  images     python {prog} -cfg=configs/probe.yaml -data_path=FOLDER
+  images     python {prog} -data_path=FOLDER
   ImageNet   python {prog} -cfg=configs/vit_base_patch16_224.yaml -data_path=/dataset/imagenet -amp
   two GPUs   CUDA_VISIBLE_DEVICES=0,1 python main_multi_gpu.py -cfg=... -data_path=... -amp
   evaluate   python {prog} -cfg=... -data_path=... -eval -pretrained=vit.pdparams -amp
@@ -170,7 +170,7 @@ def entry_parser(prog: str) -> Parser:
 
     key_help = "show this help, or a YAML key or section: -h TRAIN, -h TRAIN.BASE_LR"
     parser.add_argument("-h", "--help", "-help", nargs="?", const="", metavar="KEY", help=key_help)
-    cfg_help = "YAML file of the run (default with -resume=RUN: the options of that run)"
+    cfg_help = "YAML file of the run (default: with -resume=RUN, the options of that run; own images: -h RULES)"
     add_flag(parser, "cfg", action="append", metavar="FILE", help=cfg_help)
     model_help = "a recipe (its MODEL section), timm's name, hf-hub:ORG/NAME, local-dir:FOLDER"
     add_flag(parser, "model", metavar="X", help=model_help)

@@ -363,7 +363,23 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
     accumulation_follows_global_batch,
     classes_follow_data,
 )
-ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES)
+
+
+def recipe_follows_data(
+    images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
+) -> tuple[str, int | None]:
+    """Without -cfg, own images get finetune.yaml if weights are at hand, probe.yaml on a CPU, else folder_small.yaml.
+
+    trains: keys of TRAIN, such as -epochs, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for a
+    probe: the ones that were measured on 1,854 training images, changed with the square root of their number.
+    """
+    if has_weights and (probes or (on_cpu and not trains)):
+        return "probe", None
+    name, epochs, fewest, most = ("finetune", 10, 3, 20) if has_weights else ("folder_small", 18, 8, 60)
+    return name, min(most, max(fewest, round(epochs * (1854 / images) ** 0.5)))
+
+
+ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES, recipe_follows_data)
 
 
 def check_best_metric(options: Config) -> None:

@@ -58,12 +58,18 @@ def _published_file(name: str) -> dict[str, Any]:
     published: Any = timm.get_pretrained_cfg(name)
     fix = "download it by hand, and give -pretrained=FILE"
     if published and published.hf_hub_id:
-        names = (published.hf_hub_filename,) if published.hf_hub_filename else WEIGHTS
-        return {"file": str(download(published.hf_hub_id, names, fix))}
+        return {"file": str(download(*published_on_hub(name), fix))}
     if published and published.url:
         with explained(published.url, fix):
             urlopen(published.url, timeout=ANSWER_SECONDS).close()
     return {}
+
+
+def published_on_hub(name: str) -> tuple[str, tuple[str, ...]]:
+    """The repository with timm's weights of a model, and the names that their file may have; no names without one."""
+    published: Any = timm.get_pretrained_cfg(name)
+    names = (published.hf_hub_filename,) if published and published.hf_hub_filename else WEIGHTS
+    return (published.hf_hub_id, names) if published and published.hf_hub_id else ("", ())
 
 
 def check_kwargs(name: str, kwargs: dict[str, Any]) -> None:

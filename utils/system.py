@@ -67,9 +67,14 @@ def limit_spinning(device: str | None) -> None:
     If other programs use the cores, a thread that spins takes time from the thread for which it waits. Call it before
     torch is imported. Other OpenMP libraries ignore the variable. The results are bit-identical. device: of -device.
     """
-    on_cpu = device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
-    if (on_cpu or not any(DEVICE_FILES.glob("nvidia[0-9]*"))) and not os.environ.keys() & {_SPINS, _POLICY}:
+    if lacks_gpus(device) and not os.environ.keys() & {_SPINS, _POLICY}:
         os.environ[_SPINS] = _SPINS_WHEN_BUSY if _running_threads() > (os.cpu_count() or 1) else _DEFAULT_SPINS
+
+
+def lacks_gpus(device: str | None) -> bool:
+    """Returns whether this process uses no GPU, without asking the driver. device: of -device."""
+    is_excluded = device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in EXCLUDES_GPUS
+    return is_excluded or not any(DEVICE_FILES.glob("nvidia[0-9]*"))
 
 
 def _running_threads() -> int:

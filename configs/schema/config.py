@@ -119,8 +119,7 @@ class Config(Section):
             )
         if self.model.pretrained == "timm" and self.model.type != "timm":
             raise ValueError(
-                f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {self.model.type}; in place of -model=NAME use "
-                "-opts MODEL.TYPE=timm MODEL.NAME=NAME, or give -pretrained=FILE"
+                f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {self.model.type}; use -model=NAME -pretrained=timm"
             )
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")

@@ -183,11 +183,21 @@ def test_the_model_replaces_that_of_the_recipe(tmp_path):
 
 
 def test_weights_of_timm_need_a_model_of_timm():
-    recipe = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}"
+    recipe, name = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}", "-model=vit_tiny_patch16_224"
     with pytest.raises(UserError, match=r"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not vit"):
-        parse_command_line([recipe, "-model=vit_small_patch16_224"])
-    assert model_of(recipe, "-model=vit_small_patch16_224", "-pretrained=a.pth").pretrained == "a.pth"
-    assert model_of(recipe, "-model=resnet50").pretrained == "timm"
+        parse_command_line([f"-cfg={ROOT / 'configs' / 'folder_small.yaml'}", "-pretrained=timm"])
+    for flags in ([recipe, name], [name, "-pretrained=timm"]):
+        assert (model_of(*flags).type, model_of(*flags).name) == ("timm", "vit_tiny_patch16_224")
+    model = model_of(recipe, name, "-pretrained=a.pth")
+    assert (model.type, model.embed_dim, model.pretrained) == ("vit", 192, "a.pth")
+
+
+def test_another_family_replaces_the_model_of_the_recipe():
+    recipe = f"-cfg={ROOT / 'configs' / 'folder_small.yaml'}"
+    config = parse_command_line([recipe, "-opts", "MODEL.NAME=resnet18", "MODEL.TYPE=timm"]).config
+    assert (config.model.type, config.model.name, config.data.image_size) == ("timm", "resnet18", 64)
+    same = model_of(recipe, "-opts", "MODEL.TYPE=vit", "MODEL.DEPTH=3")
+    assert (same.stem, same.depth) == ("resnet10t", 3)
 
 
 def test_a_folder_of_timms_gives_the_architecture(tmp_path):

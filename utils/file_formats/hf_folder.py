@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,19 @@ def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
         found = pool.submit(lambda: next(filter(exists, names), names[0]))
         file = found.result(ANSWER_SECONDS)  # the library's own limit is for each address of the server
         return Path(hub.hf_hub_download(name, file, revision=revision))
+
+
+def find_on_hub(repository: str, names: tuple[str, ...], limit_seconds: float = 3.0) -> str | None:
+    """Where one of the files is: 'in the cache', or 'on the Hub' if that answers within the limit; else None."""
+    import huggingface_hub as hub
+
+    if any(isinstance(hub.try_to_load_from_cache(repository, name), str) for name in names):
+        return "in the cache"
+    pool = DaemonPool(1)
+    with suppress(Exception):  # of many types
+        if pool.submit(lambda: any(hub.file_exists(repository, name) for name in names)).result(limit_seconds):
+            return "on the Hub"
+    return None
 
 
 @contextmanager

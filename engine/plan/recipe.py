@@ -1,0 +1,80 @@
+"""The recipe of a training without -cfg: data, weights and device choose it, before anything depends on its name."""
+
+import shlex
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from configs.command_line import Command, parse_command_line
+from configs.resolve import recipe_follows_data
+from configs.schema.config import known_keys
+from configs.weights import OF_EVERY_MODEL
+from configs.yaml_io import format_value
+from datasets.registry import recognize_dataset
+from datasets.sources.source import source_class
+from utils.distributed import single_process
+from utils.errors import UserError, to_single_line
+from utils.file_formats.hf_folder import find_on_hub
+from utils.system import lacks_gpus
+
+_OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
+_RECIPES = Path(__file__).parents[2] / "configs"
+
+
+def follow_recipe(command: Command, argv: list[str]) -> Command:
+    """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note.
+
+    Other commands stay as they are, also those with an architecture in keys of MODEL, and with data that cannot be
+    read, whose problems the plan reports. Each rank calls it before it joins the others. Raises UserError if given
+    weights cannot be read.
+    """
+    data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
+    config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
+    other = command.recipe or config.model.resume or config.eval.enabled or "DATA_PATH" not in data
+    if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES) or (own_layers and "TYPE" not in model):
+        return command
+    images, found = 0, recognize_dataset(config.data, single_process("cpu"))
+    with suppress(UserError):
+        images = len(source_class(found.dataset)(found).read("train")) if found.dataset in _OWN_IMAGES else 0
+    if not images:
+        return command
+    has_weights, reason, flags = _find_weights(model, config.model.pretrained, argv)
+    on_cpu, trains = lacks_gpus(command.device), bool(train) or command.profile or "TUNE" in model
+    name, epochs = recipe_follows_data(images, has_weights, on_cpu, trains, probes=model.get("TUNE") == "probe")
+    if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
+        flags = [*flags, f"-epochs={epochs}"]
+    file, here = _RECIPES / f"{name}.yaml", Path.cwd()
+    words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
+    reason += "; on a CPU, -epochs=N trains all weights" if name == "probe" and on_cpu else ""
+    note = f"Recipe: {name} ({images:,} training images; {reason}). The same: "
+    chosen = parse_command_line(words, command.script)
+    return replace(chosen, notes=(note + shlex.join(["python", command.script, *words]), *chosen.notes))
+
+
+def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -> tuple[bool, str, list[str]]:
+    """Whether there are weights, the reason, and flags for the model that they describe. given: keys of MODEL."""
+    from engine.checkpoint.weights_record import read_record  # imports timm, which other commands may not need
+    from models.timm_model import published_on_hub
+    from models.weights.read import forget_weights, read_weights
+
+    if "PRETRAINED" in given:
+        section: dict[str, Any] = {}
+        if weights and given.keys().isdisjoint(("TYPE", "NAME")):
+            record = read_record(weights)
+            name = read_weights(weights).architecture if record is None else ""
+            section = record.model if record else {"TYPE": "timm", "NAME": name} if name else {}
+            forget_weights()
+        own = {f"MODEL.{key}": value for key, value in section.items() if key not in OF_EVERY_MODEL}
+        options = [f"{key}={format_value(value)}" for key, value in own.items() if value is not None]
+        return bool(weights), f"weights: {weights}", ["-opts", *options] if options else []
+    try:
+        model: Any = parse_command_line([f"-cfg={_RECIPES / 'finetune.yaml'}", *argv]).config.model
+        if model.pretrained != "timm":  # but of the source of -model
+            return True, f"weights: {model.pretrained}", []
+        place = None if model.kwargs else find_on_hub(*published_on_hub(model.name))
+    except (UserError, RuntimeError) as error:  # timm's of an unknown tag
+        return False, f"no weights: {to_single_line(str(error))}", []
+    missing = "not in the cache, nor on the Hub if that answers; -pretrained=FILE reads others"
+    missing = "not used with MODEL.KWARGS, unless -pretrained=timm is given" if model.kwargs else missing
+    return bool(place), f"timm's weights of {model.name} are {place or missing}", []

@@ -1,0 +1,203 @@
+"""Without -cfg, the data, the weights and the device choose the recipe of a training."""
+
+import shlex
+import socket
+import time
+
+import pytest
+import torch
+from conftest import ROOT, noise_folder, only_run, read_result, run_script
+from huggingface_hub import HfApi
+
+import main_multi_gpu
+import main_single_gpu
+from configs.command_line import parse_command_line
+from configs.resolve import recipe_follows_data
+from engine.commands.run import run
+from engine.plan import recipe
+from engine.plan.recipe import follow_recipe
+from utils.errors import UserError
+from utils.file_formats.hf_folder import find_on_hub
+
+VIT, TINY = "vit_small_patch16_224", "vit_tiny_patch16_224"
+
+
+@pytest.fixture
+def images(tmp_path):
+    return noise_folder(tmp_path / "images", 34, 6, (40, 60, 3))
+
+
+@pytest.fixture(params=["in the cache", None])
+def place(request, monkeypatch):
+    """Where timm's weights are, on a machine without a GPU, in the project's folder."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(recipe, "lacks_gpus", lambda device: True)
+    monkeypatch.setattr(recipe, "find_on_hub", lambda repository, names: names and request.param)
+    return request.param
+
+
+def chosen(*argv):
+    return follow_recipe(parse_command_line(list(argv)), list(argv))
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"images": 10**6, "has_weights": True, "on_cpu": True}, ("probe", None)),
+        ({"images": 1854, "has_weights": True, "on_cpu": True, "trains": True}, ("finetune", 10)),
+        ({"images": 1854, "has_weights": True, "on_cpu": False}, ("finetune", 10)),
+        ({"images": 1854, "has_weights": True, "on_cpu": False, "probes": True}, ("probe", None)),
+        ({"images": 500, "has_weights": True, "on_cpu": False}, ("finetune", 19)),
+        ({"images": 40, "has_weights": True, "on_cpu": False}, ("finetune", 20)),
+        ({"images": 10**6, "has_weights": True, "on_cpu": False}, ("finetune", 3)),
+        ({"images": 1854, "has_weights": False, "on_cpu": True}, ("folder_small", 18)),
+        ({"images": 4500, "has_weights": False, "on_cpu": False, "trains": True}, ("folder_small", 12)),
+        ({"images": 1, "has_weights": False, "on_cpu": False, "probes": True}, ("folder_small", 60)),
+        ({"images": 10**6, "has_weights": False, "on_cpu": False}, ("folder_small", 8)),
+    ],
+)
+def test_the_rule(facts, expected):
+    assert recipe_follows_data(**facts) == expected
+
+
+def test_the_epochs_of_the_rule_are_the_recipes():
+    for weights in (True, False):
+        name, epochs = recipe_follows_data(1854, has_weights=weights, on_cpu=False)
+        assert parse_command_line([f"-cfg={ROOT}/configs/{name}.yaml"]).config.train.num_epochs == epochs
+
+
+SMALL = ("folder_small", "folder_small", 60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "with_weights", "without"),
+    [
+        ([], ("probe", VIT, 1), SMALL),
+        (["-dataset=folder", "-epochs=3"], ("finetune", VIT, 3), (*SMALL[:2], 3)),
+        (["-opts", "TRAIN.BASE_LR=1e-4"], ("finetune", VIT, 20), SMALL),
+        (["-opts", "MODEL.TUNE=lora"], ("finetune", VIT, 20), SMALL),
+        (["-profile"], ("finetune", VIT, 20), SMALL),
+        (["-model=resnet18"], ("probe", "resnet18", 1), ("folder_small", "resnet18", 60)),
+        (["-model=vit_tiny_patch16_224"], ("probe", TINY, 1), ("folder_small", TINY, 60)),
+        (["-opts", "MODEL.TYPE=timm", f"MODEL.NAME={TINY}"], ("probe", TINY, 1), ("folder_small", TINY, 60)),
+        (["-model=resnet18.no_tag"], ("folder_small", "resnet18.no_tag", 60), None),
+        (["-model=folder_small"], SMALL, None),
+        (["-opts", "MODEL.TYPE=swin"], ("folder_small", "vit", 60), None),
+        (["-opts", "MODEL.PRETRAINED=null"], SMALL, None),
+        (["-model=test_vit", "-opts", "MODEL.KWARGS={qk_norm: true}"], ("folder_small", "test_vit", 60), None),
+    ],
+)
+def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
+    """And the command in the note has the same options."""
+    command = chosen(f"-data_path={images}", *flags)
+    config = command.config
+    expected = with_weights if place or not without else without
+    assert (command.run_name, config.model.name, config.train.num_epochs) == expected
+    assert config.model.pretrained == ("timm" if command.run_name != "folder_small" else None)
+    assert command.notes[0].startswith(f"Recipe: {command.run_name} (34 training images; ")
+    python, script, *words = shlex.split(command.notes[0].partition("The same: ")[2])
+    assert (python, script, parse_command_line(words).config) == ("python", "main_single_gpu.py", config)
+
+
+def test_kinds_of_data(images, place):
+    name = "probe" if place else "folder_small"
+    rows = [f"{path.relative_to(images)},{path.parent.name}" for path in sorted(images.glob("*/*/*.png"))]
+    table = images / "all.csv"
+    table.write_text("\n".join(["image_path,target", *rows]))
+    for flags in ([f"-data_path={table}"], [f"-data_path={table}", "-dataset=csv"], [f"-data_path={images / 'train'}"]):
+        assert chosen(*flags).run_name == name
+    (images / "train_list.txt").write_text("train/class0/0.png 0\n")
+    assert chosen(f"-data_path={images}", "-dataset=folder").run_name == name
+    assert chosen(f"-data_path={images}").run_name == "vit", "lists win"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-cfg=configs/finetune.yaml"], ["-resume=auto"], ["-eval", "-pretrained=a.pth"], ["-dataset=imagenet2012"],
+        ["-predict", "-pretrained=a.pth"], ["-embed", "-pretrained=a.pth"], ["-opts", "MODEL.DEPTH=3"],
+        ["-data_path=/nowhere"], ["-data_path=configs"], ["-dataset=tar"],
+    ],
+)  # fmt: skip
+def test_other_commands_stay_as_they_are(images, place, flags):
+    argv = [f"-data_path={images}", *flags]
+    command = parse_command_line(argv)
+    assert follow_recipe(command, argv) is command
+
+
+def test_a_gpu_has_time_to_train(images, monkeypatch):
+    monkeypatch.setattr(recipe, "find_on_hub", lambda *_: "in the cache")
+    monkeypatch.setattr(recipe, "lacks_gpus", lambda device: device == "cpu")
+    assert chosen(f"-data_path={images}").run_name == "finetune"
+    assert chosen(f"-data_path={images}", "-device=cpu").run_name == "probe"
+
+
+def test_weights_name_their_model(images, place, tmp_path):
+    """place: is not asked for."""
+    torch.save({"arch": "test_resnet", "state_dict": {"x": torch.zeros(1)}}, tmp_path / "other.pth")
+    torch.save({"x": torch.zeros(1)}, tmp_path / "plain.pth")
+    for file, flags, model in (
+        ("other.pth", [], ("timm", "test_resnet")),
+        ("other.pth", ["-model=resnet18"], ("timm", "resnet18")),
+        ("plain.pth", [], ("timm", VIT)),
+    ):
+        command = chosen(f"-data_path={images}", f"-pretrained={tmp_path / file}", *flags)
+        config = command.config
+        assert (command.run_name, config.model.type, config.model.name) == ("probe", *model)
+        assert config.model.pretrained == str(tmp_path / file)
+    with pytest.raises(UserError, match=r"^/nowhere\.pth: no such file"):
+        chosen(f"-data_path={images}", "-pretrained=/nowhere.pth")
+
+
+def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
+    """By a server that is silent, and one that refuses the connection; a file in the cache needs no request."""
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.file_exists", HfApi(endpoint=address).file_exists)
+        started = time.monotonic()
+        assert find_on_hub("timm/x", ("a", "b"), limit_seconds=0.2) is None
+        assert time.monotonic() - started < 5
+    assert find_on_hub("timm/x", ("a", "b")) is None
+    monkeypatch.setattr("huggingface_hub.file_exists", lambda repository, name: name == "b")
+    assert find_on_hub("timm/x", ("a", "b")) == "on the Hub"
+    assert find_on_hub("timm/x", ("a",)) is None
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repository, name: name == "b" and "file")
+    assert find_on_hub("timm/x", ("a", "b")) == "in the cache"
+
+
+def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-num_workers=0", "-device=cpu"]
+    printed = run_script("main_single_gpu.py", *flags)
+    assert printed.count("Recipe: folder_small (34 training images; ") == 1
+    folder = only_run(tmp_path / "out")
+    assert folder.name.startswith("folder_small-") and read_result(folder)["finished"]
+    assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu"]) == 0
+    assert read_result(folder)["epoch"] <= 2 and "Epoch[002/002]" in (folder / "log.txt").read_text()
+
+
+def dry_run(context, argv, cache):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe, "find_on_hub", lambda *_: "in the cache" if context.rank in cache else None)
+        command, refused = main_multi_gpu._prepare(argv)
+    try:
+        run(command, context)
+    except UserError as error:
+        return str(error)
+    return refused or command.run_name
+
+
+def test_ranks_choose_the_same_recipe(images, tmp_path, ranks):
+    flags = [
+        f"-data_path={images}",
+        f"-output={tmp_path}",
+        "-num_workers=0",
+        "-device=cpu",
+        "-batch_size=2",
+        "-dry_run",
+    ]
+    assert ranks(2)(dry_run, flags, ()) == ["folder_small"] * 2
+    for message in ranks(2)(dry_run, flags, (1,)):
+        assert "start all ranks with equal options" in message and f"MODEL.NAME {VIT}" in message
