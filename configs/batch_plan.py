@@ -96,6 +96,7 @@ class EpochLayout:
     shuffle_shards: int = 0  # DATA.SHUFFLE_SHARDS of samples in shards; 0: no shards
     shards_crc: int = 0  # `ShardWindows.crc`: how the samples are divided into shards
     balanced: bool = False  # DATA.BALANCED_SAMPLING
+    max_steps: int | None = None  # TRAIN.EPOCH_STEPS
 
     @classmethod
     def of_geometry(cls, geometry: dict[str, Any]) -> "EpochLayout":
@@ -120,7 +121,8 @@ class EpochLayout:
     @property
     def batches_per_epoch(self) -> int:
         batches = self.samples // self.batch.micro_step_size
-        return batches - batches % self.batch.accumulation if self.batch.whole_steps else batches
+        batches -= batches % self.batch.accumulation if self.batch.whole_steps else 0
+        return min(batches, self.max_steps * self.batch.accumulation) if self.max_steps else batches
 
     @property
     def steps_per_epoch(self) -> int:

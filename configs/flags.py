@@ -66,6 +66,7 @@ FLAGS = {
         Flag("save_logits", ("EVAL.SAVE_LOGITS",), bool, "-eval: write the logits of each image to logits.npz"),
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
         Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
+        Flag("minutes", ("TRAIN.MINUTES",), float, "time of the run; the number of epochs follows from it"),
         Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),

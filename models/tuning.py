@@ -86,14 +86,14 @@ def _in_blocks(model: nn.Module, matcher: Any) -> list[str]:
 def set_training(model: nn.Module, options: Model) -> None:
     """Sets training mode, and evaluation mode in the frozen part: no dropout, no update of running statistics.
 
-    With adapters all blocks are in training mode, but batch norms.
+    With adapters all blocks are in training mode. Batch norms are frozen with adapters, or by MODEL.BATCH_NORM.
     """
-    if options.tune.kind not in ("full", "lora"):
+    if options.tune.kind in ("full", "lora"):
+        model.train()
+    else:
         _set_modes(model, after=True)
-        return
-    model.train()
-    for module in model.modules():
-        if options.tune.kind == "lora" and isinstance(module, BatchNorm):
+    for module in model.modules() if options.freezes_batch_norms else ():
+        if isinstance(module, BatchNorm):
             module.eval()
 
 

@@ -26,8 +26,8 @@ LAYERS = {
 ENGINE_LAYERS = [
     {"commands"},
     {"profiling"},
-    {"features"},
     {"training"},
+    {"features"},
     {"report"},
     {"evaluation"},
     {"plan"},

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -160,6 +161,12 @@ def read_stat(pid: int | str) -> tuple[str, str, str]:
         fields = file.read().rpartition(")")[2].split()
         return fields[0], fields[1], fields[19]
     return "", "", ""
+
+
+def seconds_since_start() -> float:
+    """Of this process; 0 where the system does not tell."""
+    ticks = read_stat("self")[2]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 _GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")

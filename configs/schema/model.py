@@ -120,6 +120,16 @@ class Model(Section):
     tune: Annotated[Tune, PlainValidator(Tune.parse), PlainSerializer(str)] = option(
         "full", "what is trained besides the head: full, head (nothing), last:N (blocks), lora, probe"
     )
+    head: Literal["zero", "probe"] = option(
+        "zero",
+        "start of a new head on pretrained weights; probe: the linear classifier of the features, as TUNE probe solves "
+        "for it; the run then has its evaluation as epoch 0",
+    )
+    batch_norm: Literal["auto", "train", "frozen"] = option(
+        "auto",
+        "batch norms of pretrained weights in training steps; train: statistics of the batch; frozen: the running "
+        "statistics, which stay; auto: frozen with HEAD probe",
+    )
     features: Literal["pre_logits", "token", "avg", "token_avg"] = option(
         "pre_logits",
         "input of the head, and output of -embed; pre_logits: the model's own; of a ViT also token: the class token; "
@@ -147,6 +157,12 @@ class Model(Section):
     def num_logits(self) -> int:
         """The width of the head: NUM_CLASSES, or 1000 if the model is built without data."""
         return IMAGENET_CLASSES if self.num_classes is None else self.num_classes
+
+    @property
+    def freezes_batch_norms(self) -> bool:
+        """Returns whether batch norms keep the statistics of the pretrained weights."""
+        is_frozen = self.batch_norm == "frozen" or (self.batch_norm == "auto" and self.head == "probe")
+        return self.tune.kind == "lora" or (is_frozen and self.pretrained is not None)
 
     @property
     def image_size_multiple(self) -> int:

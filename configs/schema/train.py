@@ -178,6 +178,13 @@ class Train(Augmentation, Distillation):
     last_epoch: int = option(0, "number of finished epochs; training starts at the next one", ge=0)
     num_epochs: int = option(300, "number of epochs", ge=1)
     max_steps: int | None = option(None, "save a checkpoint and stop after this many steps in all", ge=1)
+    minutes: float | None = option(
+        None,
+        "from the command to the end, evaluations and files included: NUM_EPOCHS and EPOCH_STEPS of a new run follow "
+        "from the speed of its first steps",
+        gt=0,
+    )
+    epoch_steps: int | None = option(None, "steps of an epoch, if all images are more; other images in each", ge=1)
     warmup_epochs: float = option(
         32,
         "epochs of linear warm-up, included in NUM_EPOCHS; a tenth of them where another file, -epochs or -opts "

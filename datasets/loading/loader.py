@@ -306,6 +306,7 @@ class TrainBatches:
             context.world_size,
             repeats=data.repeated_augmentation,
             batches_per_step=batch.accumulation if batch.whole_steps else 1,
+            max_batches=train.epoch_steps and train.epoch_steps * batch.accumulation,
             balanced_targets=samples.targets if data.balanced_sampling else None,
             windows=shard_windows(samples, data),
         )

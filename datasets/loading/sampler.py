@@ -110,8 +110,8 @@ class TrainSampler:
     """One rank's batches from `first_batch` of the run to its end, as one sequence over all epochs.
 
     The n-th batches of all ranks together are the next `batch_size * world_size` samples in the epoch's order,
-    independently of the number of ranks. An epoch has a multiple of `batches_per_step` batches of each rank. Samples
-    that do not fill them are dropped, different samples in each epoch.
+    independently of the number of ranks. An epoch has a multiple of `batches_per_step` batches of each rank, and at
+    most `max_batches`. Samples that do not fill them are dropped, different samples in each epoch.
 
     With repeated augmentation (Hoffer et al., 2020) a sample takes `repeats` consecutive places of the order: with as
     many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
@@ -130,13 +130,15 @@ class TrainSampler:
     first_batch: int = 0
     repeats: int = 1
     batches_per_step: int = 1
+    max_batches: int | None = None
     balanced_targets: np.ndarray | None = field(default=None, compare=False)
     windows: ShardWindows | None = field(default=None, compare=False)
 
     @property
     def batches_per_epoch(self) -> int:
         batches = self.num_samples // (self.batch_size * self.world_size)
-        return batches - batches % self.batches_per_step
+        batches -= batches % self.batches_per_step
+        return min(batches, self.max_batches) if self.max_batches else batches
 
     def from_position(self, epoch: int, batch: int, num_epochs: int) -> "TrainSampler":
         """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1."""

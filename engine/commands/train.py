@@ -3,11 +3,12 @@
 from contextlib import ExitStack
 
 from configs.command_line import Command
-from engine.features.probe import run_probe
 from engine.plan.training import plan_training
 from engine.run.folder import start_log
 from engine.training.batch_size import find_batch_size
 from engine.training.finish import finish_run
+from engine.training.minutes import fit_into_minutes
+from engine.training.probe import run_probe, solve_new_head
 from engine.training.session import build_session, open_outputs
 from engine.training.small_images import note_similar
 from engine.training.trainer import Trainer
@@ -23,7 +24,9 @@ def train(command: Command, context: ProcessContext) -> int:
     logger = start_log(command, context)
     with ExitStack() as locks:
         plan = plan_training(command, context, logger, find_batch_size, locks)
-        session = build_session(plan, context, logger)
+        solved = solve_new_head(plan, context, logger)
+        plan = fit_into_minutes(plan, context, logger, solved)
+        session = build_session(plan, context, logger, solved)
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails
         if plan.config.data.near_copies and not plan.found:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from utils.tables import format_duration
 
 AfterBatch = Callable[[Batch, list[Key]], None]  # with the keys of the samples of the batch
 TOP_K = 5
+_FEATURES = 4096  # samples at a time
 _SECONDS_BETWEEN_LINES = 60.0
 
 Computed = tuple[dict[str, np.ndarray], dict[int, str]]  # arrays (N, ...), and the reasons of unreadable samples
@@ -68,12 +70,16 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
+        return self.share_metrics(results), results
+
+    def share_metrics(self, results: SampleResults | None) -> Metrics:
+        """The metrics of the results of the main process, on all ranks. Raises UserError: no sample is readable."""
         metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)
         if not metrics or not metrics.samples:
             raise UserError(
                 "no image of the evaluation can be read; bad_images_*.csv in the run's folder has the reasons"
             )
-        return metrics, results
+        return metrics
 
     def classify(
         self, model: nn.Module, batches: Loader | Loaders, top_k: int, every: int, after_batch: AfterBatch | None = None
@@ -84,12 +90,23 @@ class Evaluator:
         needs all of them at once. That is 51 MB for 50,000 images; 1000 classes would take 200 MB on the device.
         """
 
-        def summarize(logits: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-            ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
-            return ranked | ({"logits": logits.half().clamp(-65504, 65504)} if self.keeps_logits else {})
-
-        for computed in self.compute(model, batches, summarize, every, after_batch):
+        for computed in self.compute(model, batches, partial(self._summarize, top_k=top_k), every, after_batch):
             yield SampleResults(**computed[0], errors=computed[1]) if computed else None
+
+    def _summarize(self, logits: torch.Tensor, targets: torch.Tensor, top_k: int = TOP_K) -> dict[str, torch.Tensor]:
+        ranked = (score_classes if self.multi_label else _rank_classes)(logits, targets, top_k)
+        return ranked | ({"logits": logits.half().clamp(-65504, 65504)} if self.keeps_logits else {})
+
+    def results_of_features(
+        self, head: nn.Module, features: torch.Tensor, targets: torch.Tensor, errors: dict[int, str]
+    ) -> SampleResults:
+        """The results of `evaluate` from features (N, F), the inputs of `head`. targets: `PADDING` for `errors`."""
+        parts = []
+        with torch.inference_mode(), self.precision.autocast(), run_eagerly():
+            for rows, labels in zip(features.split(_FEATURES), targets.split(_FEATURES), strict=True):
+                parts.append(self._summarize(head(rows).float(), labels))
+        arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
+        return SampleResults(**arrays, errors=errors)
 
     def compute(
         self,

@@ -52,20 +52,24 @@ def build_eval_model(
     config: Config, context: ProcessContext, needs_head: bool = True, weights_size: tuple[int, int] | None = None
 ) -> EvalModel:
     """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
-    switch_notes = set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
     model, notes = build_model(
         options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
     )
-    convolution_notes = prepare_convolutions(model, config.model.channels_last, context.device)
+    built = eval_model_of(model, config, context)
+    with torch.inference_mode(), built.evaluator.precision.autocast():
+        kernels = attention_notes(built.compute, dummy_images(config.data, context))
+    return replace(built, notes=[*(f"Pretrained: {note}" for note in notes), *built.notes, *kernels])
+
+
+def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> EvalModel:
+    """The fp32 `model` on its device, ready to be evaluated in the precision of `config`."""
+    notes = set_process_switches(config, context.device)
+    notes += prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
-    compute_model = precision.compute_copy(model).eval()
-    all_notes: list[str | Fact] = [*switch_notes, *(f"Pretrained: {note}" for note in notes), *convolution_notes]
-    with torch.inference_mode(), precision.autocast():
-        all_notes += attention_notes(compute_model, dummy_images(config.data, context))
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
-    return EvalModel(compute=compute_model, fp32=model, evaluator=evaluator, notes=all_notes)
+    return EvalModel(compute=precision.compute_copy(model).eval(), fp32=model, evaluator=evaluator, notes=[*notes])
 
 
 @dataclass(frozen=True)

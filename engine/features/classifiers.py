@@ -6,6 +6,7 @@ Legend: N samples, F width of the features, C classes.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from datasets.sources.split import most_frequent
-from engine.training.loss import Loss
 
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see engine.training.loss
 _NEIGHBORS, _TEMPERATURE = 20, 0.07
 _ROWS = 1024  # of similarities at a time
 

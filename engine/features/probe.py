@@ -1,27 +1,38 @@
-"""A run whose only step fits the head on the features of the frozen backbone; and labels that may be wrong.
+"""The head of a probe: solved for on the features of the frozen backbone; and labels that may be wrong.
 
 Legend: N samples, F width of the features, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from configs.schema import Data
+from configs.schema import Config, Data
+from datasets.batch import PADDING
+from datasets.loading.loader import BadImageList
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
+from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.pictures import write_findings
-from engine.features.classifiers import ROWS, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
+from engine.evaluation.results import SampleResults
+from engine.features.classifiers import (
+    ROWS,
+    Loss,
+    Margins,
+    fit_probe,
+    knn_top1,
+    out_of_fold_margins,
+    stratified_folds,
+)
 from engine.features.store import extract
-from engine.training.loss import build_loss, read_class_weights
-from engine.training.trainer import Trainer
+from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from models.timm_model import classifiers
 from utils.distributed import broadcast_object, call_on_main
@@ -34,86 +45,111 @@ _COLUMNS = ("path", "label", "predicted", "probability", "label_probability", "m
 
 
 class Features(NamedTuple):
-    """The features of the readable samples of a split: float32 (N, F), their targets (N, ...) and indices (N,)."""
+    """The features of a split: float32 (N, F) of the readable samples, their targets (N, ...) and indices (N,).
+
+    errors: the reason for each unreadable sample, by its index.
+    """
 
     values: torch.Tensor
     targets: torch.Tensor
     indices: np.ndarray
+    errors: dict[int, str]
 
 
-class Fitted(NamedTuple):
-    """Weight (C, F) and bias (C,) on the CPU, figures for run.json, and the sums of the training images."""
+class Solved(NamedTuple):
+    """The solved head: weight (C, F) and bias (C,) on the CPU, its L2 penalty, and k-NN's top-1 on the same features,
+    None with several labels.
+
+    On the main process alone: sums: of the training images; results: of the validation images.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
-    figures: dict[str, Any]
+    l2: float
+    knn_top1: float | None
     sums: BatchSums | None
+    results: SampleResults | None
 
 
-def run_probe(trainer: Trainer) -> None:
-    """Runs an epoch of one step, which fits the head; with the evaluation and the files of a training.
+ListSuspects = Callable[[Margins, np.ndarray], str]  # margins, and the indices of their samples -> a line for the log
+
+
+class ProbeTask(NamedTuple):
+    """What a probe needs. model: an evaluated one; its head gets the solution. loss: of the probe.
+
+    after_batch: called after each batch of features.
+    """
+
+    config: Config
+    model: nn.Module
+    evaluator: Evaluator
+    train: Samples
+    val: Samples
+    loss: Loss
+    logger: RunLogger
+    bad_images: BadImageList
+    after_batch: Callable[[], None] = lambda: None
+    list_suspects: ListSuspects | None = None
+
+
+def solve_head(task: ProbeTask) -> Solved:
+    """Solves for the head on all ranks; a collective call.
 
     The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
     and for other probes with this backbone, these images and this preprocessing.
 
     Raises:
-        UserError: the head is not one linear layer; the features are not finite, or of fewer than two images.
+        UserError: the features are not finite, or of fewer than two images.
     """
-    with trainer.started():
-        if not trainer.has_ended():
-            trainer.start_epoch()
-            if not trainer.progress.done_steps:
-                _fit_head(trainer)
-            trainer.end_epoch()
+    model, context = FeatureModel(task.model, task.config.model.name), task.evaluator.context
+    train, val = _features(task, model, task.train, "train"), _features(task, model, task.val, "val")
+    on_main = call_on_main(lambda: _solve(task, train, val), context)
+    solved = broadcast_object(on_main and on_main._replace(sums=None), context)
+    assert solved is not None  # the main process has solved it
+    set_head(task.model, solved)
+    if not on_main:
+        return solved
+    features = val.values.new_zeros((len(task.val), val.values.shape[1]))
+    targets = torch.full(task.val.targets.shape, PADDING, dtype=val.targets.dtype, device=features.device)
+    features[val.indices], targets[val.indices] = val.values, val.targets
+    return on_main._replace(results=task.evaluator.results_of_features(model.heads[0], features, targets, val.errors))
 
 
-def _fit_head(trainer: Trainer) -> None:
-    weights, progress, context = trainer.state.precision.weights, trainer.progress, trainer.context
-    model = FeatureModel(trainer.state.eval_model, trainer.config.model.name)
-    heads = classifiers(weights.saved)
-    if len(heads) > 1 or not isinstance(heads[0], nn.Linear) or heads[0].bias is None:
-        raise UserError(
-            f"MODEL.TUNE probe: the head of {trainer.config.model.name} is not one linear layer; set it to head"
-        )
-    train = _features(trainer, model, trainer.plan.train, "train")
-    val = _features(trainer, model, trainer.plan.val, "val")
-    on_main = call_on_main(lambda: _fit(trainer, train, val), context)
-    fitted = broadcast_object(on_main and on_main._replace(sums=None), context)
-    assert fitted is not None  # the main process has fitted it
+def linear_head(model: nn.Module) -> nn.Linear | None:
+    """The head, if it is one linear layer with a bias."""
+    heads = classifiers(model)
+    head = heads[0] if len(heads) == 1 else None
+    return head if isinstance(head, nn.Linear) and head.bias is not None else None
+
+
+def set_head(model: nn.Module, solved: Solved) -> None:
+    """model: with a linear head of this shape."""
+    head = linear_head(model)
+    assert head
     with torch.no_grad():
-        heads[0].weight.copy_(fitted.weight)
-        heads[0].bias.copy_(fitted.bias)
-    weights.sync_after_load()
-    trainer.outputs.record.set_result(**fitted.figures)
-    if on_main and on_main.sums is not None:  # the sums are over all ranks
-        no = torch.zeros((), device=context.device)
-        progress.sums.add_step(on_main.sums, no, no > 0)
-    progress.done_steps += 1
-    trainer.after_step(progress)
+        head.weight.copy_(solved.weight)
+        head.bias.copy_(solved.bias)
 
 
-def _features(trainer: Trainer, model: FeatureModel, samples: Samples, split: str) -> Features:
+def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str) -> Features:
     """The features of a split on the main process, none on the others; a collective call."""
-    config, bad_images, device = trainer.config, trainer.session.bad_images, trainer.context.device
-    root = Path(config.save) / "features"
+    root, device = Path(task.config.save) / "features", task.evaluator.context.device
     place = lambda digest: root / f"{split}-{digest[:16]}" / "features.npy"  # noqa: E731
-    evaluator = trainer.session.evaluator
-    file = extract(config, samples, evaluator, model, place, bad_images, trainer.after_eval_batch)
+    file = extract(task.config, samples, task.evaluator, model, place, task.bad_images, task.after_batch)
     if file is None:
-        return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64))
+        return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), {})
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
     values = torch.from_numpy(file.values[readable])
     if len(values) < 2 or not values.isfinite().all():
         problem = "fewer than two images can be read" if len(values) < 2 else "NaN or infinite; use bfloat16"
         raise UserError(f"MODEL.TUNE probe: features of {split}: {problem}")
-    return Features(values.to(device), torch.from_numpy(samples.targets[readable]).to(device), readable)
+    targets = torch.from_numpy(samples.targets[readable])
+    return Features(values.to(device), targets.to(device), readable, file.errors)
 
 
-def _fit(trainer: Trainer, train: Features, val: Features) -> Fitted:
-    config, matmul, classes = trainer.config, torch.backends.cuda.matmul, trainer.config.model.num_logits
-    samples, logger = trainer.plan.train, trainer.outputs.logger
-    class_weights = read_class_weights(config.loss, samples.targets, classes, trainer.context.device)
-    loss = build_loss(config.loss, config.train.smoothing, class_weights)
+def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
+    config, samples, logger, matmul = task.config, task.train, task.logger, torch.backends.cuda.matmul
+    loss, classes = task.loss, config.model.num_logits
     tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
     group_of = np.unique(hash_paths(samples.groups)[train.indices], return_inverse=True)[1] if samples.groups else None
     if group_of is not None and not group_of.any():
@@ -121,23 +157,20 @@ def _fit(trainer: Trainer, train: Features, val: Features) -> Fitted:
         group_of = None
     folds = stratified_folds(train.targets, group_of)
     weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
-    figures = {"probe_l2": l2}
     logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+    knn = None
     if not config.data.multi_label:
-        figures["knn_top1"] = knn_top1(train.values, train.targets, val.values, val.targets, classes)
-        logger.info(f"----- k-NN top-1 on the same features: {figures['knn_top1']:.2f}%")
-    if config.eval.suspects:
+        knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
+        logger.info(f"----- k-NN top-1 on the same features: {knn:.2f}%")
+    if task.list_suspects:
         found = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
-        names = trainer.outputs.evaluation.class_names
-        logger.info(
-            f"----- {write_suspects(trainer.outputs.folder, found, train.indices, samples, names, config.data)}"
-        )
+        logger.info(f"----- {task.list_suspects(found, train.indices)}")
     sums = []
     for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
         logits = F.linear(rows, weight, bias)
         sums.append(BatchSums.of(loss(logits, labels), logits, labels, len(labels)))
     matmul.allow_tf32 = tf32
-    return Fitted(weight.cpu(), bias.cpu(), figures, reduce(add, sums))
+    return Solved(weight.cpu(), bias.cpu(), l2, knn, reduce(add, sums), None)
 
 
 def write_suspects(

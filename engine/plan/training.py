@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.batch_plan import BatchPlan, plan_batches
+from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command
 from configs.compare import check_same_architecture, experiment_mismatch, with_defaults
 from configs.load import RUN_OPTIONS
@@ -88,6 +88,25 @@ class Plan:
     def run_folder(self) -> Path | None:
         """The folder of the run that is resumed."""
         return self.found.run_folder if self.found else None
+
+    @property
+    def layout(self) -> EpochLayout:
+        config, windows = self.config, shard_windows(self.train, self.config.data)
+        return EpochLayout(
+            samples=len(self.train),
+            batch=self.batch,
+            seed=config.seed,
+            repeats=config.data.repeated_augmentation,
+            shuffle_shards=windows.size if windows else 0,
+            shards_crc=windows.crc if windows else 0,
+            balanced=config.data.balanced_sampling,
+            max_steps=config.train.epoch_steps,
+        )
+
+    @property
+    def weights_size(self) -> tuple[int, int] | None:
+        """Height and width of the images of the initial weights, if they state it."""
+        return self.weights.image_size if self.weights else None
 
 
 def plan_training(

@@ -46,9 +46,9 @@ _STATE_KEYS = (*STATUS_KEYS, "signal", "stopped_early", "reason", "slow_rank", "
 BASELINES = ("pixel_baseline", "majority_class")
 RESULT_KEYS = (
     *METRICS, "samples", "split", "precision", "recall", "f1", "ece", "epoch", "checkpoint", "average_score",
-    "raw_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason", "train_seconds",
-    "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device", "parameters",
-    "trainable_parameters",
+    "raw_score", "probe_score", "knn_top1", "probe_l2", *BASELINES, "test", "finished", "stopped_early", "reason",
+    "train_seconds", "total_seconds", "images_per_second", "peak_memory_bytes", "numeric_precision", "device",
+    "parameters", "trainable_parameters",
 )  # fmt: skip
 # Columns of `metrics.csv`. New ones go to the end: scripts may read columns by their position.
 COLUMNS = [

@@ -250,23 +250,35 @@ class Reporter(Observer):
         self.logger.info(", ".join(parts))
         if not self.context.is_main:
             return
-        position = {"epoch": progress.epoch + 1, "step": progress.step}
+        epochs_done = progress.epoch + 1
+        if validation:
+            self.add_evaluation(progress, epochs_done, validation, raw, is_best)
+        figures = self._epoch_figures(progress, to_metrics(sums), speed, train_seconds)
+        self._record.add_row("epoch", epoch=epochs_done, step=progress.step, **figures)
+
+    def add_evaluation(
+        self,
+        progress: EpochProgress,
+        epochs_done: int,
+        validation: Metrics,
+        raw: Metrics | None = None,
+        is_best: bool = False,
+    ) -> None:
+        """Adds the row of an evaluation after so many epochs. raw, is_best: as of `end_epoch`."""
+        if not self.context.is_main:
+            return
         figures: dict[str, float | None] = {}
-        for prefix, metrics in (("val", validation), ("raw_val", raw)):
-            values = metrics.known if metrics else {}
+        for prefix, values in (("val", validation.known), ("raw_val", raw.known if raw else {})):
             figures |= {f"{prefix}_{name}": value for name, value in values.items()}
-            if metrics:
-                known = {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+            known = {f"{prefix}/{name}": value for name, value in values.items() if value is not None}
+            if values:
                 self.loggers.scalars(known, progress.step)
-        if is_best and validation:
+        if is_best:
             # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
             best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}
-            self.loggers.scalars(best | {"best/epoch": progress.epoch + 1}, progress.step)
-        if figures:
-            self._record.add_row("evaluation", **position, is_best=is_best, **figures)
-        self._record.add_row(
-            "epoch", **position | self._epoch_figures(progress, to_metrics(sums), speed, train_seconds)
-        )
+            self.loggers.scalars(best | {"best/epoch": epochs_done}, progress.step)
+        position = {"epoch": epochs_done, "step": progress.step}
+        self._record.add_row("evaluation", **position, is_best=is_best, **figures)
 
     def _epoch_figures(
         self, progress: EpochProgress, trained: Metrics, speed: float | None, train_seconds: float

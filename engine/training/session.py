@@ -17,7 +17,7 @@ from configs.command_line import Command, to_yaml
 from configs.compare import non_default_options
 from configs.load import RUN_OPTIONS
 from configs.schema import Config
-from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader, shard_windows
+from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.names import find_ambiguity, list_names, map_labels
 from datasets.transforms.device import TrainTransform
@@ -32,6 +32,7 @@ from engine.evaluation.session import (
     build_evaluator,
     dummy_images,
 )
+from engine.features.probe import Solved, set_head
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.plan.training import Plan
@@ -74,7 +75,8 @@ from utils.torch_compat import BatchNorm
 class Session:
     """The state of a training run at its position, and the batches of this rank.
 
-    val_batches: for `evaluator`. bad_images: of this rank; it needs a folder before batches are loaded.
+    val_batches: for `evaluator`. bad_images: of this rank; it needs a folder before batches are loaded. solved: the
+    head that a new run starts from.
     """
 
     plan: Plan
@@ -84,26 +86,20 @@ class Session:
     val_batches: Loader
     evaluator: Evaluator
     bad_images: BadImageList
+    solved: Solved | None = None
 
 
-def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Session:
+def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None = None) -> Session:
     """Builds all parts of a training run, identical on every rank, and restores the checkpoint of the plan.
+
+    solved: the head to start from.
 
     Raises:
         UserError: an option, the weights or the checkpoint are wrong.
     """
     config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
-    batches, windows = TrainBatches(config, plan.train, context, plan.batch), shard_windows(plan.train, data)
-    layout = EpochLayout(
-        samples=len(plan.train),
-        batch=plan.batch,
-        seed=config.seed,
-        repeats=data.repeated_augmentation,
-        shuffle_shards=windows.size if windows else 0,
-        shards_crc=windows.crc if windows else 0,
-        balanced=data.balanced_sampling,
-    )
-    state, notes = build_train_state(config, context, layout, plan)
+    batches = TrainBatches(config, plan.train, context, plan.batch)
+    state, notes = build_train_state(config, context, plan.layout, plan, solved)
     for note in notes:
         logger.note(note)
     if plan.batch.whole_steps:
@@ -140,6 +136,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger) -> Ses
         val_batches=build_eval_loader(data, plan.val, context, config.timeout_seconds, bad_images),
         evaluator=build_evaluator(config, state.precision, state.strategy, context),
         bad_images=bad_images,
+        solved=solved,
     )
 
 
@@ -164,6 +161,7 @@ def build_train_state(
     context: ProcessContext,
     layout: EpochLayout,
     plan: Plan | None = None,
+    solved: Solved | None = None,
 ) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
@@ -184,10 +182,13 @@ def build_train_state(
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     # A checkpoint has all weights; the pretrained ones may be missing by then.
     options = config.with_model(pretrained=None).model if plan and plan.found else config.model
-    rows, class_notes = _match_classes(plan)
-    size = plan.weights.image_size if plan and plan.weights else None
+    rows, class_notes = match_classes(plan)
+    size = plan.weights_size if plan else None
     zero_head = not scales_by_weights(train.optimizer)
     model, weight_notes = build_model(options, data, device, head_rows=rows, weights_size=size, zero_head=zero_head)
+    if solved:
+        set_head(model, solved)
+        notes.append("Pretrained: the head starts as the probe's (MODEL.HEAD)")
     if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
         class_notes = [note for note in class_notes if not note.startswith(_UNCLEAR)]
     notes += [*(f"Pretrained: {note}" for note in weight_notes + class_notes), *_describe_tuning(model, config)]
@@ -250,7 +251,7 @@ def build_train_state(
     return state, notes
 
 
-def _match_classes(plan: Plan | None) -> tuple[list[int] | None, list[str]]:
+def match_classes(plan: Plan | None) -> tuple[list[int] | None, list[str]]:
     """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
     options = plan.config.model if plan else None
     if not plan or not options or not plan.class_names or plan.found or not options.pretrained:

@@ -16,6 +16,7 @@ from engine.checkpoint.run_folder import BEST, LAST, saved_path
 from engine.checkpoint.weights_record import split_to_entry
 from engine.checkpoint.writer import build_writer
 from engine.evaluation.results import SampleResults
+from engine.features.probe import Solved
 from engine.parallel.strategy import RankExchange
 from engine.progress import EpochProgress, Observer
 from engine.run.reporter import log_validation
@@ -32,7 +33,14 @@ from utils.signals import Interrupted, defer_signals
 from utils.threads import DaemonPool
 
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
-_FIGURES = ("samples", "average_score", "raw_score", "knn_top1", "probe_l2")  # of a result, that training measures
+_FIGURES = (
+    "samples",
+    "average_score",
+    "raw_score",
+    "probe_score",
+    "knn_top1",
+    "probe_l2",
+)  # of a result, that training measures
 
 
 class Trainer:
@@ -55,6 +63,7 @@ class Trainer:
         if self.has_ended():  # then nothing is left to evaluate
             before = record.earlier.get("result", {})
             record.set_result(**{key: before.get(key) for key in _FIGURES})
+        self._solved: Solved | None = None
         self._will_compile = config.train.compile != "none"
         self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
         writes = self.state.strategy.is_sharded, outputs.folder, config.keep_checkpoints, self._on_written
@@ -82,6 +91,8 @@ class Trainer:
                 progress.epoch, progress.done_batches, train.num_epochs, session.bad_images, session.val_batches
             )
         with self.started():
+            if session.solved:
+                self._start_from(session.solved)
             while not self.has_ended():
                 progress = self.progress
                 stop_step = min(progress.steps, (train.max_steps or sys.maxsize) - progress.epoch * progress.steps)
@@ -113,6 +124,24 @@ class Trainer:
                     self.wait_until_saved()
                 raise
             self.wait_until_saved()
+
+    def _start_from(self, solved: Solved) -> None:
+        """The probe is epoch 0: a checkpoint with its evaluation, the best one so far."""
+        self.use_solved(solved)
+        model = self.state.eval_model
+        metrics, results = self._evaluate(model, "Probe, ")
+        self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
+        self.outputs.reporter.add_evaluation(self.progress, 0, metrics, is_best=True)
+        self.position.best = best_entry(metrics, 0)
+        self._save(is_best=True)
+        if self.report:
+            drawn = None if self.state.strategy.is_sharded else model
+            self.report.update(Evaluated(drawn, metrics, results, 0))
+
+    def use_solved(self, solved: Solved) -> None:
+        """The next evaluation takes its results from the features of this head."""
+        self._solved = solved
+        self.outputs.record.set_result(probe_l2=solved.l2, knn_top1=solved.knn_top1)
 
     def _is_due(self, epochs_done: int, every: int) -> bool:
         """Returns whether an action with a period of `every` epochs is due; it always is after the last epoch."""
@@ -221,7 +250,11 @@ class Trainer:
 
     def _evaluate(self, model: nn.Module, title: str) -> tuple[Metrics, SampleResults | None]:
         started, session = time.perf_counter(), self.session
-        metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
+        if solved := self._solved:
+            self._solved, results = None, solved.results
+            metrics = session.evaluator.share_metrics(results)
+        else:
+            metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
         log_validation(self.outputs.logger, title, metrics, num_classes, len(self.plan.val), seconds)
         return metrics, results
@@ -245,7 +278,7 @@ class Trainer:
             self.outputs.record.sync()
         if self.writer:
             epoch = content["epoch"]
-            at_epoch_end = content["done_steps"] == 0 and self._is_due(epoch, self.config.save_freq)
+            at_epoch_end = content["done_steps"] == 0 < epoch and self._is_due(epoch, self.config.save_freq)
             self.writer.save(content, is_best, f"epoch-{epoch:03d}" if at_epoch_end else None, is_later)
 
     def wait_until_saved(self) -> None:

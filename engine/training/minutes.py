@@ -1,0 +1,82 @@
+"""TRAIN.MINUTES: the epochs, and their steps, that fit into the time of a run, from the speed of its first steps."""
+
+import math
+import time
+from dataclasses import replace
+
+from configs.schema.train import Train
+from datasets.loading.loader import TrainBatches, build_eval_loader
+from engine.evaluation.session import build_evaluator
+from engine.features.probe import Solved
+from engine.plan.training import Plan
+from engine.run.log import RunLogger
+from engine.training.session import build_train_state
+from engine.training.step import train_steps
+from utils.device import synchronize
+from utils.distributed import ProcessContext, broadcast_object
+from utils.system import seconds_since_start
+
+_TIMED_STEPS, _WARM_STEPS, _TIMED_BATCHES = 20, 2, 4
+_MAX_SHARE = 0.1  # of the time of the run, for the timed steps
+_END_SECONDS = 4.0  # for the pictures and the page at the end
+
+
+def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None) -> Plan:
+    """The plan of a new run with TRAIN.MINUTES, with the NUM_EPOCHS and EPOCH_STEPS that end it in time.
+
+    Up to twenty steps, and a part of an evaluation, are timed on a state that is thrown away. A collective call: the
+    main process decides.
+    """
+    config, train = plan.config, plan.config.train
+    if plan.found or train.minutes is None:
+        return plan
+    started, size = time.perf_counter(), config.data.eval_batch_size
+    state, _ = build_train_state(config, context, plan.layout, plan, solved)
+    batches = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, 1)
+    progress, ends = state.new_progress(0), list[float]()
+    while progress.done_steps < min(_TIMED_STEPS, progress.steps):
+        train_steps(state, batches, progress, progress.done_steps + 1, lambda progress: None)
+        synchronize(context.device)
+        ends.append(time.perf_counter())
+        if broadcast_object(ends[-1] - ends[0] > _MAX_SHARE * 60 * train.minutes, context):
+            break
+    start = ends[0] - started  # the run has it once more
+    warm = ends[min(_WARM_STEPS, len(ends) - 1) :]
+    step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else start
+
+    first = max(0, math.ceil(len(plan.val) / size) - _TIMED_BATCHES * context.world_size) * size
+    loader = build_eval_loader(config.data, plan.val, context, config.timeout_seconds, first=first)
+    before = time.perf_counter()
+    build_evaluator(config, state.precision, state.strategy, context).evaluate(state.eval_model, loader)
+    per_image = (time.perf_counter() - before) / (len(plan.val) - first)
+    evaluation, test = per_image * len(plan.val), per_image * (len(plan.test) if plan.test else 0)
+
+    left = 60 * train.minutes - seconds_since_start() - start - 2 * evaluation - test - _END_SECONDS
+    epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
+    epochs, steps = broadcast_object((epochs, steps), context)
+    figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
+    chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
+    logger.info(f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: {chosen}")
+    limit = steps if steps < progress.steps else None
+    return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+
+
+def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -> tuple[int, int]:
+    """The fewest epochs that use the time, and the steps of each, at most `steps_per_epoch`; one step if it is short.
+
+    step, pause: seconds of a step, and between two epochs.
+    """
+    epochs = max(1, math.ceil(seconds / (steps_per_epoch * step + pause)))
+    steps = int((seconds / epochs - pause) / step)
+    return epochs, min(max(steps, 1), steps_per_epoch)
+
+
+def _schedule(train: Train, epochs: int) -> dict[str, object]:
+    """The values of TRAIN that make it a run of these epochs; warm-up and decay keep their shares."""
+    share, decay = epochs / train.num_epochs, train.lr_scheduler.decay_epochs
+    scheduler = train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share})
+    return {
+        "num_epochs": train.last_epoch + epochs,
+        "warmup_epochs": train.warmup_epochs * share,
+        "lr_scheduler": scheduler,
+    }

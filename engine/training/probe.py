@@ -1,0 +1,102 @@
+"""The probe of a run: as its only step (MODEL.TUNE probe), or as the start of its head (MODEL.HEAD probe)."""
+
+from functools import partial
+
+import torch
+
+from configs.schema.model import Tune
+from datasets.loading.loader import BadImageList
+from engine.evaluation.session import eval_model_of
+from engine.features.probe import ProbeTask, Solved, linear_head, set_head, solve_head, write_suspects
+from engine.plan.training import Plan
+from engine.run.log import RunLogger
+from engine.training.loss import Loss, build_loss, read_class_weights
+from engine.training.session import match_classes
+from engine.training.trainer import Trainer
+from models.build import build_model
+from utils.distributed import ProcessContext
+from utils.errors import UserError
+
+
+def run_probe(trainer: Trainer) -> None:
+    """Runs an epoch of one step, which solves for the head; with the evaluation and the files of a training.
+
+    Raises:
+        UserError: the head is not one linear layer; or as `solve_head`.
+    """
+    with trainer.started():
+        if not trainer.has_ended():
+            trainer.start_epoch()
+            if not trainer.progress.done_steps:
+                _solve_in_run(trainer)
+            trainer.end_epoch()
+
+
+def _solve_in_run(trainer: Trainer) -> None:
+    plan, outputs, progress, config = trainer.plan, trainer.outputs, trainer.progress, trainer.config
+    weights, device = trainer.state.precision.weights, trainer.context.device
+    if not linear_head(weights.saved):
+        raise UserError(f"MODEL.TUNE probe: the head of {config.model.name} is not one linear layer; set it to head")
+    names = outputs.evaluation.class_names
+    list_suspects = partial(write_suspects, outputs.folder, samples=plan.train, names=names, data=config.data)
+    task = ProbeTask(
+        config=config,
+        model=trainer.state.eval_model,
+        evaluator=trainer.session.evaluator,
+        train=plan.train,
+        val=plan.val,
+        loss=_loss(plan, device),
+        logger=outputs.logger,
+        bad_images=trainer.session.bad_images,
+        after_batch=trainer.after_eval_batch,
+        list_suspects=list_suspects if config.eval.suspects else None,
+    )
+    solved = solve_head(task)
+    set_head(weights.saved, solved)
+    weights.sync_after_load()
+    trainer.use_solved(solved)
+    if solved.sums is not None:  # on the main process; the sums are over all ranks
+        no = torch.zeros((), device=device)
+        progress.sums.add_step(solved.sums, no, no > 0)
+    progress.done_steps += 1
+    trainer.after_step(progress)
+
+
+def _loss(plan: Plan, device: torch.device) -> Loss:
+    config = plan.config
+    weights = read_class_weights(config.loss, plan.train.targets, config.model.num_logits, device)
+    return build_loss(config.loss, config.train.smoothing, weights)
+
+
+def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> Solved | None:
+    """The start of the head of a new run with MODEL.HEAD probe; None if the weights have a head of these classes.
+
+    A head of zeros is a new one. A collective call. Raises UserError as `solve_head`.
+    """
+    config, device = plan.config, context.device
+    if plan.found or config.model.head != "probe" or not config.model.pretrained:
+        return None
+    model, _ = build_model(
+        config.with_model(tune=Tune()).model,
+        config.data,
+        device,
+        head_rows=match_classes(plan)[0],
+        weights_size=plan.weights_size,
+    )
+    head = linear_head(model)
+    if head is None or head.weight.any():
+        reason = "the head is not one linear layer" if head is None else "the weights have a head of these classes"
+        logger.info(f"----- MODEL.HEAD probe has no effect: {reason}")
+        return None
+    built = eval_model_of(model, config, context)
+    task = ProbeTask(
+        config=config,
+        model=built.compute,
+        evaluator=built.evaluator,
+        train=plan.train,
+        val=plan.val,
+        loss=_loss(plan, device),
+        logger=logger,
+        bad_images=BadImageList(context.rank),
+    )
+    return solve_head(task)

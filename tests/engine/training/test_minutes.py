@@ -1,0 +1,52 @@
+"""TRAIN.MINUTES: epochs and steps by the time that is left; the run is the one with these values given."""
+
+import pytest
+import torch
+from conftest import digits_flags, rows, train
+
+from configs.batch_plan import BatchPlan, EpochLayout
+from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value
+from datasets.loading.sampler import TrainSampler
+from engine.commands.run import run
+from engine.training.minutes import epochs_in
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (-5, (1, 1)),  # the probe, or one step, is the result
+        (3.5, (1, 2)),  # a second of it is the evaluation
+        (11, (1, 10)),
+        (12, (2, 5)),  # two short epochs rather than a long one: the last evaluation is after the last step
+        (22, (2, 10)),
+        (1100, (100, 10)),
+    ],
+)
+def test_the_time_is_used(seconds, expected):
+    """Epochs of 10 steps of a second, and a second between two."""
+    epochs, steps = epochs_in(seconds, step=1.0, pause=1.0, steps_per_epoch=10)
+    assert (epochs, steps) == expected
+    assert epochs == 1 or seconds - epochs < epochs * (steps + 1) <= seconds
+
+
+def test_short_epochs_have_the_first_images_of_the_order():
+    full, short = TrainSampler(100, 8, 3, seed=1), TrainSampler(100, 8, 3, seed=1, max_batches=5)
+    batches = [*full]
+    assert [*short] == batches[:5] + batches[12:17] + batches[24:29] and len(short) == 15
+    layout = EpochLayout(100, BatchPlan(4, accumulation=2), seed=1, max_steps=5)
+    assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
+
+
+def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch):
+    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
+    stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
+    folder = train([*digits_flags(tmp_path / "timed"), *stopped, "-minutes=30"], cpu)
+    options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
+    assert [options[key] for key in ("NUM_EPOCHS", "EPOCH_STEPS", "WARMUP_EPOCHS", "MINUTES")] == [2, 7, 0.5, 30]
+    monkeypatch.setattr("engine.training.minutes.epochs_in", None)  # a resume does not measure
+    assert run(parse_command_line([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"]), cpu) == 0
+    given = train([*digits_flags(tmp_path / "given"), "TRAIN.NUM_EPOCHS=2", "TRAIN.EPOCH_STEPS=7"], cpu)
+    first, second = (torch.load(one / "last.pth")["model"] for one in (folder, given))
+    assert rows(folder) == rows(given)
+    assert all(torch.equal(first[name], second[name]) for name in first)
