@@ -107,13 +107,6 @@ def test_two_ranks_train_and_resume_under_another_launcher(imagenet, tmp_path):
     assert read_result(folder)["finished"]
 
 
-@pytest.mark.slow
-def test_torchs_former_launcher_starts_ranks(imagenet, tmp_path):
-    former = ("-m", "torch.distributed.launch", *TORCHRUN[2:])
-    printed = run_script("main_multi_gpu.py", *flags(imagenet, tmp_path, "-dry_run"), launcher=former)
-    assert "2 processes" in printed
-
-
 @pytest.fixture(scope="module")
 def two_ranks(imagenet, ranks):
     """A run of two ranks and its evaluation, in the folder `resnet` of `imagenet`."""

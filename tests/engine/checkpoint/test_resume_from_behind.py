@@ -123,16 +123,6 @@ def test_rows_without_a_checkpoint_are_cut(digits_run, cpu):
     assert len(rows(folder)) == 1 and not list(folder.glob("step-*"))
 
 
-def test_a_longer_run_from_the_constant_phase(digits_argv, cpu):
-    """The command of docs/recipes.md: wsd, resumed before its decay with more epochs."""
-    wsd = [*digits_argv, "TRAIN.LR_SCHEDULER.NAME=wsd", *LONG, "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=2"]
-    folder = train(wsd, cpu)
-    score = best_score(folder)
-    train([f"-resume={folder}/epoch-003.pth", "-epochs=6"], cpu)
-    assert [float(row["lr"]) for row in rows(folder)][2:4] == [5e-3, 5e-3]
-    assert best_score(folder) <= score and len(rows(folder)) == 6
-
-
 TEXTS = {"log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json"}
 
 

@@ -178,12 +178,6 @@ def test_it_continues_after_the_last_complete_part(tmp_path):
     assert FeatureFile(path, "digest", 10).num_done == 10
 
 
-def test_features_of_other_inputs_are_refused(tmp_path):
-    filled(path := tmp_path / "features.npy", 10)
-    with pytest.raises(UserError, match=r"features.npy: has features of other weights"):
-        FeatureFile(path, "another", 10)
-
-
 @pytest.mark.parametrize("damage", ["changed", "cut", "empty", "missing", "other shape", "no json"])
 def test_a_damaged_file_starts_again(tmp_path, damage):
     filled(path := tmp_path / "features.npy", 10)

@@ -92,14 +92,6 @@ def test_printed_command_is_quoted_and_repeats_processes_and_device():
     assert words == ["main_multi_gpu.py", "-ngpus=3", "-device=cpu", "-resume=a folder"]
 
 
-@pytest.mark.parametrize(("local", "processes"), [("4", ["-ngpus=4"]), ("2", [])])
-def test_printed_command_needs_no_launcher_on_one_host(monkeypatch, local, processes):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    printed = shlex.split(next_command(parse_command_line([], "main_multi_gpu.py"), "-resume=x"))
-    assert printed[1:] == ["main_multi_gpu.py", *processes, "-resume=x"]
-
-
 NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 

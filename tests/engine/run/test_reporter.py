@@ -175,6 +175,14 @@ def test_a_usual_report_is_one_line():
     assert REPORT.log_lines(REPORT) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
 
 
+def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
+    scaled = replace(REPORT, is_scaled=True, loss_scale=65536.0)
+    halved = replace(scaled, loss_scale=32768.0)
+    assert scaled.log_lines()[1:] == ["  loss scale 65536"]
+    assert scaled.log_lines(scaled) == REPORT.log_lines(REPORT)
+    assert halved.log_lines(scaled)[1:] == ["  loss scale 32768"]
+
+
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
