@@ -370,8 +370,8 @@ def recipe_follows_data(
 ) -> tuple[str, int | None]:
     """Without -cfg, own images get finetune.yaml if weights are at hand, probe.yaml on a CPU, else folder_small.yaml.
 
-    trains: keys of TRAIN, such as -epochs, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for a
-    probe: the ones that were measured on 1,854 training images, changed with the square root of their number.
+    trains: keys of TRAIN, as -minutes, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for probe:
+    the ones that were measured on 1,854 training images, changed with the square root of their number.
     """
     if has_weights and (probes or (on_cpu and not trains)):
         return "probe", None

@@ -46,7 +46,7 @@ def follow_recipe(command: Command, argv: list[str]) -> Command:
         flags = [*flags, f"-epochs={epochs}"]
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
-    reason += "; on a CPU, -epochs=N trains all weights" if name == "probe" and on_cpu else ""
+    reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
     note = f"Recipe: {name} ({images:,} training images; {reason}). The same: "
     chosen = parse_command_line(words, command.script)
     return replace(chosen, notes=(note + shlex.join(["python", command.script, *words]), *chosen.notes))

@@ -76,6 +76,7 @@ SMALL = ("folder_small", "folder_small", 60)
         (["-dataset=folder", "-epochs=3"], ("finetune", VIT, 3), (*SMALL[:2], 3)),
         (["-opts", "TRAIN.BASE_LR=1e-4"], ("finetune", VIT, 20), SMALL),
         (["-opts", "MODEL.TUNE=lora"], ("finetune", VIT, 20), SMALL),
+        (["-minutes=2"], ("finetune", VIT, 10), (*SMALL[:2], 18)),  # of the recipes, until the time decides
         (["-profile"], ("finetune", VIT, 20), SMALL),
         (["-model=resnet18"], ("probe", "resnet18", 1), ("folder_small", "resnet18", 60)),
         (["-model=vit_tiny_patch16_224"], ("probe", TINY, 1), ("folder_small", TINY, 60)),
