@@ -16,7 +16,7 @@ from configs.data_sets import properties_of
 from configs.load import RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, option, percent
-from engine.report.contents import RunContents, points
+from engine.report.contents import RunContents, best_epoch, points
 from engine.report.tables import OPTIONS_OF_RUN
 from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Preprocessing, Start, TrainingData
 from engine.run.record import BASELINES
@@ -205,7 +205,8 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     options, metric = run.options, run.metric
     if run.is_evaluation or run.state != "finished" or run.score is None:
         return "", ""
-    evaluated = [row for row in run.epochs if points([row], "epoch", "val_top1")]
+    epochs = [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
+    evaluated = [row for row in epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
     images = _sample_size(run, "top1")
     rises = _rises(val, images) and not run.values.get("stopped_early")
@@ -222,12 +223,12 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
         command = longer if options["TRAIN.MODEL_EMA_WARMUP"] else again
         return f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}.", command
     if better:
-        text = f"The model is worse than the {_RIVALS[rival]}: {scores}."
+        subject = "Each epoch" if rival == "probe_score" else "The model"
+        text = f"{subject} is worse than the {_RIVALS[rival]}: {scores}."
         if rises:
             return text, longer
         if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
-            text += f" A lower rate may help, such as TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}."
-            return text, _command(run, *same, "MODEL.TUNE=probe", "TRAIN.SMOOTHING=0")
+            return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
         if rival in BASELINES and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."
         return text, _pretrained(run)
@@ -238,9 +239,9 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
     if rises and _rises(train, images) and gap <= max(_MAX_GAP, noise):
         return f"The model underfits: {figures} still rise.", longer
-    early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(run.epochs)]
+    early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
     if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
-        text = f"validation is flat after the first third of {len(run.epochs)} epochs; at the end {figures}"
+        text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
         return f"The model overfits, or training differs from validation: {text}.", _pretrained(run)
     return "", ""
 
@@ -254,7 +255,9 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
     is_weighted = any(run.options[key] for key in _WEIGHTED)
     for key in _RIVALS:
         metric = chosen if key == "probe_score" else METRICS["top1"]
-        own, other = run.figures.get(metric.name), run.measured(key)
+        trained = best_epoch([row for row in run.epochs if row["epoch"]], metric)
+        own = run.figures.get(metric.name) if key != "probe_score" else trained and trained[1]
+        other = run.measured(key)
         images = _sample_size(run, metric.name)
         if of_pixels and key in BASELINES:
             images = min(images, of_pixels)

@@ -2,6 +2,7 @@
 overfit; nothing about the others, nor about differences within the noise of the validation.
 """
 
+import json
 import shlex
 from pathlib import Path
 
@@ -75,15 +76,15 @@ def test_an_average_below_the_raw_weights(tmp_path, warmup, flags):
 
 
 def kind_of(found: tuple[str, str]) -> str:
-    """The fix of a verdict: '' if there is none, longer, own probe, another probe, or finetune."""
+    """The fix of a verdict: '' if there is none, longer, lower rate, another probe, or finetune."""
     flags = flags_of(found[1]) if found[1] else [""]
     if flags[0].startswith("-cfg=configs"):
         parse_command_line(flags)
         return "another probe" if "probe" in flags[0] else "finetune"
     if flags[0].startswith("-cfg="):
         config = parse_command_line(flags).config
-        assert (config.model.tune.kind, config.train.num_epochs, config.train.smoothing) == ("probe", 1, 0)
-        return "own probe"
+        assert config.train.base_lr == pytest.approx(3e-4)
+        return "lower rate"
     return "longer" if flags[0].startswith("-resume=") and flags[1].startswith("-epochs=") else ""
 
 
@@ -115,15 +116,15 @@ BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
 @pytest.mark.parametrize(
     ("val", "images", "result", "options", "kind"),
     [
-        (HYM, 153, BOTH, [], "own probe"),
-        (HYM, 153, BOTH, ["MODEL.TUNE=lora"], "own probe"),
+        (HYM, 153, BOTH, [], "lower rate"),
+        (HYM, 153, BOTH, ["MODEL.TUNE=lora"], "lower rate"),
         (HYM, 153, BOTH | {"probe_score": 0.2}, ["EVAL.BEST_METRIC=loss"], "another probe"),  # a loss has no noise here
         ([60, 71, 81.7], 153, BOTH, [], "longer"),
-        (HYM, 153, {"probe_score": 94.77}, [], "own probe"),
+        (HYM, 153, {"probe_score": 94.77}, [], "lower rate"),
         (HYM, 153, BOTH | {"probe_score": 80.39}, [], "another probe"),  # its own is as bad
         (HYM, 153, {"knn_top1": 96.08}, ["MODEL.TUNE=probe"], "finetune"),
         ([93.46] * 3, 153, BOTH, [], ""),  # 2.6 points below, with a standard error of 2.6
-        ([93.46] * 3, 1530, BOTH, [], "own probe"),
+        ([93.46] * 3, 1530, BOTH, [], "lower rate"),
         ([97] * 3, 1530, BOTH, [], ""),
         (HYM, 153, BOTH, ["DATA.BALANCED_SAMPLING=true"], ""),
         ([99.4] * 3, 153, {"knn_top1": 100.0}, [], ""),  # an image
@@ -131,6 +132,17 @@ BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
 )
 def test_a_model_below_its_probe_or_k_nn(tmp_path, val, images, result, options, kind):
     assert kind_of(verdict(tmp_path / "run", val, val, options, result=result | {"samples": images})) == kind
+
+
+def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):
+    """The best checkpoint is the probe, and the trained epochs may still rise."""
+    for name, val, kind in (("flat", HYM, "lower rate"), ("rising", [60, 71, 81.7], "longer")):
+        verdict(tmp_path / name, val, val, result=BOTH | {"samples": 153})
+        row = {"kind": "evaluation", "epoch": 0, "step": 0, "val_top1": 94.77, "val_loss": 0.2}
+        path = tmp_path / name / "metrics.jsonl"
+        path.write_text(f"{json.dumps(row)}\n{path.read_text()}")
+        run = read_contents(tmp_path / name)
+        assert run.best == (0, 94.77) and kind_of(verdict_of(run)) == kind
 
 
 def test_a_fine_tuning_after_a_probe_has_its_model(tmp_path):
@@ -141,7 +153,7 @@ def test_a_fine_tuning_after_a_probe_has_its_model(tmp_path):
     assert config.model.pretrained == "/my weights.pth" and config.train.num_epochs == 10
 
 
-@pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "own probe"), ((600, 595, 5), ""), ((4, 4, 4), "")])
+@pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "lower rate"), ((600, 595, 5), ""), ((4, 4, 4), "")])
 def test_the_noise_of_a_mean_over_classes_is_that_of_small_classes(tmp_path, counts, kind):
     make_run(tmp_path / "run", options=["EVAL.BEST_METRIC=macro_f1"], result={"samples": 1200, "probe_score": 60.0})
     write_rows(tmp_path / "run", [{"epoch": 1, "val_macro_f1": 50.0, "val_top1": 80.0, "val_loss": 1.0}])
@@ -154,7 +166,7 @@ def test_the_noise_of_a_mean_over_classes_is_that_of_small_classes(tmp_path, cou
 def test_several_labels_have_a_probe_and_no_top1(tmp_path):
     make_run(tmp_path / "run", options=["DATA.MULTI_LABEL=true", "DATA.DATASET=csv"], result={"probe_score": 70.0})
     write_rows(tmp_path / "run", [{"epoch": 1, "val_mean_ap": 50.0, "val_loss": 1.0}])
-    assert kind_of(verdict_of(read_contents(tmp_path / "run"))) == "own probe"
+    assert kind_of(verdict_of(read_contents(tmp_path / "run"))) == "lower rate"
 
 
 @pytest.mark.parametrize(
