@@ -89,7 +89,8 @@ def fit_linear(
 ) -> torch.Tensor:
     """Minimizes mean loss + l2 / 2 * |weight|^2 by L-BFGS: weight and bias (C, F + 1), from `start`.
 
-    scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N).
+    scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N); with two classes, which have one row
+    there, C = 2 / (l2 * N).
 
     Args:
         inputs: (N, F + 1); the last column, of ones, is for the bias, which has no penalty.
