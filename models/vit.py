@@ -25,6 +25,7 @@ from configs.schema import Data
 from configs.schema.families.family import ViT
 from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
+from models.vit_stem import ConvolutionalStem
 from utils.errors import UserError, did_you_mean
 
 MIN_RATE = 0.1  # below this rate the saved computation is small, and timm's mask follows the rate exactly
@@ -56,34 +57,6 @@ def use_linear_patches(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, PatchEmbed) and type(module.proj) is nn.Conv2d:
             add_mixin(module.proj, PatchLinear)
-
-
-class ConvolutionalStem(PatchEmbed):
-    """Images (B, C, S, S) -> tokens (B, N, D): the last features of `network`, with the stride `patch_size`, projected.
-
-    With few images a ViT learns faster behind convolutions (Xiao et al., 2021, "Early Convolutions Help Transformers
-    See Better"). Stages that would have a larger stride are dilated, as timm's `output_stride` does.
-
-    Raises:
-        UserError: timm does not have the network, or it does not have that stride.
-    """
-
-    def __init__(self, network: str, patch_size: int, in_chans: int, embed_dim: int, **kwargs: Any) -> None:
-        super().__init__(patch_size=patch_size, in_chans=in_chans, embed_dim=embed_dim, **kwargs)
-        if not timm.is_model(network):
-            raise UserError(f"MODEL.STEM: timm has no model {network[:80]}{did_you_mean(network, timm.list_models())}")
-        arguments: dict[str, Any] = {"output_stride": patch_size, "in_chans": in_chans, "out_indices": (-1,)}
-        try:
-            extractor: Any = timm.create_model(network, features_only=True, **arguments)
-            (stride,), (channels,) = extractor.feature_info.reduction(), extractor.feature_info.channels()
-        except (TypeError, AssertionError, RuntimeError, AttributeError):  # by family
-            stride, channels = 0, 0
-        if stride != patch_size:
-            raise UserError(f"MODEL.STEM: timm's {network} has no features of stride {patch_size}; use resnet10t")
-        self.network, self.proj = extractor, nn.Conv2d(channels, embed_dim, 1)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.proj(self.network(images)[-1]).flatten(2).transpose(1, 2))
 
 
 def num_kept_samples(batch_size: int, rate: float, on_gpu: bool = False) -> int | None:
@@ -127,6 +100,9 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
     Raises:
         UserError: timm has no network MODEL.STEM, or it does not fit the patches or the image size.
     """
+    if options.stem and not timm.is_model(options.stem):
+        close = did_you_mean(options.stem, timm.list_models())
+        raise UserError(f"MODEL.STEM: timm has no model {options.stem[:80]}{close}")
     with errors_of_building("MODEL.TYPE: vit", data):
         vit = VisionTransformer(
             **evaluation_arguments(options, data),

@@ -1,8 +1,6 @@
-"""The formats of an export: `write_FORMAT` writes a model.
+"""The formats of an export that are one file: `write_FORMAT` writes a model.
 
-onnx and torch_export are programs: images float32 (B, C, S, S) -> logits (B, classes), for any B. hf is a folder with
-config.json and model.safetensors, as timm saves it for the Hugging Face Hub: `timm.create_model("local-dir:FOLDER",
-pretrained=True)` and the TimmWrapper classes of transformers read it.
+onnx and torch_export are programs: images float32 (B, C, S, S) -> logits (B, classes), for any B.
 """
 
 import contextlib
@@ -12,27 +10,19 @@ import io
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
-import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from timm.models import save_for_hf
 from torch import nn
 
 from engine.checkpoint.weights_record import exported_entry
-from models.families import CONSTRUCTORS
 from models.kernels import FUSED, use_attention
-from models.vit import evaluation_arguments
 from scripts.exporting.formats import OPSET
 from scripts.weights.trained_model import Forward, TrainedModel
 from utils.errors import UserError
 from utils.files import tensor_bytes
 
-_VIT = "vit_base_patch16_224"  # a name of timm's VisionTransformer whose arguments can all be given
-# timm describes its own weights: only these keys are true of the model.
-_KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
 _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 
 
@@ -102,49 +92,3 @@ def load_onnx(trained: TrainedModel, path: Path) -> Forward:
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
-
-
-def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
-    """Raises UserError if timm's `create_model` cannot rebuild the model."""
-    options: Any = trained.config.model
-    is_vit, reason = options.type == "vit", ""
-    if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
-        reason = f"timm has no MODEL.FEATURES={options.features} of it"
-    elif is_vit and options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
-        reason = "its ViT has no MODEL.ATTN_HEAD_SIZE"
-    elif is_vit and options.stem:
-        reason = "timm's ViT has no MODEL.STEM"
-    elif options.type in CONSTRUCTORS:
-        reason = "no name of timm's accepts its options"
-    else:
-        # A model of timm's `create_model`, with the shapes of `model`; its weights do not matter.
-        rebuilt = timm.create_model(_VIT, **evaluation_arguments(options, trained.config.data)) if is_vit else model
-        rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
-        names = {"label_names": trained.class_names} if trained.class_names else {}
-        try:
-            save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
-        except ValueError as error:
-            reason = str(error)
-    if reason:
-        problem = f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {reason}"
-        raise UserError(f"{problem}; use another format")
-    config = json.loads((file := path / "config.json").read_text())
-    config.get("model_args", {}).pop("num_classes", None)  # transformers passes it too, and timm reads it elsewhere
-    # transformers computes probabilities by it: softmax, or sigmoid for several labels per image.
-    kind = "multi_label_classification" if trained.config.data.multi_label else "single_label_classification"
-    file.write_text(json.dumps(config | {"problem_type": kind}, indent=2) + "\n")
-    (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
-    write_safetensors(model, trained, path / "model.safetensors")
-
-
-def data_config(values: dict[str, Any]) -> dict[str, Any]:
-    """The preprocessing of `describe_data` in timm's names."""
-    size = values["image_size"]
-    return {
-        "input_size": (values["channels"], *(size if isinstance(size, list) else (size, size))),
-        "interpolation": values["interpolation"],
-        "mean": tuple(values["mean"]),
-        "std": tuple(values["std"]),
-        "crop_pct": values["crop_pct"],
-        "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[values["resize"]],
-    }

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from utils.errors import UserError
 
 OPSET = 18
-HF_FILES = {"config.json", "model.safetensors"}
+STEM_FILES = ("models/vit_stem.py", "scripts/exporting/modeling_vit_stem.py")  # of an export with a MODEL.STEM
+HF_FILES = {"config.json", "model.safetensors", "README.md", *(Path(file).name for file in STEM_FILES)}
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 

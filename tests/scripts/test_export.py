@@ -27,7 +27,7 @@ from engine.commands.run import run
 from models.build import build_model
 from scripts import export
 from scripts.exporting import formats
-from scripts.exporting.files import data_config
+from scripts.exporting.hub import data_config
 from scripts.exporting.run import Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
@@ -103,14 +103,6 @@ def test_hf_is_loaded_by_timm(digits_run, reference, tmp_path, capsys):
     assert (data["mean"], data["std"], data["input_size"], data["crop_pct"]) == ([0.5], [0.5], (1, 8, 8), 1.0)
 
 
-def test_transformers_reads_hf(digits_run, reference, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    export.main([str(digits_run), "-format", "hf", f"-output={tmp_path / 'hf'}"])
-    model = transformers.TimmWrapperForImageClassification.from_pretrained(tmp_path / "hf")
-    assert reference.largest_difference(lambda images: model(pixel_values=images).logits) < 1e-5
-    assert model.config.id2label[3] == "3"
-
-
 def test_onnx_runs_any_batch(digits_run, reference, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = tmp_path / "digits.onnx"
@@ -177,7 +169,6 @@ def test_an_export_without_paths_and_without_data(kind, private, tmp_path, capsy
 
 @pytest.mark.parametrize("options", [
     ["MODEL.FEATURES=token_avg"], ["MODEL.FEATURES=avg"], ["MODEL.ATTN_HEAD_SIZE=4"],
-    ["MODEL.STEM=resnet10t", "DATA.IMAGE_SIZE=16", "MODEL.PATCH_SIZE=16"],
 ])  # fmt: skip
 def test_a_vit_that_timm_has_not_is_refused_with_the_key(options, tmp_path):
     """Also without a comparison of logits: avg has the shapes of timm's model."""

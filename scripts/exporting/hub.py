@@ -1,0 +1,180 @@
+"""The export hf: a folder for the Hugging Face Hub, which timm, transformers and this program read.
+
+config.json and model.safetensors are as timm saves them; README.md is the model card. With a MODEL.STEM, which no name
+of timm's has, the folder also has the code of the model.
+"""
+
+import json
+import math
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.models import save_for_hf
+from torch import nn
+
+from configs.data_sets import properties_of
+from engine.report.contents import RunContents, read_contents
+from engine.run.facts import Environment, TrainingData
+from engine.run.flops import count_parameters
+from models.families import CONSTRUCTORS
+from models.vit import evaluation_arguments
+from scripts.exporting.files import write_safetensors
+from scripts.exporting.formats import STEM_FILES
+from scripts.weights.trained_model import TrainedModel
+from utils.errors import UserError, hide_passwords, to_single_line
+from utils.metric_table import METRICS
+from utils.tables import to_float
+
+_ROOT = Path(__file__).parents[2]
+_VIT, _VIT_WITH_STEM = "vit_base_patch16_224", "vit_stem"  # names whose arguments can all be given
+# timm describes its own weights: only these keys are true of the model.
+_KEPT_OF_TIMM = ("architecture", "input_size", "fixed_input_size", "pool_size", "first_conv", "classifier")
+_STEM_OF_TRANSFORMERS = {
+    "model_type": _VIT_WITH_STEM,
+    "image_processor_type": "TimmWrapperImageProcessor",
+    "auto_map": {
+        "AutoConfig": "modeling_vit_stem.VitStemConfig",
+        "AutoModelForImageClassification": "modeling_vit_stem.VitStemForImageClassification",
+    },
+}
+
+
+def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+    """Raises UserError if timm's `create_model` cannot rebuild the model."""
+    options: Any = trained.config.model
+    is_vit, reason = options.type == "vit", ""
+    stem = {"stem": options.stem} if is_vit and options.stem else {}
+    if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
+        reason = f"timm has no MODEL.FEATURES={options.features} of it"
+    elif is_vit and options.attn_head_size and options.attn_head_size * options.num_heads != options.embed_dim:
+        reason = "its ViT has no MODEL.ATTN_HEAD_SIZE"
+    elif options.type in CONSTRUCTORS:
+        reason = "no name of timm's accepts its options"
+    else:
+        rebuilt = model
+        if is_vit:  # with the shapes of `model`; its weights do not matter
+            arguments = evaluation_arguments(options, trained.config.data) | stem
+            rebuilt = timm.create_model(_VIT_WITH_STEM if stem else _VIT, **arguments)
+        rebuilt.pretrained_cfg = {key: rebuilt.pretrained_cfg.get(key) for key in _KEPT_OF_TIMM}
+        names = {"label_names": trained.class_names} if trained.class_names else {}
+        try:
+            save_for_hf(rebuilt, str(path), names, data_config=data_config(trained.description["preprocessing"]))
+        except ValueError as error:
+            reason = str(error)
+    if reason:
+        problem = f"-format hf: timm.create_model cannot rebuild this model (MODEL.TYPE {options.type}): {reason}"
+        raise UserError(f"{problem}; use another format")
+    config = json.loads((file := path / "config.json").read_text())
+    config.get("model_args", {}).pop("num_classes", None)  # transformers passes it too, and timm reads it elsewhere
+    # transformers computes probabilities by it: softmax, or sigmoid for several labels per image.
+    kind = "multi_label_classification" if trained.config.data.multi_label else "single_label_classification"
+    config |= {"problem_type": kind} | (_STEM_OF_TRANSFORMERS if stem else {})
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
+    write_safetensors(model, trained, path / "model.safetensors")
+    for code in STEM_FILES if stem else ():
+        shutil.copy(_ROOT / code, path)
+    (path / "README.md").write_text(_model_card(model, trained, bool(stem)), encoding="utf-8")
+
+
+def data_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The preprocessing of `describe_data` in timm's names."""
+    size = values["image_size"]
+    return {
+        "input_size": (values["channels"], *(size if isinstance(size, list) else (size, size))),
+        "interpolation": values["interpolation"],
+        "mean": tuple(values["mean"]),
+        "std": tuple(values["std"]),
+        "crop_pct": values["crop_pct"],
+        "crop_mode": {"crop": "center", "squash": "squash", "pad": "border"}[values["resize"]],
+    }
+
+
+_CARD = """---
+library_name: {library}
+pipeline_tag: image-classification
+tags:
+- image-classification
+- timm
+- transformers
+license: other
+license_name: to-be-chosen
+---
+
+# {name}
+
+{metrics}
+
+{facts}
+"""
+_IN_TIMM = 'timm: `timm.create_model("hf-hub:ORG/NAME", pretrained=True)`; transformers: `{}`'
+_IN_TRANSFORMERS = "transformers: `{}`; it runs the code in `modeling_vit_stem.py` and `vit_stem.py`"
+
+
+def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
+    """The Markdown of the Hub: with the figures and the command of the run if the weights are in its folder."""
+    data, options, names = trained.config.data, trained.config.model, trained.class_names or ()
+    try:
+        run: RunContents | None = read_contents(trained.weights.parent)
+    except UserError:
+        run = None
+    has_path = trained.names_data_path and properties_of(data.dataset).has_files
+    place = f" `{Path(hide_passwords(str(data.data_path))).name}`" if has_path else ""
+    images, started = (run.fact(TrainingData), run.fact(Environment)) if run else (None, None)
+    call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
+    preprocessing, gray = trained.description["preprocessing"], '; gray: `Image.open(FILE).convert("L")`'
+    shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in preprocessing.items())
+    facts = {
+        "Model": f"`{options.type}`, {count_parameters(model)[0]:,} parameters, {options.num_logits} classes",
+        "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
+        "Images": f"{shown}{gray if data.image_channels == 1 else ''}",
+        "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
+        "Command": f"`{_without_folders(started.command, trained.names_data_path)}`" if started else "",
+        "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
+        "License": "to be chosen, here and in `license` at the head of this file",
+    }
+    return _CARD.format(
+        library="transformers" if has_code else "timm",
+        name=options.name,
+        metrics=_metrics(run, trained.weights.name),
+        facts="\n".join(f"- **{name}:** {text}" for name, text in facts.items() if text),
+    )
+
+
+def _metrics(run: RunContents | None, weights: str) -> str:
+    """A table of validation and test; a sentence if the run did not evaluate these weights."""
+    result = run.values["result"] if run else {}
+    if not run or Path(str(result.get("checkpoint"))).name != weights:
+        return "No figures: these weights are not the best ones in the folder of their run."
+    shown = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)]
+    rows = [["images", "number", *(metric.title for metric in shown)], ["---"] * (2 + len(shown))]
+    for split, values in (("validation", result | run.figures), ("test", run.test_result)):
+        count, cells = int(to_float(values.get("samples")) or 0), []
+        for metric in shown:
+            value = to_float(values.get(metric.name))
+            is_share = value is not None and count and metric.name in ("top1", "top5")
+            interval = " ({:.1f} to {:.1f}%)".format(*_wilson_interval(value, count)) if is_share else ""
+            cells.append(metric.text(value) + interval)
+        rows += [[split, f"{count:,}", *cells]] if count else []
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    note = "In parentheses: 95% confidence intervals (Wilson). The epoch was chosen on the validation images."
+    return "\n".join([*lines, "", note])
+
+
+def _wilson_interval(percent: float, count: int) -> tuple[float, float]:
+    """The 95% confidence interval of a share of `count` images, in percent (Wilson, 1927)."""
+    share, z = percent / 100, 1.96
+    center, spread = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    scale = 100 / (1 + z * z / count)
+    return scale * (center - spread), scale * (center + spread)
+
+
+def _without_folders(command: str, names_data_path: bool) -> str:
+    """The command line with the last part of each absolute path; without the data path if it is not to be named."""
+    text = shlex.join(re.sub(r"(^|[=\[{, ])[~/][^,\]}]*/", r"\1", word) for word in shlex.split(command))
+    path = r"((?:-data_path|DATA_PATH|IMAGE_ROOT)[= ])('[^']*'|\S+)"
+    return text if names_data_path else re.sub(path, r"\1...", text)

@@ -1,0 +1,128 @@
+"""export.py -format hf: the folder for the Hub is read by timm, transformers and this program, and has a model card."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import TINY_VIT, read_result
+from huggingface_hub import ModelCard
+from timm import create_model
+
+from configs.command_line import parse_command_line
+from models.build import build_model
+from scripts import export
+from scripts.exporting import hub
+from scripts.exporting.run import export as write_export
+from scripts.weights.trained_model import TrainedModel
+
+GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.4]", "DATA.IMAGENET_STD=[0.2]"]
+STEM = [
+    "MODEL.STEM=resnet10t", "MODEL.PATCH_SIZE=16", "DATA.IMAGE_SIZE=32", "MODEL.GLOBAL_POOL=avg",
+    "MODEL.INIT_VALUES=0.1",
+]  # fmt: skip
+# In another process, which does not know this program.
+READ = """
+import sys
+import torch
+images = torch.load("../images.pt")
+kwargs = {}
+if "stem" in sys.argv:
+    import vit_stem
+    kwargs["trust_remote_code"] = True
+import timm
+logits = [timm.create_model("local-dir:.", pretrained=True).eval()(images)]
+if "transformers" in sys.argv:
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+    model = AutoModelForImageClassification.from_pretrained(".", **kwargs).eval()
+    logits.append(model(pixel_values=images).logits)
+    assert model.config.id2label == {i: "abcdefghij"[i] for i in range(10)}
+    from PIL import Image
+    processor = AutoImageProcessor.from_pretrained(".", **kwargs)
+    image = Image.new("L" if images.shape[1] == 1 else "RGB", (50, 40), 128)
+    pixels = processor(image)["pixel_values"]
+    transform = timm.data.create_transform(**timm.data.resolve_data_config(model.config.pretrained_cfg))
+    assert torch.equal(pixels, transform(image)[None])
+torch.save(logits, "../logits.pt")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("has_stem", "channels"), [(False, 1), (True, 3)])
+def test_timm_transformers_and_this_program_have_equal_logits(has_stem, channels, tmp_path):
+    options = [*TINY_VIT, *(GREY if channels == 1 else []), *(STEM if has_stem else [])]
+    config = parse_command_line(["-dataset=digits", "-opts", *options]).config
+    model = build_model(config.model, config.data, torch.device("cpu"))[0].eval()
+    torch.nn.init.normal_(model.head.weight)
+    weights = config.with_model(pretrained=str(tmp_path / "best.pth"))
+    write_export(model, TrainedModel(weights, list("abcdefghij"), []), None, "hf", folder := tmp_path / "hf")
+
+    images = torch.randn(3, channels, *config.data.input_size)
+    expected = model(images).detach()
+    torch.save(images, tmp_path / "images.pt")
+    has_transformers = (
+        subprocess.run([sys.executable, "-c", "import transformers"], capture_output=True).returncode == 0
+    )
+    argv = ["stem"] * has_stem + ["transformers"] * has_transformers
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
+    subprocess.run([sys.executable, "-c", READ, *argv], cwd=folder, env=environment, check=True)
+    logits = torch.load(tmp_path / "logits.pt")
+    assert len(logits) == 1 + has_transformers
+    logits += [create_model(f"local-dir:{folder}", pretrained=True).eval()(images)]  # as -model=local-dir:FOLDER
+    own = parse_command_line(["-dataset=digits", f"-pretrained={folder}", "-opts", *options]).config
+    logits += [build_model(own.model, own.data, torch.device("cpu"), needs_head=True)[0].eval()(images)]
+    for other in logits:
+        torch.testing.assert_close(other.detach(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.fixture
+def card(digits_run) -> ModelCard:
+    """The card of a run whose test had 90 hits in 100 images."""
+    folder = digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+    content = json.loads((folder / "run.json").read_text())
+    content["result"]["test"] = {"top1": 90.0, "top5": 100.0, "loss": 0.5, "samples": 100}
+    (folder / "run.json").write_text(json.dumps(content))
+    assert export.main([str(folder), "-format", "hf", "-no_check"]) == 0
+    return ModelCard.load(folder / "best-hf/README.md")
+
+
+def row(card: ModelCard, title: str) -> dict[str, str]:
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in card.text.splitlines() if line.startswith("| ")
+    ]
+    return dict(zip(lines[0], next(line for line in lines if line[0] == title), strict=True))
+
+
+def test_the_card_has_the_figures_of_the_run_and_their_intervals(card, tmp_path):
+    stats = pytest.importorskip("scipy.stats")
+    assert (card.data.library_name, card.data.pipeline_tag, card.data.license) == (
+        "timm", "image-classification", "other",
+    )  # fmt: skip
+    result = read_result(next((tmp_path / "out").iterdir()))
+    for title, values in (("validation", result), ("test", {"top1": 90.0, "samples": 100})):
+        shown, count = row(card, title), values["samples"]
+        interval = stats.binomtest(round(values["top1"] * count / 100), count).proportion_ci(method="wilson")
+        assert shown["number"] == str(count)
+        assert shown["top-1"] == f"{values['top1']:.2f}% ({100 * interval.low:.1f} to {100 * interval.high:.1f}%)"
+    assert row(card, "test")["macro F1"] == "" and "Acc" not in card.text
+    assert "1437 training images of 10 classes, 360 for validation" in card.text
+    assert "**Classes:** `0`, `1`, `2`" in card.text
+
+
+def test_other_weights_than_the_evaluated_ones_have_no_figures(digits_run):
+    folder = digits_run("TRAIN.BASE_LR=1e-2", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9")
+    export.main([str(folder / "last.pth"), "-format", "hf", "-no_check"])
+    text = (folder / "last-hf/README.md").read_text()
+    assert "No figures" in text and "| validation |" not in text and "1437 training images" in text
+
+
+def test_the_command_of_a_card_names_no_folder_of_the_machine():
+    command = (
+        "/home/jane/.venv/bin/python main.py -cfg=configs/a.yaml '-data_path=/home/jane doe/flowers' -output ~/runs "
+    )
+    command += "-data_path=s3://bucket/flowers -opts 'PLUGINS=[/home/jane/a.py, /home/jane/b.py]'"
+    shown = "python main.py -cfg=configs/a.yaml -data_path={} -output runs -data_path={} -opts 'PLUGINS=[a.py, b.py]'"
+    assert hub._without_folders(command, True) == shown.format("flowers", "s3://bucket/flowers")
+    assert hub._without_folders(command, False) == shown.format("...", "...")
