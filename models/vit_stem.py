@@ -46,5 +46,5 @@ def vit_stem(
     pretrained: bool = False, stem: str = "resnet10t", patch_size: int = 32, **kwargs: Any
 ) -> VisionTransformer:
     """timm's VisionTransformer on the features of timm's network `stem`, with the stride `patch_size`."""
-    arguments = {"patch_size": patch_size, "embed_layer": partial(ConvolutionalStem, stem)} | kwargs
+    arguments: dict[str, Any] = {"patch_size": patch_size, "embed_layer": partial(ConvolutionalStem, stem)} | kwargs
     return build_model_with_cfg(VisionTransformer, "vit_stem", pretrained, **arguments)
