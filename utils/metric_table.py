@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 MetricName = Literal[
     "top1", "top5", "loss", "macro_f1", "balanced_accuracy", "mean_ap", "min_recall", "auroc", "specificity",
-    "quadratic_kappa", "linear_kappa",
+    "quadratic_kappa", "linear_kappa", "micro_f1", "sample_f1",
 ]  # fmt: skip
 MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
 
@@ -63,13 +63,15 @@ METRICS: dict[str, Metric] = {
         Metric("top1", "top-1", lambda results: results.accuracy(1), log_name="Acc@1"),
         Metric("top5", "top-5", lambda results: results.accuracy(5), log_name="Acc@5", min_classes=10),
         Metric("mean_ap", "mean AP", lambda results: results.mean_average_precision, True, log_name="mAP"),
-        Metric("macro_f1", "macro F1", lambda results: results.per_class.macro()["f1"]),
+        Metric("macro_f1", "macro F1", lambda results: results.per_class.macro()["f1"], None),
         Metric("balanced_accuracy", "balanced accuracy", lambda results: results.per_class.macro()["recall"]),
         Metric("min_recall", "minimum recall", lambda results: results.per_class.min_recall),
         Metric("auroc", "AUROC", lambda results: results.ranking.mean_auroc, None, max_classes=MAX_SCORED_CLASSES),
-        Metric("specificity", "specificity", lambda results: results.per_class.mean_specificity),
+        Metric("specificity", "specificity", lambda results: results.per_class.mean_specificity, None),
         Metric("quadratic_kappa", "quadratic kappa", lambda results: results.weighted_kappa(2), is_ordinal=True),
         Metric("linear_kappa", "linear kappa", lambda results: results.weighted_kappa(1), is_ordinal=True),
+        Metric("micro_f1", "micro F1", lambda results: results.f1_of_labels(None), True),
+        Metric("sample_f1", "F1 per image", lambda results: results.f1_of_labels(1), True),
     )
 }
 

@@ -21,7 +21,7 @@ class Metrics:
     values: by their names in `METRICS`: of training, the loss, top-1 and top-5; of an evaluation, all that apply.
     skipped_samples: samples of skipped steps, which no other field counts. grad_norm: mean over the optimizer steps
     that were not skipped, before clipping; None without such a step. best: the name of the metric that decides which
-    evaluation is the best.
+    evaluation is the best. thresholds: of an evaluation with several labels per image, see `SampleResults`.
     """
 
     values: Mapping[str, float]
@@ -29,6 +29,7 @@ class Metrics:
     skipped_samples: int = 0
     grad_norm: float | None = None
     best: str = "top1"
+    thresholds: tuple[float, ...] | None = None
 
     @property
     def loss(self) -> float:

@@ -82,7 +82,9 @@ class Data(Section):
         "number the classes by name in the order natural (timm: 1, 2, 10, without case) or bytes (torchvision: 1, 10, "
         "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself",
     )
-    multi_label: bool = option(False, "data set csv: each image has no, one or several labels; LOSS.NAME is then bce")
+    multi_label: bool = option(
+        False, "data sets csv, tar: an image has no, one or several labels; LOSS.NAME is then bce"
+    )
     on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
     max_pixels: int = option(
         MAX_PIXELS, "larger images are unreadable: decoding takes up to 20 bytes per pixel", ge=1, le=10**10
@@ -222,7 +224,7 @@ class Data(Section):
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
         if self.multi_label and not properties_of(self.dataset).multi_label:
             raise ValueError(
-                f"MULTI_LABEL needs the data set csv, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
+                f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
             )
         if self.multi_label and self.balanced_sampling:
             raise ValueError(

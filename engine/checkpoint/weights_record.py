@@ -43,6 +43,7 @@ from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import atomic_write
 
 ENTRY = "split"
+THRESHOLDS = "thresholds"  # with several labels per image: of each class, see `SampleResults`
 _NAME_ENTRIES = ("class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label")
 HELD_OUT_FILE = "held_out.json"
 
@@ -138,9 +139,12 @@ def write_held_out(folder: Path, split: RunSplit | None) -> None:
 
 
 def is_description(state: dict[str, Any]) -> bool:
-    """Returns whether the two entries are None, or have the form that `describe_data` gives them."""
+    """Returns whether the two entries and the thresholds are None, or have the form that `describe_data` gives them."""
     names, values = map(state.get, _DESCRIPTION)
     has_names = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+    thresholds = state.get(THRESHOLDS) or []
+    if not isinstance(thresholds, list) or not all(type(one) is float and 0 <= one <= 1 for one in thresholds):
+        return False
     if values is not None:
         try:
             Data.model_validate({_KEY_OF[entry]: value for entry, value in values.items()})
@@ -211,7 +215,7 @@ def read_record(weights: str) -> WeightsRecord | None:
         if path.name == WEIGHTS[1] or (kind == SAFETENSORS and OPTIONS_ENTRY not in metadata):
             return _record_of_config(path)
         if kind == SAFETENSORS:
-            entries = (*_DESCRIPTION, OPTIONS_ENTRY, *([ENTRY] if ENTRY in metadata else []))
+            entries = (*_DESCRIPTION, OPTIONS_ENTRY, *(name for name in (ENTRY, THRESHOLDS) if name in metadata))
             content = {entry: json.loads(metadata[entry]) for entry in entries}
             return record_of(content, content[OPTIONS_ENTRY]) if is_description(content) else None
         if kind == SHARDS:
@@ -244,6 +248,7 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
         num_classes=_count(model.get("NUM_CLASSES")),
         split=read_split(content, data),
         plugins=tuple(map(str, options.get("PLUGINS") or ())),
+        thresholds=content.get(THRESHOLDS),
     )
 
 

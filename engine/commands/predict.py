@@ -72,7 +72,9 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
         part = open_part_file(folder / f"{CSV_FILE}.part", digest, len(samples), logger)
     first = broadcast_object(part.num_samples if part else 0, context)
     batches = build_loader(sessions, context, first)
-    started, top_k = time.perf_counter(), max(options.top_k or classes, TOP_K)
+    evaluator = session.evaluator
+    top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
+    started = time.perf_counter()
     explain = partial(write_maps, folder, samples, session.model, session.evaluator) if options.explain else None
     for results in session.evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain):
         if part and results:
@@ -80,7 +82,7 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
     seconds, number, num_readable = time.perf_counter() - started, len(samples) - first, 0
     if part:
         names = names_of_labels(samples, classes)
-        predictions = Predictions(part, samples, names, options, plan.config.data.multi_label)
+        predictions = Predictions(part, samples, names, options, evaluator.thresholds)
         num_readable = predictions.num_readable
         speed, num_bad = f"({number / seconds:.1f} images/s)", len(samples) - num_readable
         logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {len(samples)} have an error")

@@ -6,7 +6,7 @@ Legend: B images per batch, N samples, K ranked classes, C classes.
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -49,6 +49,7 @@ class Evaluator:
         multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
         best_metric: of `EVAL.BEST_METRIC`.
         keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
+        thresholds: of `SampleResults`, from the weights; None in a training.
         class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     """
 
@@ -61,6 +62,7 @@ class Evaluator:
     best_metric: str | None = None
     keeps_logits: bool = False
     class_mask: torch.Tensor | None = None
+    thresholds: np.ndarray | None = None
 
     def evaluate(
         self, model: nn.Module, batches: Loader, after_batch: Callable[[], None] = lambda: None
@@ -70,6 +72,7 @@ class Evaluator:
         Raises UserError: no sample is readable.
         """
         (results,) = self.classify(model, batches, TOP_K, len(batches), lambda *_: after_batch())
+        results = replace(results, thresholds=self.thresholds) if results else None
         return self.share_metrics(results), results
 
     def share_metrics(self, results: SampleResults | None) -> Metrics:

@@ -108,11 +108,12 @@ class EvaluationFiles:
 
     def _analyze_several_labels(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
-        count = results.targets[results.readable].sum(axis=0, dtype=np.int64).tolist()
-        shares = results.ranking.average_precision, results.ranking.auroc
-        columns = zip(range(len(count)), self.class_names, count, *(map(_cell, one) for one in shares), strict=True)
-        self._write_table("per_class", _SEVERAL_LABELS_COLUMNS, columns)
-        return {}, self._write_mistakes(highest_losses(results), results)
+        figures, ranking, names = results.per_class, results.ranking, self.class_names
+        shares = [figures.precision, figures.recall, figures.f1, figures.specificity, ranking.auroc]
+        shares += [ranking.average_precision, 100 * results.used_thresholds]
+        columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
+        self._write_table("per_class", _SEVERAL_LABELS_COLUMNS, zip(*columns, strict=True))
+        return figures.macro(), self._write_mistakes(highest_losses(results), results)
 
     def _write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], shown: int | None = None
@@ -173,7 +174,9 @@ class EvaluationFiles:
 _CLASS_COLUMNS = (
     "label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5", "specificity", "auroc",
 )  # fmt: skip
-_SEVERAL_LABELS_COLUMNS = ("label", "class", "count", "ap", "auroc")
+_SEVERAL_LABELS_COLUMNS = (
+    "label", "class", "count", "predicted", "precision", "recall", "f1", "specificity", "auroc", "ap", "threshold",
+)  # fmt: skip
 _IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")

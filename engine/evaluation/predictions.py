@@ -102,16 +102,27 @@ class Predictions:
     """The predictions of N images.
 
     class_names: of all labels of the model. options: samples without a path have labels, the column `target`; maps are
-    the column `explanation`. With a threshold, the column `label` has the most probable class, or if `multi_label` all
-    classes, from that probability on, else "unknown".
+    the column `explanation`. With `thresholds` (classes,), of several labels per image, the column `predicted` has the
+    classes from their thresholds on. With -threshold, the column `label` has the most probable class, or of several
+    labels all classes, from that probability on, else "unknown".
     """
 
     def __init__(
-        self, part: PartFile, samples: Samples, class_names: Sequence[str], options: Prediction, multi_label: bool
+        self,
+        part: PartFile,
+        samples: Samples,
+        class_names: Sequence[str],
+        options: Prediction,
+        thresholds: np.ndarray | None = None,
     ) -> None:
         self._part, self._samples, self._class_names, self._options = part, samples, class_names, options
-        self._labelled, self._max_labels = options.path is None, None if multi_label else 1
-        is_used = {"label": options.threshold is not None, "target": self._labelled, "explanation": options.explain}
+        self._labelled, self._thresholds = options.path is None, thresholds
+        is_used = {
+            "predicted": thresholds is not None,
+            "label": options.threshold is not None,
+            "target": self._labelled,
+            "explanation": options.explain,
+        }
         self._text_columns = [column for column, used in is_used.items() if used]
         self._num_ranks = min(options.top_k or len(class_names), len(class_names))
         self.num_readable = sum(len(results.readable) for results in part)
@@ -121,7 +132,7 @@ class Predictions:
         columns = [vars(results) for results in self._part]
         names = [name for name, values in columns[0].items() if isinstance(values, np.ndarray)]
         arrays: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in names}
-        return SampleResults(**arrays).metrics(best)
+        return SampleResults(**arrays, thresholds=self._thresholds).metrics(best)
 
     def _images(self, names: Sequence[str], num_ranks: int) -> Iterator[_Image]:
         """Path, (class, probability) of the most probable classes, label and target if there are some, and the error
@@ -132,7 +143,13 @@ class Predictions:
             for labels, probabilities in zip(*ranked, strict=True):
                 error = results.errors.get(index)
                 classes = [(names[label], round(value, 6)) for label, value in zip(labels, probabilities, strict=True)]
-                texts = {} if self._options.threshold is None else {"label": "" if error else self._label(classes)}
+                texts = dict[str, str]()
+                if self._thresholds is not None:
+                    reached = np.array(probabilities) >= self._thresholds[labels]
+                    found = (names[label] for label, is_reached in zip(labels, reached, strict=True) if is_reached)
+                    texts["predicted"] = "" if error else " | ".join(found)
+                if self._options.threshold is not None:
+                    texts["label"] = "" if error else self._label(classes)
                 if self._labelled:
                     texts["target"] = name_of_target(self._samples.targets[index], names)
                 if self._options.explain:
@@ -141,7 +158,8 @@ class Predictions:
                 index += 1
 
     def _label(self, classes: list[tuple[str, float]]) -> str:
-        labels = [name for name, value in classes[: self._max_labels] if value >= (self._options.threshold or 0)]
+        possible = classes[:1] if self._thresholds is None else classes
+        labels = [name for name, value in possible if value >= (self._options.threshold or 0)]
         return " | ".join(labels) or UNKNOWN
 
     def _rows(self, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:

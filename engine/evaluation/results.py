@@ -37,11 +37,13 @@ class RankingFigures:
     """Figures of the order in which a class ranks the samples (C,), percent, as scikit-learn defines them.
 
     average_precision: NaN without a positive sample. auroc: the area under the ROC curve, a sample of the class against
-    all others; equal scores count half. NaN unless there are positive and negative samples.
+    all others; equal scores count half. NaN unless there are positive and negative samples. threshold: the sigmoid from
+    which on a class is predicted for the highest F1, halfway to the next lower score; 0.5 without positive samples.
     """
 
     average_precision: np.ndarray
     auroc: np.ndarray
+    threshold: np.ndarray
 
     @property
     def mean_auroc(self) -> float:
@@ -54,7 +56,7 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
     targets: labels (N,) or multi-hot (N, C), without padding. scores: float32 (N, C), any increasing function of the
     probability. A score that is NaN is the lowest.
     """
-    precision, auroc = (np.full(scores.shape[1], np.nan) for _ in range(2))
+    precision, auroc, threshold = (np.full(scores.shape[1], value) for value in (np.nan, np.nan, 0.5))
     lowest, number = float(np.finfo(np.float32).min), len(scores)
     for label in np.unique(targets) if targets.ndim == 1 else np.flatnonzero(targets.any(axis=0)):
         values = np.nan_to_num(scores[:, label], nan=lowest)
@@ -64,10 +66,13 @@ def rank_samples(targets: np.ndarray, scores: np.ndarray) -> RankingFigures:
         below, up_to = (np.searchsorted(every, own, side) for side in ("left", "right"))
         selected, hits = number - below, positives - np.searchsorted(own, own)
         precision[label] = 100 * np.mean(hits / selected)
+        best = positives - 1 - np.argmax((hits / (selected + positives))[::-1])  # of equal ones the highest threshold
+        scores_around = every[[max(below[best] - 1, 0), below[best]]]
+        threshold[label] = 1 / (1 + math.exp(-max(np.mean(scores_around, dtype=np.float64), -700.0)))
         if negatives:  # twice the sum of the ranks of the positive samples: Mann and Whitney, 1947
             doubled = np.sum(below + up_to + 1) - positives * (positives + 1)
             auroc[label] = 100 * doubled / (2 * positives * negatives)
-    return RankingFigures(precision, auroc)
+    return RankingFigures(precision, auroc, threshold)
 
 
 def mean_defined(values: np.ndarray) -> float:
@@ -87,6 +92,8 @@ class SampleResults:
     losses: float32 (N,), cross-entropy in nats; with several labels binary cross-entropy, the mean over the classes.
     errors: the reason for each sample that could not be read, by its index.
     scores: float32 (N, C), the log-probabilities, or with several labels the logits; see `Evaluator.classify`.
+    thresholds: (C,), with several labels: the probability from which on a class is predicted; None: the ones for the
+        highest F1 of each class on these samples.
     logits: float16 (N, C), only on request, at most ±65504: also in place of -inf, the logit of a masked class.
     """
 
@@ -97,6 +104,7 @@ class SampleResults:
     errors: dict[int, str] = field(default_factory=dict)
     scores: np.ndarray | None = None
     logits: np.ndarray | None = None
+    thresholds: np.ndarray | None = None
 
     @property
     def readable(self) -> np.ndarray:
@@ -111,13 +119,31 @@ class SampleResults:
     def ranking(self) -> RankingFigures:
         """All figures are NaN without scores."""
         if self.scores is None:
-            return RankingFigures(*np.full((2, 1), np.nan))
+            return RankingFigures(*np.full((3, 1), np.nan))
         return rank_samples(self.targets[self.readable], self.scores[self.readable])
 
     @property
     def mean_average_precision(self) -> float:
         """The mean over the classes with positive samples; 0 without any."""
         return float(np.nan_to_num(mean_defined(self.ranking.average_precision)))
+
+    @property
+    def used_thresholds(self) -> np.ndarray:
+        return self.ranking.threshold if self.thresholds is None else self.thresholds
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """The predicted classes with several labels per sample, bool (N, C)."""
+        return torch.from_numpy(self.scores).sigmoid().numpy() >= self.used_thresholds
+
+    def f1_of_labels(self, axis: int | None) -> float:
+        """F1 of all labels together (micro), or with axis 1 the mean over the samples, of predictions with several.
+
+        0 for a sample without true and predicted labels, as in scikit-learn and timm.
+        """
+        true, predicted = self.targets[self.readable] > 0, self.predicted[self.readable]
+        counts = np.maximum(true.sum(axis) + predicted.sum(axis), 1)
+        return 200 * float(np.mean((true & predicted).sum(axis) / counts))
 
     def weighted_kappa(self, power: int) -> float:
         """Cohen's kappa (1968), percent: disagreements cost |true - predicted| ** power, 1: linear, 2: quadratic.
@@ -146,14 +172,15 @@ class SampleResults:
 
     @cached_property
     def per_class(self) -> "ClassFigures":
-        """The figures of the classes up to the highest label that occurs."""
+        """The figures of the classes up to the highest label that occurs; with several labels per sample, of all."""
         return class_figures(self, 1 + int(max(self.targets.max(), self.labels.max())))
 
     def metrics(self, best: str | None = None) -> Metrics:
         """All metrics that apply, NaN if no sample was read. best: the one that decides; None: mean AP or top-1."""
         samples, multi_label = len(self.readable), self.targets.ndim == 2
         values = {metric.name: metric.compute(self) if samples else np.nan for metric in metrics_of(multi_label)}
-        return Metrics(values, samples, best=best_metric(best, multi_label).name)
+        thresholds = tuple(self.used_thresholds.tolist()) if multi_label and samples else None
+        return Metrics(values, samples, best=best_metric(best, multi_label).name, thresholds=thresholds)
 
 
 @dataclass(frozen=True)
@@ -183,7 +210,7 @@ class ClassFigures:
         """The means of precision, recall and F1 over the classes with samples; an undefined precision counts as 0."""
         present = self.count > 0
         figures = {"precision": self.precision, "recall": self.recall, "f1": self.f1}
-        return {name: float(np.nan_to_num(values[present]).mean()) for name, values in figures.items()}
+        return {name: mean_defined(np.nan_to_num(values[present])) for name, values in figures.items()}
 
     @property
     def min_recall(self) -> float:
@@ -192,14 +219,21 @@ class ClassFigures:
 
 
 def class_figures(results: SampleResults, num_classes: int) -> ClassFigures:
-    """Precision, recall and F1 as scikit-learn defines them; recall is the top-1 accuracy of the class."""
+    """Precision, recall and F1 as scikit-learn defines them; recall is the top-1 accuracy of the class.
+
+    With several labels per sample, `num_classes` and top-5 mean nothing.
+    """
     readable = results.readable
     targets, labels = results.targets[readable], results.labels[readable, 0]
-    count, predicted, hits = (
-        np.bincount(x, minlength=num_classes) for x in (targets, labels, labels[labels == targets])
-    )
+    if targets.ndim == 2:
+        chosen = results.predicted[readable]
+        count, predicted, hits = (x.sum(axis=0) for x in (targets > 0, chosen, chosen & (targets > 0)))
+        top5_hits = hits
+    else:
+        rows = (targets, labels, labels[labels == targets])
+        count, predicted, hits = (np.bincount(x, minlength=num_classes) for x in rows)
+        top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
     others = len(targets) - count
-    top5_hits = np.bincount(targets, results.hits(5)[readable], minlength=num_classes)
     return ClassFigures(
         count=count,
         predicted=predicted,

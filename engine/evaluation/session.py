@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,7 +21,7 @@ from datasets.sources.checks import digest_of
 from datasets.sources.names import names_of_labels
 from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
-from engine.checkpoint.weights_record import describe_data
+from engine.checkpoint.weights_record import describe_data, weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
@@ -59,7 +60,16 @@ def build_eval_model(
     built = eval_model_of(model, config, context)
     with torch.inference_mode(), built.evaluator.precision.autocast():
         kernels = attention_notes(built.compute, dummy_images(config.data, context))
-    return replace(built, notes=[*(f"Pretrained: {note}" for note in notes), *built.notes, *kernels])
+    notes = [f"Pretrained: {note}" for note in notes]
+    evaluator = built.evaluator
+    if config.data.multi_label:
+        record = weights_record(config.model)
+        chosen = np.array(record.thresholds) if record and record.thresholds else None
+        known = chosen is not None and len(chosen) == config.model.num_logits
+        evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
+        source = "those of the weights, chosen on validation images" if known else "0.5, as the weights have none"
+        notes.append(f"Thresholds of the classes: {source}")
+    return replace(built, evaluator=evaluator, notes=[*notes, *built.notes, *kernels])
 
 
 def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> EvalModel:
@@ -140,6 +150,9 @@ def build_ensemble(sessions: Sequence[EvaluationSession]) -> EvaluationSession:
     if len(sessions) == 1:
         return sessions[0]
     evaluator = _Ensemble(**vars(sessions[0].evaluator), members=tuple(one.evaluator for one in sessions))
+    if evaluator.multi_label:
+        thresholds = [one.thresholds for one in evaluator.members if one.thresholds is not None]
+        evaluator = replace(evaluator, thresholds=np.mean(thresholds, axis=0))
     return replace(sessions[0], model=nn.ModuleList(one.model for one in sessions), evaluator=evaluator)
 
 

@@ -264,6 +264,8 @@ CURVES = (
     Curves("Means over classes", {"val_macro_f1": "macro F1", "val_balanced_accuracy": "balanced accuracy",
                                   "val_min_recall": "minimum recall",
                                   "val_specificity": "specificity"}, "val_macro_f1", unit="%"),
+    Curves("F1 of several labels", {"val_micro_f1": "micro F1", "val_sample_f1": "F1 per image"}, "val_micro_f1",
+           unit="%", multi_label=True),
     Curves("AUROC", {"val_auroc": "validation", "raw_val_auroc": "validation, raw weights"}, "val_auroc", unit="%"),
     Curves("Weighted kappa", {"val_quadratic_kappa": "quadratic", "val_linear_kappa": "linear"}, "val_quadratic_kappa",
            unit="%"),

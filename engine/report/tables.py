@@ -27,6 +27,7 @@ OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "class": "class", "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall",
     "specificity": "specificity", "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
+    "threshold": "threshold",
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
 
@@ -77,7 +78,7 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
 
 
 def _quality(row: Row) -> float:
-    value = to_float(row.get("f1", row.get("ap")))
+    value = to_float(row.get("ap", row.get("f1")))
     return math.inf if value is None else value
 
 

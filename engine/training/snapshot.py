@@ -14,7 +14,7 @@ from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.yaml_io import format_value
 from engine.checkpoint.reader import FoundCheckpoint, find_best
-from engine.checkpoint.weights_record import ENTRY
+from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
 from engine.progress import EpochProgress, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
@@ -78,6 +78,7 @@ class RunPosition:
             if no checkpoint has its weights.
         best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
         best_path: the checkpoint of a resumed run with the weights of `best`.
+        thresholds: of the latest evaluation, with several labels per image.
     """
 
     progress: EpochProgress
@@ -85,6 +86,7 @@ class RunPosition:
     best: dict[str, Any] | None = None
     best_is_unsaved: bool = False
     best_path: Path | None = None
+    thresholds: Sequence[float] | None = None
 
 
 def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
@@ -113,6 +115,7 @@ def take_snapshot(
         "options": to_yaml(config),
         "class_names": None if class_names is None else list(class_names),
         ENTRY: split,
+        THRESHOLDS: None if position.thresholds is None else list(position.thresholds),
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
 
@@ -166,7 +169,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     best = checkpoint["best"]
     path = find_best(found, state.context) if best else None
     is_here = bool(best) and path is None and found.place.is_best
-    return RunPosition(progress, clock, best if path or is_here else None, is_here, path)
+    return RunPosition(progress, clock, best if path or is_here else None, is_here, path, checkpoint.get(THRESHOLDS))
 
 
 _FIXED = (  # for the whole run: its state has other entries with another value

@@ -238,6 +238,7 @@ class Trainer:
         drawn = None if state.strategy.is_sharded else model
         evaluated = Evaluated(drawn, *self._evaluate(model, title), epochs_done)
         self.outputs.record.set_result(samples=evaluated.metrics.samples)
+        self.position.thresholds = evaluated.metrics.thresholds
         rank = evaluated.metrics.metric.rank
         is_best = rank(evaluated.metrics.values) > rank(self.position.best or {})
         is_last = epochs_done == self.config.train.num_epochs or (not is_best and self.stops_early(epochs_done))

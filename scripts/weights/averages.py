@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from configs.command_line import Command
@@ -18,6 +19,7 @@ from scripts.weights.trained_model import TrainedModel, locate_weights, open_tra
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped
 from utils.files import atomic_save
+from utils.metrics import Metrics
 from utils.tables import aligned_table
 
 _MAX_COLUMN_CHARS = 100
@@ -49,19 +51,22 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
         load_pretrained(built.fp32, str(path), needs_head=True, options=config.model, evaluates=True)
         return {name: tensor.clone() for name, tensor in built.fp32.state_dict().items()}
 
-    def score_of(state: State) -> float:
-        built.fp32.load_state_dict(state)
-        return built.evaluator.evaluate(built.evaluator.precision.compute_copy(built.fp32), batches)[0].score
+    evaluator = replace(built.evaluator, thresholds=None)  # each average has its own
 
-    scored = [(score_of(read(path)), path) for path in paths]
+    def evaluate(state: State) -> Metrics:
+        built.fp32.load_state_dict(state)
+        return evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
+
+    scored = [(evaluate(read(path)).score, path) for path in paths]
     (score, best), *others = sorted(scored, key=lambda pair: (metric.sign * pair[0], pair[1]), reverse=True)
     soup, count = read(best), 1
     rows = [(str(best), metric.text(score), metric.text(score), "added")]
     for own_score, path in others:
         candidate = add_to_mean(soup, read(path), count)
-        trial = score_of(candidate)
+        found = evaluate(candidate)
+        trial = found.score
         if is_added := metric.sign * trial >= metric.sign * score:
-            soup, score, count = candidate, trial, count + 1
+            soup, score, count, trained = candidate, trial, count + 1, replace(trained, thresholds=found.thresholds)
         rows.append((str(path), metric.text(own_score), metric.text(trial), "added" if is_added else "left out"))
     print(aligned_table(("weights", metric.title, f"average {metric.title}", ""), rows, _MAX_COLUMN_CHARS))
     if count == 1:

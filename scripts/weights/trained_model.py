@@ -1,6 +1,6 @@
 """Trained weights with their model and their validation images, for the scripts that export and average."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from datasets.sources.names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
 from engine.checkpoint.reader import find_checkpoint
-from engine.checkpoint.weights_record import describe_data, to_metadata, weights_record
+from engine.checkpoint.weights_record import THRESHOLDS, describe_data, to_metadata, weights_record
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
@@ -43,6 +43,7 @@ class TrainedModel:
     notes: list[str | Fact]
     split: RunSplit | None = None
     names_data_path: bool = True
+    thresholds: Sequence[float] | None = None
     weights_size: tuple[int, int] | None = None
 
     @property
@@ -59,8 +60,9 @@ class TrainedModel:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The class names and the preprocessing."""
-        return describe_data(self.config.data, self.class_names)
+        """The class names and the preprocessing, and with several labels per image the thresholds of the classes."""
+        thresholds = {} if self.thresholds is None else {THRESHOLDS: list(self.thresholds)}
+        return describe_data(self.config.data, self.class_names) | thresholds
 
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
@@ -114,4 +116,5 @@ def _trained_model(config: Config, record: WeightsRecord | None, notes: list[str
         names = read_class_list(Path(classes))
     elif not names and not classes and imagenet_subset(config.model, record):
         names = wordnet_ids(config.model.num_classes)
-    return TrainedModel(config=config, class_names=names, notes=notes, split=split, weights_size=size)
+    thresholds = record.thresholds if record else None
+    return TrainedModel(config, names, notes, split, weights_size=size, thresholds=thresholds)

@@ -69,10 +69,10 @@ def test_a_head_with_more_classes_than_the_data_is_warned_about():
     ("metric", "multi_label", "classes", "problem"),
     [
         ("mean_ap", "false", 20, "one label per image; use loss, top1"),
-        ("macro_f1", "true", 20, "several labels per image; use loss, mean_ap"),
+        ("top1", "true", 20, "several labels per image; use loss, mean_ap"),
         ("top5", "false", 7, "7 classes; use loss, top1, macro_f1"),
         ("auroc", "false", 257, "257 classes; use loss, top1, top5, macro_f1"),
-        ("quadratic_kappa", "true", 5, "several labels per image; use loss, mean_ap, auroc"),
+        ("quadratic_kappa", "true", 5, "several labels per image; use loss, mean_ap, macro_f1, auroc"),
         ("auroc", "true", 257, None),
         ("loss", "true", 2, None),
     ],

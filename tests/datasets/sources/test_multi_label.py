@@ -116,7 +116,7 @@ def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cp
     [
         ({"LOSS.NAME": "cross_entropy"}, r"LOSS\.NAME cross_entropy needs one label per image.* set LOSS\.NAME=bce"),
         ({"DATA.BALANCED_SAMPLING": "true"}, r"DATA\.BALANCED_SAMPLING needs one label per image"),
-        ({"DATA.DATASET": "folder"}, r"DATA\.MULTI_LABEL needs the data set csv, but DATASET is 'folder'"),
+        ({"DATA.DATASET": "folder"}, r"DATA\.MULTI_LABEL needs the data set csv or tar, but DATASET is 'folder'"),
         ({"TRAIN.DISTILLATION_TYPE": "soft"}, r"TRAIN\.DISTILLATION_TYPE soft needs one label per image"),
     ],
 )

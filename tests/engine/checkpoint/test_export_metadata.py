@@ -41,6 +41,11 @@ def test_names_and_preprocessing_are_read_back(names, tmp_path):
     assert options_of(file) == {"embed_dim": 48, "dataset": "digits", "resume": None}
 
 
+def test_thresholds_of_several_labels_are_read_back(tmp_path):
+    assert read_record(str(write(tmp_path))).thresholds is None
+    assert read_record(str(write(tmp_path, thresholds="[0.25, 0.5]"))).thresholds == [0.25, 0.5]
+
+
 def test_options_come_from_flags_then_the_run_then_the_file(tmp_path):
     argv = ["-eval", f"-pretrained={write(tmp_path)}", "-dataset=folder", "-opts", "MODEL.EMBED_DIM=96"]
     config = parse_command_line(argv).config
@@ -54,6 +59,7 @@ def test_training_from_an_export_takes_only_its_weights(tmp_path):
 
 
 OTHER_FORMS = [
+    {"thresholds": "[2.0, 0.5]"}, {"thresholds": '"abc"'},
     {"class_names": '"abc"'}, {"class_names": "[1, 2]"}, {"class_names": "[]"}, {"class_names": "{"},
     {"preprocessing": "[]"}, {"preprocessing": '{"image_size": 1e99}'}, {"preprocessing": "NaN"},
     {"options": "[" * 100_000}, {"options": "9" * 10_000}, {"options": '{"MODEL": [], "DATA": {}}'}, {"options": "{}"},

@@ -33,7 +33,7 @@ def predictions(
     labelled=True,
     chunk=2,
     threshold=None,
-    multi_label=False,
+    thresholds=None,
     ranked=None,
 ) -> Predictions:
     """Image 1 cannot be read; the target of image i is i. ranked: labels in order, by default ascending."""
@@ -50,7 +50,7 @@ def predictions(
     samples = Noise(list(names))
     samples.targets = np.arange(count)
     options = Prediction(None if labelled else "photos", top_k, None, False, threshold=threshold)
-    return Predictions(part, samples, list(classes), options, multi_label)
+    return Predictions(part, samples, list(classes), options, thresholds)
 
 
 def test_the_table_of_a_prediction(make, tmp_path):
@@ -101,8 +101,10 @@ def test_json_has_the_same_values(make, tmp_path):
     ],
 )
 def test_the_label_is_unknown_below_the_threshold(make, tmp_path, threshold, multi_label, label):
-    made = make(threshold=threshold, multi_label=multi_label)
+    made = make(threshold=threshold, thresholds=np.array([0.7, 0.2, 0.9]) if multi_label else None)
     rows = read_rows(made.write_csv(tmp_path))
+    if multi_label:  # of the probabilities 0.7, 0.4 and 0.1
+        assert [row["predicted"] for row in rows] == ["dog", "", "dog"]
     images = json.loads(made.write_json(tmp_path).read_text())
     labels = [label, "", label]  # of image 1, which cannot be read, none
     assert [row["label"] for row in rows] == [image["label"] for image in images] == labels

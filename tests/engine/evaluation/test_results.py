@@ -1,6 +1,7 @@
 """Figures of an evaluation against scikit-learn, a published definition, and cases worked out by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from sklearn.metrics import (
     cohen_kappa_score,
     confusion_matrix,
     f1_score,
+    precision_recall_curve,
     precision_recall_fscore_support,
     recall_score,
     roc_auc_score,
     top_k_accuracy_score,
 )
 from test_evaluation_files import files_for
+from timm.task import MultiLabelClassificationEvaluator
 from torch import nn
 
 from datasets.batch import PADDING
@@ -217,8 +220,45 @@ def test_the_mean_over_the_classes_with_positives_is_that_of_scikit_learn():
     assert metrics.loss == pytest.approx(F.binary_cross_entropy_with_logits(logits, targets.float()).item(), rel=1e-6)
     areas = roc_auc_score(targets[:, :-1].numpy(), logits[:, :-1].numpy(), average=None)
     assert metrics.values["auroc"] == pytest.approx(100 * areas.mean())
-    assert metrics.values.keys() == {"loss", "mean_ap", "auroc"} and metrics.samples == N
+    several = {"macro_f1", "micro_f1", "sample_f1"}
+    assert metrics.values.keys() == {"loss", "mean_ap", "auroc", "specificity"} | several and metrics.samples == N
     assert results_for(torch.zeros_like(targets), logits).mean_average_precision == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ties", [False, True])
+def test_f1_of_several_labels_is_that_of_scikit_learn_and_timm(seed, ties):
+    """At 0.5, and at the thresholds of the highest F1: no other one is better, and it is found again on other data."""
+    targets, logits = random_case(seed)
+    logits = logits.round() if ties else logits
+    targets[:9] = 0  # samples without labels
+    given = replace(results_for(targets, logits), thresholds=np.full(C, 0.5))
+    evaluator = MultiLabelClassificationEvaluator(torch.device("cpu"))
+    evaluator.update(logits, targets)
+    theirs, found = evaluator.compute(), given.metrics().values
+    for kind, name in (("micro", "micro_f1"), ("samples", "sample_f1")):
+        expected = f1_score(targets, logits >= 0, average=kind, zero_division=0)
+        assert found[name] == pytest.approx(100 * expected) == pytest.approx(theirs[name])
+    best = results_for(targets, logits)
+    precision, recall, f1, _ = precision_recall_fscore_support(targets, best.predicted, zero_division=0)
+    figures = best.per_class
+    for values, expected in ((figures.precision, precision), (figures.recall, recall), (figures.f1, f1)):
+        assert values[:-1] == pytest.approx(100 * expected[:-1])
+    assert best.metrics().values["macro_f1"] == pytest.approx(100 * f1[:-1].mean()) and np.isnan(figures.f1[-1])
+    for label in range(C - 1):
+        curve = precision_recall_curve(targets[:, label], logits[:, label])
+        highest = np.max(2 * curve[0] * curve[1] / np.maximum(curve[0] + curve[1], 1e-9))
+        assert figures.f1[label] == pytest.approx(100 * highest)
+    assert best.used_thresholds[-1] == 0.5  # without a positive sample
+    again = replace(best, thresholds=np.array(best.metrics().thresholds))
+    assert (again.predicted == best.predicted).all() and again.metrics() == best.metrics()
+
+
+def test_a_threshold_is_halfway_between_the_scores():
+    """In logits: 2 and 1 are the positive samples of a class, -3 is the highest of the others."""
+    targets = torch.tensor([[1], [1], [0], [0]], dtype=torch.int8)
+    results = results_for(targets, torch.tensor([[2.0], [1.0], [-3.0], [-4.0]]))
+    assert results.used_thresholds.tolist() == pytest.approx([torch.tensor(-1.0).sigmoid().item()])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -260,7 +300,7 @@ def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu)
         results.metrics(), results, nn.Identity(), epoch=3
     )
     assert summary == json.loads((tmp_path / "e" / "summary.json").read_text())
-    assert summary["mean_ap"] == results.metrics().score and not {"top1", "f1", "ece"} & summary.keys()
+    assert summary["mean_ap"] == results.metrics().score and not {"top1", "ece"} & summary.keys()
     rows = read_rows(tmp_path / "e" / "per_class.csv")
     assert [row["class"] for row in rows] == ["'=sum", *names[1:]]
     assert [int(row["count"]) for row in rows] == targets.sum(0).tolist()

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import pytest
 from conftest import TINY_VIT, bright_channels, only_run, read_result, rows, train
@@ -11,6 +12,8 @@ from configs.command_line import parse_command_line
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from scripts.report import main as report
+from utils.metric_table import metrics_of
+from utils.tables import read_rows
 
 TINY = [
     *TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.NUM_EPOCHS=3", "DATA.MULTI_LABEL=true",
@@ -37,15 +40,28 @@ def test_the_best_mean_average_precision_is_kept_and_reported(argv, cpu, tmp_pat
     assert result["mean_ap"] == max(scores) and result["top1"] is None and scores[-1] > 60
     assert all(float(row["raw_val_mean_ap"]) > 0 and row["val_top1"] == row["raw_val_top5"] == "" for row in table)
     assert f"Validation mAP: {scores[0]:.2f}%, time" in log and f"----- Best mean AP: {max(scores):.2f}%" in log
-    assert ", worst class AP " in log and "macro F1" not in log
+    assert ", worst class AP " in log and f", macro F1 {result['macro_f1']:.2f}%" in log
     assert "class weights from" in log and "1 of 30 images skipped" in log
     best = load_checkpoint(folder / "best.pth")["best"]
-    assert best.keys() == {"mean_ap", "auroc", "epoch", "loss"} and best["mean_ap"] == result["mean_ap"]
+    assert best.keys() == {metric.name for metric in metrics_of(True)} | {"epoch"}
+    assert best["mean_ap"] == result["mean_ap"]
     assert result["test"]["mean_ap"] > 0 and result["test"]["samples"] == 19 and result["test"]["top1"] is None
     run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu)
     evaluated = only_run(tmp_path / "eval", "eval")
     # an evaluation takes the best checkpoint
-    assert read_result(evaluated)["mean_ap"] == pytest.approx(max(scores))
+    again = read_result(evaluated)
+    assert again["mean_ap"] == pytest.approx(max(scores)) and again["macro_f1"] == pytest.approx(result["macro_f1"])
+    thresholds = load_checkpoint(folder / "best.pth")["thresholds"]
+    classes = read_rows(folder / "evaluation" / "per_class.csv")
+    assert [f"{100 * threshold:.4f}" for threshold in thresholds] == [row["threshold"] for row in classes]
+    tested = read_rows(folder / "evaluation-test" / "per_class.csv")  # chosen on the validation images
+    assert [row["threshold"] for row in tested] == [row["threshold"] for row in classes]
+    weights, output = f"-pretrained={shutil.copy(folder / 'best.pth', tmp_path)}", f"-output={tmp_path / 'p'}"
+    run(parse_command_line(["-predict", str(tmp_path / "val2.png"), weights, output]), cpu)
+    (row,) = read_rows(tmp_path / "p" / "predictions.csv")
+    threshold_of = {one["class"]: threshold for one, threshold in zip(classes, thresholds, strict=True)}
+    ranked = [(row[f"class_{rank}"], float(row[f"probability_{rank}"])) for rank in range(1, len(classes) + 1)]
+    assert row["predicted"] == " | ".join(name for name, value in ranked if value >= threshold_of[name])
     assert json.loads((evaluated / "evaluation" / "summary.json").read_text())["samples"] == 29
     capsys.readouterr()
     report([str(folder), "-csv"])
