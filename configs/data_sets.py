@@ -46,7 +46,7 @@ DATA_SETS: dict[str, DataSet] = {
     "caltech256": DataSet(),
     "cifar10": DataSet(in_memory=True),
     "cifar100": DataSet(in_memory=True),
-    "tar": DataSet(may_lack_splits=True, has_test=True, groups_by="field"),
+    "tar": DataSet(may_lack_splits=True, has_test=True, multi_label=True, groups_by="field"),
     "digits": DataSet(has_files=False, in_memory=True),
     "fake": DataSet(has_files=False, in_memory=True),
     "imagenet-a": replace(_IMAGENET, synsets="imagenet_a"),

@@ -43,7 +43,7 @@ from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
-from datasets.shards.records import DamagedShard, chunks_of, read_records
+from datasets.shards.records import LABELS_KEY, DamagedShard, chunks_of, join_labels, labels_in, read_records
 from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.tables import LABEL_DIGITS
@@ -68,12 +68,15 @@ _REPAIR = "remove this file and start again with the same arguments"
 
 
 class Sample(NamedTuple):
-    """An encoded image, its label and its group. `position`: its place in the order of the split."""
+    """An encoded image, its label and its group. `position`: its place in the order of the split.
+
+    label: a number, or of several labels the result of `join_labels`.
+    """
 
     position: int
     key: str
     extension: str
-    label: int
+    label: int | str
     data: bytes
     group: str = ""
 
@@ -111,14 +114,15 @@ def main(argv: list[str]) -> int:
     if flags.size:
         plan["pixels"] = [flags.size, data.image_channels, data.grey_range and list(data.grey_range)]
     output, shards = flags.output, dict[str, list[WrittenShard]]()
+    label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
     try:
         with open_progress(output, plan) as progress:
             bad_images = BadImageList(0, output)
             for name, split in planned.items():
                 shards[name] = write_split(output, split, int(flags.shard_mb * 1e6), progress, bad_images)
-            index = read_back(output, list(itertools.chain(*shards.values())), GROUP_KEY if data.groups else "")
+            index = read_back(output, list(itertools.chain(*shards.values())), group_key, label_key)
             atomic_write(output / INDEX_NAME, encode_index(index))
-            atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"]), indent=1))
+            atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"], label_key), indent=1))
     except OSError as error:
         fix = f"finished shards are kept: {space_fix(error.strerror)} and start again with the same arguments"
         raise error_from(error, f"{output}: cannot be written ({error.strerror}); {fix}") from error
@@ -127,7 +131,8 @@ def main(argv: list[str]) -> int:
     bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
     images = ", ".join(f"{count} images of {name} in {len(shards[name])} shards" for name, count in counts.items())
     print(f"{output}: {images}, read back and compared{bad}")
-    print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}")
+    several = " -opts DATA.MULTI_LABEL=true" * data.multi_label
+    print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
     return 0
 
 
@@ -144,11 +149,9 @@ def _parser() -> argparse.ArgumentParser:
 def _read_image_splits(argv: list[str]) -> tuple[Data, dict[str, EncodedImages]]:
     """The DATA options, and the splits 'train', 'val' and, if there is one, 'test'.
 
-    Raises UserError for a wrong option, several labels per image and a data set without files; and as `read_samples`.
+    Raises UserError for a wrong option and a data set without files; and as `read_samples`.
     """
     data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
-    if data.multi_label:
-        raise UserError("DATA.MULTI_LABEL: shards have one label per image; train from the CSV files")
     without_gpu = single_process("cpu")
     data = recognize_dataset(data, without_gpu)
     names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
@@ -173,7 +176,7 @@ class PlannedSplit:
 
     def plan(self) -> dict[str, Any]:
         """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
-        rows = ((self.keys[index], self.samples.targets[index], *self._group(index)) for index in self.order.tolist())
+        rows = ((self.keys[index], self._label(index), *self._group(index)) for index in self.order.tolist())
         return {"num_samples": len(self.order), "sha256": hash_rows(rows, json.dumps(self.samples.class_names))}
 
     def read(self, position: int) -> Sample:
@@ -182,8 +185,12 @@ class PlannedSplit:
         pixels = open_image(encoded, self.data.image_channels, name, self.samples.decoding).pixels
         if self.size:
             encoded = encode_ppm(pixels, self.size)
-        label, extension = int(self.samples.targets[index]), image_extension(encoded)
-        return Sample(position, self.keys[index], extension, label, encoded, *self._group(index))
+        extension = image_extension(encoded)
+        return Sample(position, self.keys[index], extension, self._label(index), encoded, *self._group(index))
+
+    def _label(self, index: int) -> int | str:
+        target = self.samples.targets[index]
+        return int(target) if target.ndim == 0 else join_labels(np.flatnonzero(target).tolist())
 
     def _group(self, index: int) -> list[str]:
         return [self.samples.groups[index]] if self.samples.groups else []
@@ -243,13 +250,13 @@ def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> I
             bar.update()
 
 
-def info(shards: dict[str, list[WrittenShard]], train: EncodedImages) -> dict[str, Any]:
+def info(shards: dict[str, list[WrittenShard]], train: EncodedImages, label_key: str) -> dict[str, Any]:
     """timm's description of a data set of shards, and the class names if the data have names."""
     splits = {}
     for name, of_split in shards.items():
         lengths = [shard.num_samples for shard in of_split]
         lists = {"filenames": [shard.name for shard in of_split], "shard_lengths": lengths}
-        splits[name] = {"name": name, **lists, "num_samples": sum(lengths), "alt_label": ""}
+        splits[name] = {"name": name, **lists, "num_samples": sum(lengths), "alt_label": label_key}
     class_names = [escape_control_characters(name) for name in train.class_names]
     return {"splits": splits} | ({"class_names": class_names} if train.has_class_names else {})
 
@@ -296,9 +303,13 @@ def write_shard(
     with open_atomically(path, "wb") as file:
         while sample:
             name = f"{sample.key}.{sample.extension}"
-            members = _member(name, sample.data) + _member(f"{sample.key}.cls", str(sample.label).encode())
-            if sample.group:
-                members += _member(f"{sample.key}.json", json.dumps({GROUP_KEY: sample.group}).encode())
+            members, about = _member(name, sample.data), {GROUP_KEY: sample.group} if sample.group else {}
+            if isinstance(sample.label, str):
+                about |= {LABELS_KEY: sorted(map(int, labels_in(sample.label)))}
+            else:
+                members += _member(f"{sample.key}.cls", str(sample.label).encode())
+            if about:
+                members += _member(f"{sample.key}.json", json.dumps(about).encode())
             if rows and _closed_size(size + len(members)) > max_bytes:
                 break
             file.write(members)
@@ -331,7 +342,7 @@ def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
     return sha256.hexdigest()
 
 
-def read_back(folder: Path, shards: Sequence[WrittenShard], group_key: str = "") -> Index:
+def read_back(folder: Path, shards: Sequence[WrittenShard], group_key: str = "", label_key: str = "") -> Index:
     """The index of the shards in `folder`, which it reads as training does. Without versions, it is valid for copies.
 
     Raises OSError, and UserError: a shard is damaged, or its keys, labels or CRC-32 differ from the written ones.
@@ -341,7 +352,7 @@ def read_back(folder: Path, shards: Sequence[WrittenShard], group_key: str = "")
         path = folder / shard.name
         try:
             chunks = chunks_of(open_regular_file(path))
-            records, _ = read_records(chunks, str(path), shard.num_bytes, group_key=group_key)
+            records, _ = read_records(chunks, str(path), shard.num_bytes, label_key, group_key)
         except DamagedShard as error:
             raise UserError(f"{error}; {_REPAIR}") from error
         rows = ((record.name, record.label, record.crc, *filter(None, [record.group])) for record in records)
@@ -351,7 +362,7 @@ def read_back(folder: Path, shards: Sequence[WrittenShard], group_key: str = "")
 
     with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
         bar = tqdm(pool.map(index_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
-        return join(list(bar), group_key=group_key)
+        return join(list(bar), label_key, group_key)
 
 
 @contextmanager

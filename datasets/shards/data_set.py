@@ -19,9 +19,10 @@ from tqdm import tqdm
 from configs.schema import Data
 from datasets.shards.index import INDEX_NAME, Index, Shard, encode_index, join, read_index, to_index
 from datasets.shards.location import FoundShards, find_shards, parse_location
-from datasets.shards.records import DamagedShard, Remarks, add_remark, read_records
+from datasets.shards.records import DamagedShard, Remarks, add_remark, labels_in, read_records
 from datasets.shards.samples import ShardCache, ShardReader, TarSamples, cache_folder
 from datasets.shards.store import ShardStore
+from datasets.sources.samples import check_target_bytes
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_in
 from datasets.sources.source import Source
 from datasets.sources.split import Part, Splitter, check_groups
@@ -54,7 +55,11 @@ class TarShards(Source):
         if data.cache_gb > 0 and not store.is_local:
             cache = ShardCache(folder, round(data.cache_gb * 1e9), store)
         self._reader = ShardReader(store, cache, 2 * data.shuffle_shards)
-        self._names = self.index.class_names or self.found.class_names
+        self._names, self._several = self.index.class_names or self.found.class_names, None
+        if data.multi_label:
+            self._names, self._several = self._read_several()
+        elif any(name.startswith("\0") for name in self.index.class_names or ()):
+            raise UserError(f"{data.data_path}: has images with several labels; set DATA.MULTI_LABEL=true")
         size = sum(shard.num_bytes for shard in self.index.shards) / 1e9
         if store.is_local:
             self.notes += ["DATA.CACHE_GB is not used: the shards are files of this machine"] if data.cache_gb else []
@@ -65,6 +70,25 @@ class TarShards(Source):
             self.notes.append(f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}")
         if "val" not in self.found.splits:
             self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
+
+    def _read_several(self) -> tuple[list[str] | None, np.ndarray]:
+        """The names of the classes, None for numbers, and the multi-hot target of each label in the index (L + 1, C).
+
+        The last one is of images without a label. Raises UserError: the targets of the images are too large.
+        """
+        highest = int(self.index.arrays["targets"].max(initial=-1))
+        sets = list(map(labels_in, self.index.class_names or map(str, range(highest + 1))))
+        names, labels = self.found.class_names, {label for one in sets for label in one}
+        is_numeric = all(label.isascii() and label.isdecimal() for label in labels)
+        if not is_numeric:
+            names = sorted(labels)
+        number = {label: int(label) if is_numeric else place for place, label in enumerate(sorted(labels))}
+        classes = max(len(names or ()), 1 + max(number.values(), default=-1))
+        check_target_bytes(self.data.data_path, len(self.index), classes)
+        targets = np.zeros((len(sets) + 1, classes), np.int8)
+        for row, one in zip(targets, sets, strict=False):
+            row[[number[label] for label in one]] = 1
+        return names, targets
 
     def read(self, split: str) -> TarSamples:
         """Returns the samples of a split; 'all' is every sample, of shards without splits.
@@ -77,7 +101,8 @@ class TarShards(Source):
         if not len(part.indices) and not part.findings:
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; add some")
         index = self.index.select(part.indices)
-        class_names = self._names or list(map(str, range(self.index.arrays["targets"].max(initial=-1) + 1)))
+        count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]
+        class_names = self._names or list(map(str, range(count)))
         samples = TarSamples(self._reader, index, class_names, self.data.shuffle_shards)
         samples.has_class_names = bool(self._names)
         samples.notes += self.notes + part.notes
@@ -86,6 +111,8 @@ class TarShards(Source):
             share = f"{len(missing):,} of the {len(samples):,} images of the split {split} have none"
             fix = "add KEY.cls, a label in KEY.json, or a folder per class"
             samples.findings.append(f"{samples.name(missing[0])}: has no label ({share}); {fix}")
+        if self._several is not None:
+            samples.targets = self._several[samples.targets]
         return samples
 
     def _part(self, split: str) -> Part:
@@ -102,7 +129,9 @@ class TarShards(Source):
         groups = strings_in(self.index.arrays, "groups").select(rows) if self.data.groups and split != "all" else None
         if groups:
             check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0])
-        part = self.splitter.part(self._paths(rows), self.index.arrays["targets"][rows], split, groups)
+        targets = self.index.arrays["targets"][rows]
+        strata = targets if self._several is None else np.minimum(targets, 0)
+        part = self.splitter.part(self._paths(rows), strata, split, groups)
         return replace(part, indices=rows[part.indices])
 
     def _paths(self, rows: np.ndarray) -> PackedStrings:

@@ -28,6 +28,7 @@ from utils.errors import UserError
 Label = int | str | None
 
 MAX_LABEL_BYTES = 1 << 20  # of a file .cls or .json
+LABELS_KEY = "labels"  # in the .json of a sample with several labels, written by make_shards.py
 LEFT_OUT = -1  # timm's mark of a sample that is not part of a selection of classes
 _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
@@ -39,6 +40,16 @@ _MAX_HEADER_BYTES = 1 << 16  # of a member, with its extension headers
 _HEADERS_OF_NEXT = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _FIX = "copy or write the shard again"
+
+
+def join_labels(labels: Iterable[int | str]) -> str:
+    """The label of an image with no, one or several labels: a text that no class has as its name."""
+    return "\0" + "\0".join(sorted(set(map(str, labels))))
+
+
+def labels_in(label: str) -> list[str]:
+    """The labels in a result of `join_labels`; another label as it is."""
+    return [one for one in label[1:].split("\0") if one] if label.startswith("\0") else [label]
 
 
 class DamagedShard(UserError):
@@ -261,7 +272,7 @@ def _files(archive: Archive) -> Iterator[_File]:
 def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     """The first of these that exists.
 
-    - With a `label_key`, its value in .json, and nothing else; `LEFT_OUT` if it is -1.
+    - With a `label_key`, its value in .json, and nothing else; `LEFT_OUT` if it is -1; `join_labels` of a list.
     - The number in .cls.
     - A number or a text in .json: alone, or as the value of label, cls, target, class, class_id or class_name.
     - The name of the folder of the image in the archive.
@@ -274,6 +285,8 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
     value: Any = _parse_json(files["json"]) if "json" in files and (label_key or "cls" not in files) else None
     if label_key:
         label: Any = value.get(label_key) if isinstance(value, dict) else None
+        if isinstance(label, list) and all(map(_is_label, label)):
+            return join_labels(_checked(one, ".json") for one in label)
         if not _is_label(label):
             raise ValueError(f".json has no label {shorten(label_key)}")
         return LEFT_OUT if label == LEFT_OUT else _checked(label, ".json")
@@ -323,4 +336,5 @@ def _checked(value: int | float | str, place: str, names: bool = True) -> int | 
 
 def is_class_name(value: object) -> bool:
     """Tells whether a value from a JSON file is a short text. Of surrogates, only those for invalid UTF-8 are valid."""
-    return isinstance(value, str) and len(value) <= 255 and not _SURROGATE.search(value)
+    is_text = isinstance(value, str) and not _SURROGATE.search(value)
+    return is_text and all(len(one) <= 255 for one in labels_in(str(value)))

@@ -17,6 +17,7 @@ from configs.yaml_io import shorten
 from datasets.sources.class_folders import other_form
 from datasets.sources.image_files import ImageFiles, Listing, NearFiles, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
+from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
 from datasets.sources.split_folders import has_class_folders
@@ -27,7 +28,6 @@ _SEPARATORS = "|;,"
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
-_MAX_TARGET_BYTES = 10**10
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
 Part = tuple[Table, str | None]
 
@@ -283,12 +283,7 @@ def _to_listing(
     for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
         rows.add_finding(lines[index], wrong[target_ids[index]])
     if multi_label:
-        if (num_bytes := len(target_ids) * len(class_names)) > _MAX_TARGET_BYTES:
-            need = (
-                f"{len(target_ids)} images of {len(class_names)} classes need {num_bytes / 1e9:.0f} GB for their labels"
-            )
-            fix = "check the highest label, or divide the data"
-            raise UserError(f"{rows.file}: {need}, more than {_MAX_TARGET_BYTES / 1e9:.0f}; {fix}")
+        check_target_bytes(rows.file, len(target_ids), len(class_names))
         of_ids: np.ndarray = np.zeros((len(labels_of), len(class_names)), dtype=np.int8)
         for row, labels in zip(of_ids, labels_of, strict=True):
             row[labels] = 1

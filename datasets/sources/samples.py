@@ -16,9 +16,18 @@ from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSample
 from datasets.sources.shared_arrays import PackedStrings, share_arrays
 from utils.errors import Finding, Unavailable, UserError
 
+_MAX_TARGET_BYTES = 10**10
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
 # The machine or a network disk fails temporarily; the image is not the cause.
 _SYSTEM_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+
+
+def check_target_bytes(place: object, num_images: int, num_classes: int) -> None:
+    """Raises UserError if multi-hot targets take more than 10 GB."""
+    if (num_bytes := num_images * num_classes) > _MAX_TARGET_BYTES:
+        need = f"{num_images} images of {num_classes} classes need {num_bytes / 1e9:.0f} GB for their labels"
+        fix = "check the highest label, or divide the data"
+        raise UserError(f"{place}: {need}, more than {_MAX_TARGET_BYTES / 1e9:.0f}; {fix}")
 
 
 class Samples:

@@ -263,3 +263,40 @@ def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):
     write(folders)
     assert content_of(output) == whole
     assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+def test_several_labels_are_written_and_read_as_in_their_table(tmp_path, cpu):
+    """As numbers in .json with the class names in _info.json; other shards may have names; none is a list, too."""
+    root = tmp_path / "tables"
+    root.mkdir()
+    for split, targets in {"train": ["dog|emu", "", "cat", "emu|cat|dog"], "val": ["dog", "cat|dog"]}.items():
+        for number in range(len(targets)):
+            Image.new("RGB", (20, 20), (number, 0, 0)).save(root / f"{split}{number}.png")
+        rows = "".join(f"{split}{number}.png,{target}\n" for number, target in enumerate(targets))
+        (root / f"{split}.csv").write_text(f"image_path,target\n{rows}")
+
+    def read(dataset: str, folder: Path, several: str = "true") -> dict[str, tuple[list[str], list[int]]]:
+        options = f"DATA.MULTI_LABEL={several}"
+        data = parse_command_line([f"-dataset={dataset}", f"-data_path={folder}", "-opts", options]).config.data
+        data = data.model_copy(update={"batch_size": 1})
+        samples = read_samples(data, None, cpu, "train", "val", is_new=True)
+        return {
+            Path(one.name(index)).stem: (one.class_names, one.targets[index].tolist())
+            for one in samples
+            for index in range(len(one))
+        }
+
+    expected = read("csv", root)
+    assert len(expected) == 6 and expected["train1"] == (["cat", "dog", "emu"], [0, 0, 0])
+    output = write(root, "shards", "DATA.MULTI_LABEL=true", dataset="csv")
+    assert read("tar", output) == expected
+    with tarfile.open(output / "train-000000.tar") as tar:
+        labels = {member.name: json.load(tar.extractfile(member)) for member in tar if member.name.endswith(".json")}
+    assert labels["train1.json"] == {"labels": []} and labels["train3.json"] == {"labels": [0, 1, 2]}
+    with pytest.raises(UserError, match=r"^\S*shards: has images with several labels; set DATA.MULTI_LABEL=true$"):
+        read("tar", output, "false")
+    for path in (output / INDEX_NAME, output / PROGRESS):
+        path.unlink()
+    info = json.loads((output / INFO_FILE).read_text())
+    (output / INFO_FILE).write_text(json.dumps({"splits": info["splits"]}))  # read without names: the numbers
+    assert read("tar", output)["train0"] == (["0", "1", "2"], [0, 1, 1])
