@@ -132,7 +132,7 @@ class Trainer:
         metrics, results = self._evaluate(model, "Probe, ")
         self.outputs.record.set_result(samples=metrics.samples, probe_score=metrics.score)
         self.outputs.reporter.add_evaluation(self.progress, 0, metrics, is_best=True)
-        self.position.best = best_entry(metrics, 0)
+        self.position.best, self.position.thresholds = best_entry(metrics, 0), metrics.thresholds
         self._save(is_best=True)
         if self.report:
             drawn = None if self.state.strategy.is_sharded else model
