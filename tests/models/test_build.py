@@ -148,6 +148,12 @@ def test_options_that_a_model_of_timm_refuses(name, option, words):
         build_model(config.model, config.data, CPU)
 
 
+def test_attn_head_size():
+    model = tiny_vit("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5")
+    assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
+
+
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NAMES = ["test_vit", "test_convnext", "test_resnet", "deit_tiny_patch16_224"]
 

@@ -59,6 +59,7 @@ OPTIONS = {  # what does not fit: family, option, the key and the values that th
     "key without its section": ("ConvMixer", "MODEL.DIM=8", r"MODEL.DIM; did you mean MODEL.CNN.DIM\?"),
     "heads": ("PVTv2", "MODEL.NUM_HEADS=[1, 2, 3, 5]", r"MODEL.TYPE: pvtv2 cannot be built .*num_heads 5"),
     "heads of a stage": ("SwinTransformer", "MODEL.NUM_HEADS=[1, 2, 3, 4]", r"NUM_HEADS of stage 3 is 3, no divisor"),
+    "another number of stages": ("SwinTransformer", "MODEL.NUM_HEADS=[1, 2, 4]", r"has 3 values, STAGE_DEPTHS 4; give"),
     "width of timm's convolutions": ("MobileOne", "MODEL.CHANNELS=[8, 9, 16, 24, 32]", r"gives 9 channels"),
     "rate that timm lacks": ("ConvMixer", "MODEL.DROPPATH=0.1", r"convmixer does not accept .*MODEL.DROPPATH; set"),
 }
@@ -88,6 +89,7 @@ def test_the_nearest_image_size_that_works_is_named_and_works(family):
 
 WEIGHTS = {  # family, family of the file, an option, the tensor and the values that the error names
     "another family, ViT": ("SwinTransformer", "DeiT_plain", "SEED=0", r"position_embedding.* Swin Trans"),
+    "fewer blocks": ("LeViT", "LeViT", "MODEL.DEPTH=[1, 1, 1]", r"blocks.3.attn.* LeViT"),
     "other images": ("LeViT", "LeViT", "DATA.IMAGE_SIZE=96", r"attention_biases 2x25, not 2x36"),
     "other classes": ("ConvNeXt", "ConvNeXt", "MODEL.NUM_CLASSES=9", r"head.fc: 7 .* 9 .* MODEL.NUM_CLASSES"),
     "one head for two": ("DeiT", "DeiT_plain", "DATA.IMAGE_SIZE=24", r"missing tensors: dist_token; .* MODEL to match"),

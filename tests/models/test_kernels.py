@@ -137,6 +137,7 @@ def is_channels_last(model: nn.Module) -> bool:
         ("auto", GPU, 1, False, False),
         ("auto", GPU, 2, True, False),
         (True, CPU, 1, False, True),
+        (False, GPU, 2, False, False),
     ],
 )
 def test_auto_is_for_convolutional_models_on_a_gpu(option, device, convolutions, sharded, expected):

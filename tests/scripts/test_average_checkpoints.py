@@ -64,6 +64,12 @@ def test_a_soup_is_evaluated_and_read_by_pretrained(averaged_run, tmp_path, caps
     assert round(read_result(only_run(tmp_path / "eval", "eval"))["top1"], 2) == top1
 
 
+def test_each_checkpoint_of_a_run_is_tried_once(averaged_run, capsys):
+    """best.pth and last.pth are copies of others."""
+    average_checkpoints.main([str(averaged_run)])
+    assert sum("added" in line or "left out" in line for line in capsys.readouterr().out.splitlines()) == 3
+
+
 def test_runs_of_other_folds_are_refused(tmp_path):
     """Each was trained on the images that the other one holds out."""
     data = ["-dataset=digits", "-batch_size=64", "-num_workers=0"]
@@ -84,6 +90,7 @@ def test_runs_of_other_folds_are_refused(tmp_path):
     [
         ([], "give the folder of a run"),
         (["RUN", "-output=x.safetensors"], "must end with .pth"),
+        (["RUN", "-output=gone/x.pth"], "its folder does not exist"),
         (["RUN", "OTHER"], "other.pth: "),
         (["RUN", "CLASSES"], "was trained on other classes"),
     ],

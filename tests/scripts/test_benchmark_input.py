@@ -18,6 +18,7 @@ from scripts import make_shards
 from scripts.benchmarks import benchmark_input
 from scripts.benchmarks.images import Size, link_images, make_images
 from tests.datasets.shards.range_server import range_server
+from utils.errors import UserError
 
 SMALL = ["-rounds=2", "-batch_size=4", "-num_workers=1", "-image_size=32"]
 SMALL_SIZE = Size(64, 48, 0.0, count=16)
@@ -36,6 +37,13 @@ def linked(folder: Path, entries: int, size: Size = SMALL_SIZE) -> list[str]:
     link_images(make_images(folder / "images", size), folder / "data", entries)
     data = ["-dataset=folder", f"-data_path={folder / 'data'}", "-batch_size=8", "-num_workers=0"]
     return [*data, "-image_size=32", "-opts", "MODEL.PATCH_SIZE=16"]
+
+
+@pytest.mark.parametrize("argv", [["-num_workers=0"], ["-opts", "DATA.AFFINE_DEGREES=10"], ["-data=/no/such/folder"]])
+def test_mistakes_are_reported_before_the_measurements(argv, monkeypatch):
+    monkeypatch.setattr(benchmark_input, "compare", lambda *_: pytest.fail("a measurement started"))
+    with pytest.raises(UserError):
+        benchmark_input.main(argv)
 
 
 def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):

@@ -28,7 +28,7 @@ from models.build import build_model
 from scripts import export
 from scripts.exporting import formats
 from scripts.exporting.hub import data_config
-from scripts.exporting.run import Reference, make_reference, replaced
+from scripts.exporting.run import _PROGRAMS, Reference, make_reference, replaced
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.errors import UserError
@@ -218,6 +218,18 @@ def test_a_check_that_fails_writes_nothing(tmp_path):
 def test_tensors_with_two_names_are_written_twice(tmp_path):
     """The position encodings of CoaT are shared by blocks, which safetensors itself refuses."""
     assert write_export(*family_model("CoaT"), "safetensors", tmp_path / "coat.safetensors") < 1e-5
+
+
+def test_a_difference_leaves_the_old_file(trained, reference, tmp_path, monkeypatch):
+    file = tmp_path / "digits.safetensors"
+    file.write_text("old")
+    write, load = _PROGRAMS["safetensors"]
+    shifted = (write, lambda *args: lambda images: load(*args)(images) + 2e-3)
+    monkeypatch.setitem(_PROGRAMS, "safetensors", shifted)
+    source = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0].eval()
+    with pytest.raises(UserError, match=r"differ by 0.002, more than 0.001; nothing was written"):
+        write_export(source, trained, reference, "safetensors", file)
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("is_folder", [False, True])

@@ -98,6 +98,14 @@ def test_exactly_the_asked_shards_in_their_order(store, cache):
         assert read == expected and index.shards == asked and names_in(index)[0] == f"{first:06d}.jpg"
 
 
+def test_labels_of_two_kinds_are_refused_and_not_stored(cache):
+    store = FakeStore({"0.tar": tar_of({"x/1.jpg": b""}), "1.tar": tar_of({"1.jpg": b"", "1.cls": b"3"})})
+    with pytest.raises(UserError, match=r"^1\.tar: has numbers as labels, but 0\.tar names"):
+        opened(store, cache)
+    assert not cached_index(store, cache).exists()
+    assert opened(store, cache, shards_of(store)[:1])[2] == [0]
+
+
 def test_an_index_beside_remote_shards_is_used_and_copied(store, cache, tmp_path):
     store.files[INDEX_NAME] = encode_index(opened(store, cache)[0])
     assert opened(store, tmp_path / "other")[2] == []
@@ -166,6 +174,15 @@ def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
         opened(store, cache)
     store.errors.clear()
     assert opened(store, cache)[2] == [3]
+
+
+def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
+    monkeypatch.setattr(data_set, "_MAX_THREADS", 1)
+    monkeypatch.setattr(data_set, "_SAVE_SECONDS", 0.0)
+    stored, encode = [], data_set.encode_index
+    monkeypatch.setattr(data_set, "encode_index", lambda index: stored.append(len(index.shards)) or encode(index))
+    opened(store, cache)
+    assert stored == [1, 2, 3, 4, 4]
 
 
 def _open(folder: Path, cache: Path, results) -> None:

@@ -13,6 +13,7 @@ from datasets.shards import samples as cache_module
 from datasets.shards.index import Shard
 from datasets.shards.samples import ReadAhead, ShardCache, cache_folder
 from datasets.shards.store import ShardStore
+from engine.run.log import RunLogger
 from tests.datasets.shards.range_server import body, range_server, status, wait_for
 from utils.errors import Unavailable
 
@@ -230,3 +231,14 @@ def test_failed_downloads_are_left_to_the_readers_and_tried_again(server, cache,
     server.fail()
     wait_for(lambda: ahead.follow(shards) or cached(cache, shards) == [0, 1])
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_warning_is_in_the_log_and_the_record_of_the_run_once(tmp_path, store, cpu, capsys):
+    """The first shard is downloaded before the folder of the run is opened."""
+    logger, cache = RunLogger(None, cpu), ShardCache(tmp_path / "cache", 1, store)
+    assert not cache.download(Shard("0.tar", SIZE, "1"))
+    logger.open(tmp_path)
+    assert not cache.download(Shard("1.tar", SIZE, "1"))
+    ((warning, count),) = logger.record.values["warnings"].items()
+    assert count == 1 and "DATA.CACHE_GB" in warning
+    assert (tmp_path / "log.txt").read_text().count(warning) == capsys.readouterr().out.count(warning) == 1
