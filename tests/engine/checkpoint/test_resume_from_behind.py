@@ -123,6 +123,14 @@ def test_rows_without_a_checkpoint_are_cut(digits_run, cpu):
     assert len(rows(folder)) == 1 and not list(folder.glob("step-*"))
 
 
+def test_the_options_of_the_steps_before_stay_known(long_run, cpu):
+    first = (long_run / "config.yaml").read_text()
+    train([f"-resume={long_run}", "-epochs=6", "-opts", "REPORT_FREQ=7"], cpu)
+    train([f"-resume={long_run}/epoch-002.pth", "-opts", "REPORT_FREQ=9", "TRAIN.MAX_STEPS=7"], cpu)
+    assert (long_run / f"config-step-{2 * STEPS:06d}.yaml").read_text() == first
+    assert len(list(long_run.glob("config-step-*"))) == 1
+
+
 TEXTS = {"log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json"}
 
 

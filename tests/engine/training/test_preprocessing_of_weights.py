@@ -16,6 +16,7 @@ from timm.models import save_for_hf
 from configs.command_line import parse_command_line
 from configs.schema import Data
 from configs.weights import WeightsRecord, follow
+from configs.yaml_io import read_yaml
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
@@ -200,6 +201,27 @@ def run_on(folder: Path, cpu, *argv: str) -> tuple[Path, Preprocessing]:
         [f"-data_path={folder}", "-batch_size=4", "-num_workers=0", f"-output={folder.parent / 'out'}", *argv], cpu
     )
     return run, read_fact(read_run(run)["facts"], Preprocessing)
+
+
+def test_runs_take_it_from_timm_then_from_their_checkpoint(photos, tmp_path, cpu):
+    """The preprocessing of a run is in its files; runs that start or resume from its weights have the same."""
+    name, weights = "test_resnet.r160_in1k", tmp_path / "timm.pth"
+    torch.save(timm.create_model(name).state_dict(), weights)
+    recipe = ["-cfg=configs/finetune.yaml", f"-model={name}"]
+    stop = ["-opts", "DATA.IMAGE_SIZE=32", "DATA.INTERPOLATION=bilinear", "TRAIN.MAX_STEPS=1"]
+    run, fact = run_on(photos, cpu, *recipe, f"-pretrained={weights}", *stop)
+    expected = timms(name)
+    assert [tuple(fact.mean), tuple(fact.std), fact.crop_pct] == [expected[key] for key in ("mean", "std", "crop_pct")]
+    assert (fact.image_size, fact.interpolation) == (32, "bilinear") and "options: IMAGE_SIZE" in fact.sources
+    assert "----- " + str(fact) in (run / "log.txt").read_text()
+    values = [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std]
+    assert [read_yaml(run / "config.yaml")[0]["DATA"][key] for key in (
+        "IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD",
+    )] == values  # fmt: skip
+    for start in (f"-pretrained={run / 'last.pth'}", f"-resume={run}"):
+        _, fact = run_on(photos, cpu, *recipe, start, "-opts", "TRAIN.MAX_STEPS=2")
+        assert [fact.image_size, fact.crop_pct, fact.interpolation, fact.mean, fact.std] == values
+        assert fact.sources.startswith("the checkpoint: IMAGE_SIZE, CROP_PCT, ")
 
 
 PUBLISHED = {
