@@ -28,7 +28,7 @@ _PAGE = """# Options
 
 All keys of YAML files and of `-opts KEY=VALUE`, with their types, defaults, ranges and meanings.
 `python main_single_gpu.py -h TRAIN` prints a section, `-h TRAIN.BASE_LR` a key. The keys of MODEL depend on
-`MODEL.TYPE`; a family may have other defaults: [families.md](families.md).
+`MODEL.TYPE`; a family may have other defaults: [paddlevit.md](paddlevit.md#families).
 
 This page is written from `configs/schema/`: `python -m configs.help > docs/options.md`."""
 

@@ -150,7 +150,7 @@ def source_streams(images: Path, folder: Path, config: Config, context: ProcessC
     """A folder and tar shards with copies of the images, and, if DATA_PATH is a URL, the shards of a web server.
 
     Each turn starts a fresh loader, a cold turn with an empty cache. All files of this machine are in the memory of the
-    operating system. See docs/benchmarks.md, Data sources.
+    operating system. See docs/benchmarks.md.
     """
     link_images(images, folder / "files", ENTRIES, copies=True)
     data, url = ["-dataset=folder", f"-data_path={folder / 'files'}"], config.data.data_path

@@ -22,10 +22,10 @@ FOLDERS = sorted(FIXTURES.iterdir())
 
 
 def test_each_family_has_a_reference_and_a_line_of_the_page():
-    """docs/families.md, The parts of a family."""
+    """docs/paddlevit.md, The parts of a family."""
     references = [parse_command_line([f"-cfg={folder / 'model.yaml'}"]).config.model for folder in FOLDERS]
     assert {model.type for model in references} == FAMILIES.keys()
-    page = (ROOT / "docs" / "families.md").read_text().lower()
+    page = (ROOT / "docs" / "paddlevit.md").read_text().lower()
     assert all(f"| `{kind}` |" in page for kind in FAMILIES)
 
 

@@ -31,7 +31,6 @@ from utils.processes.entry import run_and_report_errors
 REPLACED = (
     (r"/dataset/", "dataset/"),
     (r"/data/imagenet-tar", "imagenet-tar"),
-    (r"=\.\.\./cait", "=PaddleViT/image_classification/CaiT/configs/cait"),
     (r"vit_base_patch16_224.pdparams", "tests/fixtures/paddlevit_small/vit.pdparams"),
     (r"-cfg=\.\.\. -data_path=\.\.\.", "-cfg=tests/fixtures/paddlevit_small/vit.yaml -dataset=folder -data_path=TEST"),
     (r"-cfg=(\.\.\.|CONFIG.yaml)", "-cfg=configs/vit_digits.yaml"),
@@ -51,7 +50,7 @@ REPLACED = (
 # Flags that make a command small: those of each expression that it matches are added to its end.
 _TINY = "-opts MODEL.EMBED_DIM=48 MODEL.DEPTH=1 MODEL.NUM_HEADS=3 DATA.IMAGE_SIZE=32"
 _WITHOUT_STEPS = r" -(h|eval|embed|predict)\b|-resume=(\S*RUN|output)|probe.yaml"
-_BEST = "my_parts|teacher|CIFAR"  # the next command needs the best weights: of a whole epoch
+_BEST = "my_parts|teacher"  # the next command needs the best weights: of a whole epoch
 ADDED = (
     (r"main_\w+.py (?!-h)|quickstart.sh", "-device=cpu"),
     (rf"main_\w+.py (?!.*({_WITHOUT_STEPS}|{_BEST}))|quickstart|sweep.py", "-opts TRAIN.MAX_STEPS=2"),
@@ -60,7 +59,6 @@ ADDED = (
     (r"-resume.* -epochs=100", "-epochs=3"),
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
     (r"-name=(teacher|student)", "-epochs=1 -batch_size=256"),
-    (r"-data_path=CIFAR", "-epochs=1 -batch_size=4"),
     (r"-model=(local-dir|test_vit)|main.*(caltech256|cait_)", "-batch_size=4"),
     (r"BATCH_SIZE=4096", "-batch_size=8 -opts DATA.GLOBAL_BATCH_SIZE=16"),
     (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),

@@ -81,7 +81,6 @@ class Workshop:
 
     def _makers(self) -> dict[str, Callable[[Path], object]]:
         family = ROOT / "tests/fixtures/families/CaiT"
-        cait = "image_classification/CaiT/configs/cait_xxs24_224.yaml"
         return {
             **dict.fromkeys(_RUNS, lambda path: shutil.copytree(self.run, path)),
             **dict.fromkeys(("SWEEP", "output/vit_digits-sweep-"), self._copy_two),
@@ -96,7 +95,6 @@ class Workshop:
             "imagenet-tar": write_shards,
             "cat.jpg": lambda path: path.write_bytes(jpeg(0)),
             "images.txt": lambda path: path.write_text("docs/digits/0.png\n"),
-            f"PaddleViT/{cait}": lambda path: shutil.copy(family / "model.yaml", path),
             "P/CaiT/configs/cait_xxs24_224.yaml": lambda path: shutil.copy(family / "model.yaml", path),
             "cait_xxs24_224": lambda path: shutil.copy(family / "weights.pdparams", f"{path}.pdparams"),
             "vit.pth": lambda path: torch.save(VisionTransformer(32, **_TINY).state_dict(), path),
