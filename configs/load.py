@@ -188,7 +188,7 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
 def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts.
 
-    -model, or another MODEL.TYPE of -opts, replaces the architecture; with timm's weights, -model is timm's model.
+    -model replaces the architecture; with timm's weights, it is timm's model.
 
     Raises:
         UserError: a file cannot be read; an empty flag; an unknown key in -opts.
@@ -204,15 +204,9 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     if evaluates and not recipe:
         layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
     of_timm = (arguments.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
-    types = {option[11:].lower() for option in arguments.opts if option.startswith("MODEL.TYPE=")}
     if name := arguments.model:
-        _set_model(
-            layers, f"-model {name}", {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"]
-        )
+        _set_model(layers, name, {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"])
         layers.model_only = bool(recipe)
-    elif recipe and types - {model_type(layers.values)}:
-        _set_model(layers, "-opts", {})
-        layers.model_only = True
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
         if value == "":
@@ -270,13 +264,13 @@ def stored_options(named: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _set_model(layers: OptionLayers, flag: str, section: dict[str, Any]) -> None:
+def _set_model(layers: OptionLayers, name: str, section: dict[str, Any]) -> None:
     """Replaces the architecture by the one of a section MODEL; the number of classes and the weights stay."""
     if isinstance(model := layers.values.get("MODEL"), dict):
         for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
             del model[key]
     for key, value in section.items():
-        layers.add_key(f"MODEL.{key}", value, flag)
+        layers.add_key(f"MODEL.{key}", value, f"-model {name}")
 
 
 def model_sections(name: str) -> dict[str, dict[str, Any]]:

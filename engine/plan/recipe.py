@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.command_line import Command, parse_command_line
+from configs.flags import entry_parser, expand_words, parse_flags
+from configs.load import model_sections
 from configs.resolve import recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL
@@ -32,8 +34,13 @@ def follow_recipe(command: Command, argv: list[str]) -> Command:
     data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
     config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
     other = command.recipe or config.model.resume or config.eval.enabled or "DATA_PATH" not in data
-    if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES) or (own_layers and "TYPE" not in model):
+    if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
         return command
+    if not parse_flags(expand_words(argv), entry_parser(command.script)).model:
+        of_timm = model_sections(config.model.name)["MODEL"]["TYPE"] == model.get("TYPE", "timm")
+        if own_layers or ("TYPE" in model and not of_timm):
+            return command
+        argv = [f"-model={config.model.name}"] * ("TYPE" in model) + argv  # -opts would keep the layers of a recipe
     images, found = 0, recognize_dataset(config.data, single_process("cpu"))
     with suppress(UserError):
         images = len(source_class(found.dataset)(found).read("train")) if found.dataset in _OWN_IMAGES else 0

@@ -192,14 +192,6 @@ def test_weights_of_timm_need_a_model_of_timm():
     assert (model.type, model.embed_dim, model.pretrained) == ("vit", 192, "a.pth")
 
 
-def test_another_family_replaces_the_model_of_the_recipe():
-    recipe = f"-cfg={ROOT / 'configs' / 'folder_small.yaml'}"
-    config = parse_command_line([recipe, "-opts", "MODEL.NAME=resnet18", "MODEL.TYPE=timm"]).config
-    assert (config.model.type, config.model.name, config.data.image_size) == ("timm", "resnet18", 64)
-    same = model_of(recipe, "-opts", "MODEL.TYPE=vit", "MODEL.DEPTH=3")
-    assert (same.stem, same.depth) == ("resnet10t", 3)
-
-
 def test_a_folder_of_timms_gives_the_architecture(tmp_path):
     """Its config.json is read once: the options of the run describe the model without it."""
     folder, cfg = tmp_path / "hf", {"input_size": [3, 64, 64], "global_pool": "avg"}
