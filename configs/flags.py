@@ -201,7 +201,7 @@ def entry_parser(prog: str) -> Parser:
     threshold_help = '-predict: images whose highest probability is below X are labelled "unknown"'
     add_flag(group, "threshold", type=float, metavar="X", help=threshold_help)
     group = parser.add_argument_group("other")
-    plugin_help = "run the code of a Python file with own models, losses, ...: docs/plugins.md; may be repeated"
+    plugin_help = "run the code of a Python file with own models, losses, ...: docs/python.md; may be repeated"
     add_flag(group, "plugin", action="append", default=[], metavar="FILE", help=plugin_help)
     add_flag(group, "opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any YAML key")
     ngpus_help = "processes that main_multi_gpu.py starts (default: visible GPUs)"

@@ -1,7 +1,7 @@
 """Tables of the parts that options name (losses, augmentations, optimizers), and plugins: files that add parts to them.
 
 A plugin's code runs only if -plugin of this command line names its file. PLUGINS of a recipe, a run or weights states
-which files are needed. The resolved entries are PATH#sha256=HASH: docs/plugins.md.
+which files are needed. The resolved entries are PATH#sha256=HASH: docs/python.md.
 """
 
 import hashlib

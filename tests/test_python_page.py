@@ -19,7 +19,7 @@ from engine.precision.policy import Precision
 from scripts import export
 
 PROGRAMS = {"scripts/export.py": export.main, "main_single_gpu.py": main_single_gpu.main}
-PAGE = (ROOT / "docs/python.md").read_text()
+PAGE = (ROOT / "docs/python.md").read_text().partition("## Kaggle and Colab")[0]
 EXAMPLE = re.findall(r"^RUN=(.*)$", PAGE, re.M)[0]
 BLOCKS = re.findall(r"```(shell|python)\n(.*?)```", PAGE, re.S)
 
