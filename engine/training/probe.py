@@ -73,8 +73,8 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
 
     A head of zeros is a new one. A collective call. Raises UserError as `solve_head`.
     """
-    config, device = plan.config, context.device
-    if plan.found or config.model.head != "probe" or not config.model.pretrained:
+    config, options, device = plan.config, plan.config.model, context.device
+    if plan.found or options.head != "probe" or options.tune.kind == "probe" or not options.pretrained:
         return None
     model, _ = build_model(
         config.with_model(tune=Tune()).model,
