@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from datasets.sources.split import most_frequent
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see engine.training.loss
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # see `build_loss` in engine/training/loss.py
 _NEIGHBORS, _TEMPERATURE = 20, 0.07
 _ROWS = 1024  # of similarities at a time
 

@@ -140,9 +140,11 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
         return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), {})
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
     values = torch.from_numpy(file.values[readable])
-    if len(values) < 2 or not values.isfinite().all():
-        problem = "fewer than two images can be read" if len(values) < 2 else "NaN or infinite; use bfloat16"
-        raise UserError(f"MODEL.TUNE probe: features of {split}: {problem}")
+    fewest = 2 if split == "train" else 1
+    if len(values) < fewest or not values.isfinite().all():
+        problem = f"{len(values)} images can be read" if len(values) < fewest else "NaN or infinite; use bfloat16"
+        key = "TUNE" if task.config.model.tune.kind == "probe" else "HEAD"
+        raise UserError(f"MODEL.{key} probe: features of {split}: {problem}")
     targets = torch.from_numpy(samples.targets[readable])
     return Features(values.to(device), targets.to(device), readable, file.errors)
 

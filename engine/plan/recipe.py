@@ -21,6 +21,7 @@ from utils.file_formats.hf_folder import find_on_hub
 from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
+_FEW = 64  # images: an epoch of them has four steps, also where a recipe's batch is larger than the data
 _RECIPES = Path(__file__).parents[2] / "configs"
 
 
@@ -51,6 +52,8 @@ def follow_recipe(command: Command, argv: list[str]) -> Command:
     name, epochs = recipe_follows_data(images, has_weights, on_cpu, trains, probes=model.get("TUNE") == "probe")
     if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
         flags = [*flags, f"-epochs={epochs}"]
+    if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
+        flags = [*flags, f"-batch_size={max(1, images // 4)}"]
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
     reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""

@@ -28,12 +28,11 @@ from configs.yaml_io import shorten
 from datasets.batch import PADDING
 from datasets.sources.names import map_labels
 from engine.checkpoint.weights_record import read_record, weights_record
+from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
 from engine.precision.policy import Precision
 from models.build import build_model
 from utils.errors import UserError, did_you_mean, error_from
-
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tensor | None = None) -> Loss:

@@ -103,6 +103,12 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     assert (python, script, parse_command_line(words).config) == ("python", "main_single_gpu.py", config)
 
 
+@pytest.mark.parametrize(("train", "size"), [(8, 2), (3, 1), (80, 32)])
+def test_a_batch_is_not_larger_than_the_data(tmp_path, place, train, size):
+    command = chosen(f"-data_path={noise_folder(tmp_path / 'few', train, 2, (8, 8, 3))}", "-minutes=1")
+    assert command.config.data.batch_size == (size if train < 64 or not place else 16)
+
+
 def test_kinds_of_data(images, place):
     name = "probe" if place else "folder_small"
     rows = [f"{path.relative_to(images)},{path.parent.name}" for path in sorted(images.glob("*/*/*.png"))]
