@@ -7,10 +7,11 @@ import torch
 from configs.schema.model import Tune
 from datasets.loading.loader import BadImageList
 from engine.evaluation.session import eval_model_of
+from engine.features.classifiers import Loss
 from engine.features.probe import ProbeTask, Solved, linear_head, set_head, solve_head, write_suspects
 from engine.plan.training import Plan
 from engine.run.log import RunLogger
-from engine.training.loss import Loss, build_loss, read_class_weights
+from engine.training.loss import build_loss, read_class_weights
 from engine.training.session import match_classes
 from engine.training.trainer import Trainer
 from models.build import build_model
