@@ -53,6 +53,7 @@ def build_eval_model(
     config: Config, context: ProcessContext, needs_head: bool = True, weights_size: tuple[int, int] | None = None
 ) -> EvalModel:
     """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
+    switch_notes = set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
     model, notes = build_model(
         options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
@@ -69,13 +70,15 @@ def build_eval_model(
         evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
         source = "those of the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(f"Thresholds of the classes: {source}")
-    return replace(built, evaluator=evaluator, notes=[*notes, *built.notes, *kernels])
+    return replace(built, evaluator=evaluator, notes=[*switch_notes, *notes, *built.notes, *kernels])
 
 
 def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> EvalModel:
-    """The fp32 `model` on its device, ready to be evaluated in the precision of `config`."""
-    notes = set_process_switches(config, context.device)
-    notes += prepare_convolutions(model, config.model.channels_last, context.device)
+    """The fp32 `model` on its device, ready to be evaluated in the precision of `config`.
+
+    `set_process_switches` comes before: it is about the first operation of the process.
+    """
+    notes = prepare_convolutions(model, config.model.channels_last, context.device)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers

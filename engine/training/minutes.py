@@ -28,9 +28,11 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     Up to twenty steps, and a part of an evaluation, are timed on a state that is thrown away. A collective call: the
     main process decides.
     """
-    config, train = plan.config, plan.config.train
+    train = plan.config.train
     if plan.found or train.minutes is None:
         return plan
+    config = plan.config.with_train(epoch_steps=None)  # config.yaml of another run may have one
+    plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
     state, _ = build_train_state(config, context, plan.layout, plan, solved)
     batches = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, 1)

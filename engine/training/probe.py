@@ -10,6 +10,7 @@ from engine.evaluation.session import eval_model_of
 from engine.features.classifiers import Loss
 from engine.features.probe import ProbeTask, Solved, linear_head, set_head, solve_head, write_suspects
 from engine.plan.training import Plan
+from engine.precision.policy import set_process_switches
 from engine.run.log import RunLogger
 from engine.training.loss import build_loss, read_class_weights
 from engine.training.session import match_classes
@@ -77,6 +78,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     config, options, device = plan.config, plan.config.model, context.device
     if plan.found or options.head != "probe" or options.tune.kind == "probe" or not options.pretrained:
         return None
+    set_process_switches(config, device)
     model, _ = build_model(
         config.with_model(tune=Tune()).model,
         config.data,
