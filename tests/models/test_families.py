@@ -22,7 +22,7 @@ FOLDERS = sorted(FIXTURES.iterdir())
 
 
 def test_each_family_has_a_reference_and_a_line_of_the_page():
-    """docs/paddlevit.md, The parts of a family."""
+    """As CONTRIBUTING.md says."""
     references = [parse_command_line([f"-cfg={folder / 'model.yaml'}"]).config.model for folder in FOLDERS]
     assert {model.type for model in references} == FAMILIES.keys()
     page = (ROOT / "docs" / "paddlevit.md").read_text().lower()

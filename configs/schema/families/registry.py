@@ -11,7 +11,7 @@ from configs.schema.families.plain import BEIT, CAIT, CROSSVIT, DEIT, MAE_FINETU
 from configs.schema.families.staged import COAT, COAT_LITE, LEVIT, PIT, PVTV2, SWIN, VOLO_FAMILY
 from configs.schema.model import Model
 
-# A new family of PaddleViT's: one entry here, and its keys in a file of this folder (docs/paddlevit.md).
+# A new family of PaddleViT's: one entry here, and its keys in a file of this folder (CONTRIBUTING.md).
 _FAMILIES = (
     *(BEIT, CAIT, COAT, COAT_LITE, CONVMIXER, CONVNEXT, CROSSVIT, DEIT, GATED_MLP, HALONET, LEVIT, MAE_FINETUNING),
     *(MIXER, MOBILEONE, MOBILEVIT, PIT, POOLFORMER, PVTV2, RESMLP, SWIN, VOLO_FAMILY, XCIT),
