@@ -292,9 +292,4 @@ def described_model(config: dict[str, Any]) -> dict[str, Any]:
     return {"TYPE": "timm", "NAME": config["architecture"], "KWARGS": kwargs, "NUM_CLASSES": config.get("num_classes")}
 
 
-WEIGHT_RULES = (
-    model_follows_weights,
-    split_follows_weights,
-    prediction_needs_no_labels,
-    preprocessing_follows_weights,
-)
+WEIGHT_RULES = (model_follows_weights, split_follows_weights, prediction_needs_no_labels, preprocessing_follows_weights)

@@ -23,14 +23,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from configs.schema.data import MAX_PIXELS
 from datasets.decoding.images import FORMATS, HEAD_BYTES, BadImage, kind_of, missing_decoder, pillow_formats
-from datasets.decoding.partial_jpeg import (
-    Box,
-    captured_stderr,
-    decode_part,
-    has_one_scan,
-    is_cut_short,
-    read_header,
-)
+from datasets.decoding.partial_jpeg import Box, captured_stderr, decode_part, has_one_scan, is_cut_short, read_header
 from utils.errors import to_single_line
 
 GreyRange = tuple[float, float]  # the values of 16-bit gray that become black and white
@@ -137,12 +130,7 @@ class PlainJpeg(LazyImage):
         return super().crop(box) if part is None else part
 
 
-def open_image(
-    data: bytes,
-    channels: int,
-    name: Callable[[], str],
-    decoding: Decoding = Decoding(),
-) -> LazyImage:
+def open_image(data: bytes, channels: int, name: Callable[[], str], decoding: Decoding = Decoding()) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
     Args:

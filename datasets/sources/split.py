@@ -144,10 +144,7 @@ class Splitter:
             held_out_groups = _names_of(groups, is_val).union(known.held_out_groups if known and is_same else ())
             trained = np.union1d(known.trained if known else hashes[:0], hashes[~is_val])
             self.result = replace(
-                new,
-                held_out=tuple(sorted(names)),
-                trained=trained,
-                held_out_groups=tuple(sorted(held_out_groups)),
+                new, held_out=tuple(sorted(names)), trained=trained, held_out_groups=tuple(sorted(held_out_groups))
             )
         if not is_val.any() and not findings:
             findings.append(f"{place}: {problem}")

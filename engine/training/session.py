@@ -157,11 +157,7 @@ _UNCLEAR = "the weights have no class names, so that no row of the head is kept"
 
 
 def build_train_state(
-    config: Config,
-    context: ProcessContext,
-    layout: EpochLayout,
-    plan: Plan | None = None,
-    solved: Solved | None = None,
+    config: Config, context: ProcessContext, layout: EpochLayout, plan: Plan | None = None, solved: Solved | None = None
 ) -> tuple[TrainState, list[str | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 

@@ -181,10 +181,7 @@ MOBILEVIT = Family(
     arguments=arguments("dims", transformer_dims="hidden_dims"),
     defaults=family_defaults(data={"CROP_PCT": 0.9}, train=MOBILE_TRAINING),
     renames=[
-        (
-            r"^mv2_block_([1-7])\.conv\.([0-3])\.",
-            lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}.",
-        ),
+        (r"^mv2_block_([1-7])\.conv\.([0-3])\.", lambda match: f"stages.{_RESIDUALS[match[1]]}.{_LAYERS[match[2]]}."),
         (r"^mvit_block_(\d)\.", shifted("stages.", ".1.", by=1)),
         (r"^(stages\.\d\.1)\.transformer\.norm\.", r"\1.norm_."),
         (r"\.transformer\.layers\.", ".transformer."),
