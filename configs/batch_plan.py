@@ -52,9 +52,7 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
 
     The epoch of a probe is one step. With DATA.BATCH_SIZE auto, the micro-batch is 1: it becomes a divisor of a rank's
     share.
-
-    Raises:
-        UserError: the global batch is not a multiple of the batch size over all ranks.
+    Raises UserError: the global batch is not a multiple of the batch size over all ranks.
     """
     if options.model.tune.kind == "probe":
         return BatchPlan(1, _WHOLE_EPOCH, ranks)
@@ -102,8 +100,7 @@ class EpochLayout:
     def of_geometry(cls, geometry: dict[str, Any]) -> "EpochLayout":
         """The layout with the entry `geometry` of a checkpoint, whose number of ranks is not known.
 
-        Raises:
-            KeyError, TypeError: the entry is invalid.
+        Raises KeyError, TypeError: the entry is invalid.
         """
         values = dict(geometry)
         size, accumulation = values.pop("batch_size"), values.pop("accum_iter")
@@ -139,8 +136,7 @@ class EpochLayout:
     def steps_done(self, checkpoint: dict[str, Any]) -> int:
         """The number of steps of this layout that use the same samples as the checkpoint's steps.
 
-        Raises:
-            UserError: no whole number of steps does.
+        Raises UserError: no whole number of steps does.
         """
         saved = EpochLayout.of_geometry(checkpoint["geometry"])
         done: int = checkpoint["done_steps"]

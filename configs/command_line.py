@@ -108,10 +108,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     """Reads the command line and its YAML files, and completes the options by the rules of configs/resolve.py.
 
     set_options: KEY=VALUE of `-set`, which override `-opts`.
-
-    Raises:
-        UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file.
-        SystemExit: after -h.
+    Raises UserError: an unknown flag or key, a wrong type or value, contradictory options, an unreadable file;
+    SystemExit: after -h.
     """
     parser = entry_parser(prog)
     arguments = parse_flags(expand_words(argv), parser)

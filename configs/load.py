@@ -190,8 +190,7 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
 
     -model replaces the architecture; with timm's weights, it is timm's model.
 
-    Raises:
-        UserError: a file cannot be read; an empty flag; an unknown key in -opts.
+    Raises UserError: a file cannot be read; an empty flag; an unknown key in -opts.
     """
     layers = OptionLayers()
     recipe, weights = arguments.cfg, arguments.pretrained if evaluates else None

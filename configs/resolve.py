@@ -50,8 +50,7 @@ _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_R
 def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[str]]:
     """The checked options of a command line, their layers with all that follows from them, and lines for the log.
 
-    Raises:
-        UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
+    Raises UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
     """
     layers, notes, failure = given.copy(), list[str](), None
     _check_family(layers)
@@ -265,8 +264,7 @@ def warmup_follows_epochs(options: OptionLayers) -> list[str]:
 def probe_has_one_epoch(options: OptionLayers) -> list[str]:
     """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; optimizer, order and steps have no effect.
 
-    Raises:
-        UserError: the strategy shards the model; no batch size.
+    Raises UserError: the strategy shards the model; no batch size.
     """
     if options.get("MODEL.TUNE") != "probe" or options.get("EVAL.ENABLED"):
         return []
@@ -327,9 +325,8 @@ class Facts:
 def resolve(options: Config, facts: Facts) -> Config:
     """Applies the rules of facts. A resolved run stays as it is: a resumed run is resolved again from `config.yaml`.
 
-    Raises:
-        UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
-            apply to the data.
+    Raises UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
+    apply to the data.
     """
     for rule in FACT_RULES:
         options = rule(options, facts)

@@ -39,9 +39,7 @@ def find_weights(path: str) -> Path:
 
     .pdparams first, because PaddleViT's users omit it. Of a folder with config.json, and of `hf-hub:ORG/NAME`, the
     weights that timm saved.
-
-    Raises:
-        UserError: no such file; names the extensions that were tried. Or as `weight_file`.
+    Raises UserError: no such file; names the extensions that were tried. Or as `weight_file`.
     """
     path = weight_file(path)
     for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS)):
@@ -60,9 +58,7 @@ def format_of(file: Path) -> str:
 
     A file that ends with .pdparams is PADDLE, so that torch never reads it; a pickle with another ending is not, for
     the layout of its arrays is unknown.
-
-    Raises:
-        UserError: it cannot be read, or is a pointer of Git LFS.
+    Raises UserError: it cannot be read, or is a pointer of Git LFS.
     """
     if is_checkpoint_folder(file):
         return SHARDS
@@ -151,9 +147,7 @@ def follow(
     """Lets options that are not given follow the weights: the preprocessing; in an evaluation also model and split.
 
     given: the keys that the user wrote, by section. as_published: an evaluation has the published test preprocessing.
-
-    Raises:
-        UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
+    Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
     notes, of_data = list[str](), given.get("DATA", ())
     if evaluates and record and record.model:

@@ -74,9 +74,7 @@ def read_yaml(path: Path, named_in: str = "") -> tuple[dict[str, Any], dict[KeyP
     """The values of a YAML file, and the line number (from 1) of each key by its path, e.g. ("TRAIN", "BASE_LR").
 
     named_in: a prefix of the error message for an unreadable file.
-
-    Raises:
-        UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
+    Raises UserError: the file is unreadable, too large, not YAML or not a mapping; names the file and the line.
     """
     text = read_text(path, named_in)
     lines: dict[KeyPath, int] = {}

@@ -63,9 +63,7 @@ class ImageSlots:
     """The slots of one loader's workers, each with room for a batch. The rank makes them for its workers.
 
     shape: see `slots_shape`. memory: the slots of a loader that is not in use, which are used if they have the size.
-
-    Raises:
-        RuntimeError: shared memory is full.
+    Raises RuntimeError: shared memory is full.
     """
 
     def __init__(self, shape: tuple[int, ...], memory: "ImageSlots | None" = None) -> None:

@@ -57,11 +57,9 @@ def read_samples(
 
     Every rank must call it, and raises the main process's error. The first rank of each host looks for some files. All
     ranks compare what they have read.
-
-    Raises:
-        UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
-            folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does
-            not contain, fewer training samples than one batch on every rank.
+    Raises UserError: an unknown data set; or, in one error, all problems of all splits: missing or malformed lists and
+    folders, a host without the files, labels that are not below `num_classes`, classes that `class_names` does not
+    contain, fewer training samples than one batch on every rank.
     """
     splitter = splitter or Splitter(data)
     names = [to_nfc(name) for name in class_names or ()]
@@ -81,8 +79,7 @@ def read_samples(
 def read_unlabelled(path: str, data: Data, context: ProcessContext, trained_root: str | None = None) -> Samples:
     """Reads the images of `path`, see `unlabelled`, with DATA.GREY_RANGE and MAX_PIXELS. Every rank must call it.
 
-    Raises:
-        UserError: no such path, or no images; the main process's error, on every rank.
+    Raises UserError: no such path, or no images; the main process's error, on every rank.
     """
     (samples,) = _on_all_ranks(lambda: [unlabelled(path, data, trained_root)], context)
     samples.decoding = Decoding(data.grey_range, data.max_pixels)
@@ -271,9 +268,8 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
     DATA.IMAGE_ROOT; without it, or if it is `trained_root`, the training's, relative to the first of these folders that
     has one of the first images: the folder of the list, the folder in it with the list's name, `trained_root`. An image
     that is listed twice is read twice. Parquet: its images. Any other file is an image.
-
-    Raises:
-        UserError: `path` does not exist or cannot be read, or contains no images; in one error, all mistakes of a list.
+    Raises UserError: `path` does not exist or cannot be read, or contains no images; in one error, all mistakes of a
+    list.
     """
     file = Path(path)
     if _recognize_table(data.model_copy(update={"data_path": path})) == "parquet":

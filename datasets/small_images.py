@@ -57,8 +57,7 @@ class Baseline(NamedTuple):
 def pixel_baseline(data: Data, train: Samples, val: Samples) -> Baseline | None:
     """The baseline; None for data with several labels per image or over 1,000 classes, shards on a server, and `fake`.
 
-    Raises:
-        UserError: no image is readable.
+    Raises UserError: no image is readable.
     """
     has_none = data.multi_label or "://" in data.data_path or train.targets.max() >= _MAX_CLASSES
     if has_none or not (isinstance(train, Readable) and isinstance(val, Readable)):
@@ -117,8 +116,7 @@ def _read(data: Data, samples: Readable, indices: np.ndarray) -> tuple[np.ndarra
 def read_small(data: Data, samples: Readable, index: int, side: int) -> Image.Image:
     """The image with DATA.IMAGE_CHANNELS; of a large JPEG at a fraction of its size, at least `side` pixels on a side.
 
-    Raises:
-        BadImage: it cannot be read.
+    Raises BadImage: it cannot be read.
     """
     mode = MODES[data.image_channels]
     if isinstance(samples, ImageArray):

@@ -12,13 +12,12 @@ from utils.metrics import MetricSums
 class EpochProgress:
     """The position in an epoch.
 
-    Attributes:
-        epoch: counted from 0.
-        steps, batches: of the whole epoch; batches on each rank.
-        sums: loss and hits so far.
-        done_steps: optimizer steps of this epoch, skipped ones included.
-        lr: of the last step; None before it, and for a probe.
-        accumulation: micro-steps of a step.
+    epoch: counted from 0.
+    steps, batches: of the whole epoch; batches on each rank.
+    sums: loss and hits so far.
+    done_steps: optimizer steps of this epoch, skipped ones included.
+    lr: of the last step; None before it, and for a probe.
+    accumulation: micro-steps of a step.
     """
 
     epoch: int

@@ -133,9 +133,7 @@ def pool_tokens(model: Any, kind: str, num_classes: int) -> None:
     """Makes the class token, the average of the patch tokens, or both (DINOv2's probe) the features of a ViT.
 
     kind: 'token', 'avg' or 'token_avg', whose features are twice as wide and get a new classifier.
-
-    Raises:
-        UserError: the model has no class token, or another head than one linear layer on pooled tokens.
+    Raises UserError: the model has no class token, or another head than one linear layer on pooled tokens.
     """
     first, head = getattr(model, "num_prefix_tokens", None), getattr(model, "head", None)
     if first is None or not isinstance(head, nn.Linear) or not hasattr(model, "forward_head"):

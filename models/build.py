@@ -39,9 +39,7 @@ def build_model(
 
     With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
     head_rows: of the classes; evaluates, zero_head, and weights_size, of their images: see `load_pretrained`.
-
-    Raises:
-        UserError: the model cannot be built, or the weights do not fit it.
+    Raises UserError: the model cannot be built, or the weights do not fit it.
     """
     model = _construct(options, data)
     notes: list[str] = []
@@ -69,8 +67,7 @@ def build_model(
 def outputs_of_weights(options: Model, data: Data) -> int | None:
     """The number of outputs of the weights MODEL.PRETRAINED; None if they have no head. Builds no tensor.
 
-    Raises:
-        UserError: as `build_model`.
+    Raises UserError: as `build_model`.
     """
     if is_published := options.type == "timm" and options.pretrained == "timm":
         with suppress(RuntimeError):  # an unknown tag

@@ -146,9 +146,7 @@ def prepare_convolutions(
 
     Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
     with one convolution, the patch embedding, are left as they are.
-
-    Raises:
-        UserError: `channels_last` is True, and the memory format of the weights `is_fixed`: sharded ones, or O3.
+    Raises UserError: `channels_last` is True, and the memory format of the weights `is_fixed`: sharded ones, or O3.
     """
     if is_fixed and channels_last is True:
         raise UserError("MODEL.CHANNELS_LAST true: not with sharded weights or AMP.LEVEL O3; use auto")

@@ -30,8 +30,7 @@ LOADER_ARGUMENTS = {
 def build_timm(options: TimmModel, data: Data) -> nn.Module:
     """The timm model `MODEL.NAME`; `MODEL.PRETRAINED: timm` downloads its published weights.
 
-    Raises:
-        UserError: unknown name, an argument or an image size that this model does not accept, a failed download.
+    Raises UserError: unknown name, an argument or an image size that this model does not accept, a failed download.
     """
     name, kwargs = options.name, options.kwargs or {}
     if not timm.is_model(name):

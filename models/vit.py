@@ -97,8 +97,7 @@ class SampleDropBlock(Block):
 def build_vit(options: ViT, data: Data) -> VisionTransformer:
     """A Vision Transformer (Dosovitskiy et al., 2020): images (B, C, S, S) -> logits (B, classes).
 
-    Raises:
-        UserError: timm has no network MODEL.STEM, or it does not fit the patches or the image size.
+    Raises UserError: timm has no network MODEL.STEM, or it does not fit the patches or the image size.
     """
     if options.stem and not timm.is_model(options.stem):
         close = did_you_mean(options.stem, timm.list_models())

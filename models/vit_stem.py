@@ -20,9 +20,7 @@ class ConvolutionalStem(PatchEmbed):
 
     With few images a ViT learns faster behind convolutions (Xiao et al., 2021, "Early Convolutions Help Transformers
     See Better"). Stages that would have a larger stride are dilated, as timm's `output_stride` does.
-
-    Raises:
-        ValueError: timm's network does not have that stride.
+    Raises ValueError: timm's network does not have that stride.
     """
 
     def __init__(self, network: str, patch_size: int, in_chans: int, embed_dim: int, **kwargs: Any) -> None:

@@ -77,10 +77,8 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
 
     An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
     others exit with status 1 and print nothing. To end all processes without an error, return from the block.
-
-    Raises:
-        UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one, or
-            a GPU is full or not usable.
+    Raises UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one,
+    or a GPU is full or not usable.
     """
     place = torchrun_variables()
     os.environ.update(place)
@@ -118,9 +116,7 @@ def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
 
     torchrun's agents share one store over all restarts, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then each
     start has its own. Agents that joined a run at different times have counted different numbers of restarts.
-
-    Raises:
-        Unavailable: the store cannot be opened, or another program has its port.
+    Raises Unavailable: the store cannot be opened, or another program has its port.
     """
     rank, address, port = place["RANK"], place["MASTER_ADDR"], int(place["MASTER_PORT"])
     has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # of torchrun: one of them owns the store

@@ -162,9 +162,7 @@ def atomic_save(path: Path, content: Any, previous: Path | None = None) -> None:
     """Writes `torch.save(content)` so that `path` is at any moment either the old file or the new one.
 
     The old file is kept as `previous`, if given.
-
-    Raises:
-        UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
+    Raises UserError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
     try:
         with open_atomically(path, "wb") as file:
@@ -221,8 +219,7 @@ def atomic_write(path: Path, content: str | bytes) -> None:
 def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """A file, text as UTF-8, that replaces `path` if the block ends without an error: never a part of it.
 
-    Raises:
-        OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
+    Raises OSError: the file cannot be written. The old file is unchanged, and no temporary file is left.
     """
     temporary = temporary_path(path)
     encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)

@@ -30,10 +30,8 @@ def locked(path: Path, wait_seconds: float = math.inf, fix: str = "", is_essenti
 
     is_essential: the process ends if another one takes over its lease, which expires while the process is suspended.
     The lease of another host is waited for until it expires: its process may have been killed.
-
-    Raises:
-        UserError: another process has locked it for `wait_seconds`, or it is a link.
-        OSError: the file cannot be created or locked.
+    Raises UserError: another process has locked it for `wait_seconds`, or it is a link; OSError: the file cannot be
+    created or locked.
     """
     lease = _Lease(path, is_essential)
     operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB

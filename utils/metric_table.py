@@ -16,15 +16,14 @@ MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
 class Metric:
     """A metric, in percent except for the loss.
 
-    Attributes:
-        name, title: in files; on the page and in the log.
-        compute: from the `SampleResults` of the evaluation.
-        multi_label: whether it is for several labels per image; None: for one label, too.
-        sign: 1 if higher is better, -1 if lower is better.
-        log_name: in PaddleViT's line of an evaluation, which has no other metrics but the one that decides.
-        min_classes: from this number of classes on, the metric is shown: top-5 of 6 classes means little.
-        max_classes: with more classes and one label per image, it has no value.
-        is_ordinal: the order of the classes counts; it is shown if such a metric decides.
+    name, title: in files; on the page and in the log.
+    compute: from the `SampleResults` of the evaluation.
+    multi_label: whether it is for several labels per image; None: for one label, too.
+    sign: 1 if higher is better, -1 if lower is better.
+    log_name: in PaddleViT's line of an evaluation, which has no other metrics but the one that decides.
+    min_classes: from this number of classes on, the metric is shown: top-5 of 6 classes means little.
+    max_classes: with more classes and one label per image, it has no value.
+    is_ordinal: the order of the classes counts; it is shown if such a metric decides.
     """
 
     name: str

@@ -42,8 +42,7 @@ def present_keys(values: Any, family: str) -> Any:
     """The section MODEL as its schema has it: without the keys in `FIXED_KEYS` that have their value, TUNE head for
     `FREEZE_BACKBONE: true` of PaddleViT's Caltech files.
 
-    Raises:
-        ValueError: FREEZE_BACKBONE with another TUNE.
+    Raises ValueError: FREEZE_BACKBONE with another TUNE.
     """
     if not isinstance(values, dict):
         return values

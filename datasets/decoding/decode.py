@@ -133,15 +133,12 @@ class PlainJpeg(LazyImage):
 def open_image(data: bytes, channels: int, name: Callable[[], str], decoding: Decoding = Decoding()) -> LazyImage:
     """Reads an image's header; its pixels, rotated as its EXIF data say, may be decoded later.
 
-    Args:
-        data: the content of a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, AVIF or, with pillow-heif, HEIC file, recognized by
-            its first bytes. Of several frames the first is used.
-        channels: 1 for gray, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
-        name: returns the image's name, for an error.
-
-    Raises:
-        BadImage: empty, no image of these formats, truncated, damaged, too large, or in floating point.
-        MemoryError: out of host memory.
+    data: the content of a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM, AVIF or, with pillow-heif, HEIC file, recognized by its
+    first bytes. Of several frames the first is used.
+    channels: 1 for gray, 3 for RGB; other images are converted by Pillow's rules (transparency is dropped).
+    name: returns the image's name, for an error.
+    Raises BadImage: empty, no image of these formats, truncated, damaged, too large, or in floating point; MemoryError:
+    out of host memory.
     """
     header = read_header(data)
     start = header.start if header and header.is_baseline else None
@@ -191,8 +188,7 @@ def decode_small(data: bytes, mode: str, side: int, decoding: Decoding) -> Image
 def read_grey_values(data: bytes, name: str, max_pixels: int) -> np.ndarray | None:
     """The unscaled pixels of a 16-bit gray image, integers (H, W); None for another image.
 
-    Raises:
-        BadImage: as `open_image`.
+    Raises BadImage: as `open_image`.
     """
     with errors_as_bad_image(lambda: name), captured_stderr():
         image = open_with_pillow(data, lambda: name)

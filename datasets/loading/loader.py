@@ -182,8 +182,7 @@ class Loader:
     def reserve(self, other: "Loader | None" = None) -> None:
         """Reserves the shared memory for the batches of this loader, and of `other`.
 
-        Raises:
-            UserError: shared memory is full; the line has the bytes that both need on this host.
+        Raises UserError: shared memory is full; the line has the bytes that both need on this host.
         """
         loaders = [loader for loader in (self, other) if loader]
         try:
@@ -325,9 +324,7 @@ class TrainBatches:
         """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1; all count from 0.
 
         Unusable images are added to `bad_images`. evaluation: a loader whose memory is reserved, too.
-
-        Raises:
-            UserError: a sample cannot be read, or a loading worker fails.
+        Raises UserError: a sample cannot be read, or a loading worker fails.
         """
         sampler = self._sampler.from_position(epoch, batch, num_epochs)
         loader = Loader(self._reader, sampler, self._context, bad_images)

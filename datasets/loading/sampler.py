@@ -26,9 +26,8 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
     class with n images repeats none of them before all n were drawn, across epochs too, unless n is less than the
     number of blocks.
 
-    Args:
-        targets: the labels of the samples, int64 (N,).
-        num_places: N, or N / R.
+    targets: the labels of the samples, int64 (N,).
+    num_places: N, or N / R.
     """
     by_class = torch.from_numpy(np.argsort(targets, kind="stable"))
     labels, counts = np.unique(targets, return_counts=True)

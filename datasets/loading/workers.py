@@ -69,8 +69,7 @@ def start_worker_server(may_fork: bool = False) -> None:
     may_fork: on Linux, the server is a fork of this process: it need not import torch again. The process must have no
         GPU, no locks and no log yet.
 
-    Raises:
-        UserError: the server cannot open its socket.
+    Raises UserError: the server cannot open its socket.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION_SIGNALS)
@@ -162,9 +161,8 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     """Starts the workers of a DataLoader, or restarts the workers of its last iteration, and returns its batches in
     order. If not exhausted, it kills the workers.
 
-    Raises:
-        UserError: a worker was killed, none has answered for `limit_seconds`, batches are no longer pinned, or a system
-            resource is exhausted.
+    Raises UserError: a worker was killed, none has answered for `limit_seconds`, batches are no longer pinned, or a
+    system resource is exhausted.
     """
     wait = _WorkerWait()
     try:

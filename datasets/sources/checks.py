@@ -176,8 +176,7 @@ def _notes_on_grey_levels(samples: Samples) -> list[str]:
 def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
     """Checks that all ranks have the same samples in the same order. A collective call.
 
-    Raises:
-        UserError: on all ranks; it names the first rank that differs from rank 0, its host and the first difference.
+    Raises UserError: on all ranks; it names the first rank that differs from rank 0, its host and the first difference.
     """
     if context.world_size == 1:
         return
@@ -233,9 +232,7 @@ def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext)
     """Checks the image files of all splits on the main process, or as many as it can in half a minute.
 
     With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it.
-
-    Raises:
-        UserError: all unusable images, in one error on every rank.
+    Raises UserError: all unusable images, in one error on every rank.
     """
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
     call_on_main(lambda: _check_images(files, data), context)

@@ -71,9 +71,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     known: the classes of the training images; a class without images is then only noted.
 
     Findings: a folder that cannot be listed or contains no images.
-
-    Raises:
-        UserError: `root` is missing, cannot be listed, or contains no folders.
+    Raises UserError: `root` is missing, cannot be listed, or contains no folders.
     """
     found, class_folders = FoundFiles(root), class_folders_in(root, excluded)
     names = sorted([*map(to_nfc, class_folders), *set(known or ()).difference(map(to_nfc, class_folders))])
@@ -108,9 +106,7 @@ def read_images(root: Path) -> Listing:
     """Lists all images in a folder, at any depth and without labels, as `read_class_folders` does: each label is 0.
 
     Images without a decoder are listed, too: whether an image can be read is found when it is read.
-
-    Raises:
-        UserError: a folder cannot be listed, or there are no images.
+    Raises UserError: a folder cannot be listed, or there are no images.
     """
     found = FoundFiles(root, keep_undecodable=True)
     paths = StringPacker(_images_in(root, found, set()))

@@ -170,9 +170,7 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     (N, C). The label separator is the first of | ; , in the targets of `train_part`, else of `part`; else white space.
 
     Error messages: as of `Lists.read`; also a name that `train_part` does not contain.
-
-    Raises:
-        UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
+    Raises UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
     (table, split), (train_table, of_train) = part, train_part
     rows = table_rows(table, data, split)
@@ -240,9 +238,8 @@ def _to_listing(
 ) -> Listing:
     """The listing of rows.
 
-    Args:
-        names_of: the labels in each target, in the order of `rows.target_ids`.
-        known: the labels in `train_rows`. If the first one is a number, or there is none, all labels are numbers.
+    names_of: the labels in each target, in the order of `rows.target_ids`.
+    known: the labels in `train_rows`. If the first one is a number, or there is none, all labels are numbers.
     """
     if rows.outside:  # often of another machine
         (line, path), others = rows.outside[0], len(rows.outside) - 1

@@ -42,8 +42,7 @@ def split_of(name: str) -> str | None:
 def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:
     """The one of `names` that is the name of each split, in upper or lower case; 'val' rather than another name of val.
 
-    Raises:
-        UserError: several names of a split, none of which is 'train', 'val' or 'test'.
+    Raises UserError: several names of a split, none of which is 'train', 'val' or 'test'.
     """
     found: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -93,8 +92,7 @@ def find_ambiguity(names: Sequence[str]) -> str | None:
 def ordered_classes(names: Sequence[str], order: str) -> list[str]:
     """The classes of DATA.CLASSES: `names` in an order, or the names in a file, as `read_class_list`.
 
-    Raises:
-        UserError: the order of these names is not unique; or as `read_class_list`.
+    Raises UserError: the order of these names is not unique; or as `read_class_list`.
     """
     if order not in (NATURAL, BYTES):
         return read_class_list(Path(order))
@@ -106,8 +104,7 @@ def ordered_classes(names: Sequence[str], order: str) -> list[str]:
 def read_class_list(file: Path) -> list[str]:
     """The names of classes in a file: one per line, or JSON as for `names_by_number`.
 
-    Raises:
-        UserError: the file cannot be read, or lacks the name of a class.
+    Raises UserError: the file cannot be read, or lacks the name of a class.
     """
     try:
         with open_regular_file(file) as opened:

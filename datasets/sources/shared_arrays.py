@@ -35,9 +35,7 @@ def share_arrays(arrays: Mapping[str, np.ndarray]) -> MappedArrays:
     """Writes the arrays to a temporary folder and maps them.
 
     The folder exists as long as the returned object, at most until this process exits.
-
-    Raises:
-        UserError: the folder cannot be written.
+    Raises UserError: the folder cannot be written.
     """
     folder = None
     try:

@@ -29,8 +29,7 @@ class Numbers:
 class Source:
     """A data set, opened with the options DATA. splitter: splits data without a validation split.
 
-    Raises:
-        UserError: it cannot be opened.
+    Raises UserError: it cannot be opened.
     """
 
     reads_archive = False  # DATA_PATH may be an archive
@@ -43,8 +42,7 @@ class Source:
     def read(self, split: str) -> Samples:
         """Reads 'train' or 'val'; 'all' if it has no splits; 'test' if it may have one.
 
-        Raises:
-            UserError: nothing can be read, or there is no such split.
+        Raises UserError: nothing can be read, or there is no such split.
         """
         raise NotImplementedError
 
@@ -71,9 +69,7 @@ class Source:
         """Returns whether DATA_PATH has test images with labels, and a note if it has some without labels.
 
         Reading the split reports an unreadable folder.
-
-        Raises:
-            UserError: a table or list cannot be read; a server does not answer.
+        Raises UserError: a table or list cannot be read; a server does not answer.
         """
         path = cls.test_path(data)
         if path is None or not path.exists():
@@ -129,8 +125,7 @@ _PACKAGES = {"parquet": ("pyarrow",), "tar": ("obstore", "braceexpand"), "digits
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set.
 
-    Raises:
-        UserError: an unknown data set; a package is not installed.
+    Raises UserError: an unknown data set; a package is not installed.
     """
     if dataset == "packed":
         raise UserError(

@@ -234,8 +234,7 @@ def _hold_out(strata: np.ndarray, rule: RunSplit, hashes: np.ndarray) -> tuple[n
 def with_groups(listing: Listing, data: Data) -> Listing:
     """The listing with the group of each image: a column of its table, or what DATA.GROUPS says of its path.
 
-    Raises:
-        UserError: images without a group; the table of the groups cannot be read, or an image has two.
+    Raises UserError: images without a group; the table of the groups cannot be read, or an image has two.
     """
     assert data.groups
     by_column = properties_of(data.dataset).groups_by == "column"

@@ -48,9 +48,7 @@ class SplitFolders:
     root: DATA_PATH, or a folder of the same name in it. folders: of each split. 'train' is `root` itself if class
     folders are there, without the folders `excluded`. test: the folder of test images, which is in `folders` if it
     contains folders of classes.
-
-    Raises:
-        UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
+    Raises UserError: `root` cannot be listed or contains no folders; it is not clear whether folders are splits.
     """
 
     # _named: the folders with the name of a split, see `find_split_names`. _word_of: those with the word of a split, or

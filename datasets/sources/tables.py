@@ -66,8 +66,7 @@ def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogate
 def _find_encoding(file: Path, given: str | None) -> str:
     """UTF-8 or, by its byte order mark, UTF-16; else `given`. Every file is text in some encoding of one byte.
 
-    Raises:
-        UserError: another encoding.
+    Raises UserError: another encoding.
     """
     for encoding in ("utf-8-sig", "utf-16", *([given] if given else [])):
         with contextlib.suppress(UnicodeError):
@@ -180,8 +179,7 @@ _layouts: dict[Hashable, Layout] = {}  # each split of a table needs it
 def find_layout(table: Table, data: Data) -> Layout:
     """The meaning of the columns, by DATA.COLUMNS, their names, and their values.
 
-    Raises:
-        UserError: a column is missing, or it is not clear which one is meant.
+    Raises UserError: a column is missing, or it is not clear which one is meant.
     """
     given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {})}
     if (version := (table.version, data.groups, json.dumps(given))) in _layouts:
@@ -280,8 +278,7 @@ def _find_split(
 ) -> str | None:
     """The column of splits among the `others`; one whose values name a single split is none.
 
-    Raises:
-        UserError: several columns may be one, or one whose values are not understood, by its name.
+    Raises UserError: several columns may be one, or one whose values are not understood, by its name.
     """
     usable, unclear = list[str](), list[str]()
     for name in others:
@@ -414,9 +411,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
 
     The column of paths is the one of DATA.COLUMNS if the table has it, else found by its name, or the only column.
-
-    Raises:
-        UserError: it cannot be read, or lists no images; in one error, all mistakes.
+    Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
     table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
     column, place, notes = "path", 0, list[str]()

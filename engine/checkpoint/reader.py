@@ -108,9 +108,7 @@ def find_checkpoint(
     or 'auto', for the first of `runs` that has a valid checkpoint (None without any run).
     best_first: prefers the best checkpoint, and reads no places: for evaluations.
     locks: receives the lock of a run's folder before a checkpoint in it is read, since the run may still write.
-
-    Raises:
-        UserError: no such file or folder, no valid checkpoint in it, or a locked folder.
+    Raises UserError: no such file or folder, no valid checkpoint in it, or a locked folder.
     """
     search, state, refused = _search(resume, runs, best_first, locks), None, list[UserError]()
     path: Path | None = None
@@ -203,9 +201,7 @@ def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
     """Reads a checkpoint as `load_checkpoint` does, but leaves tensors in a checkpoint folder: `StoredTensor`.
 
     A collective call for such a folder: each rank verifies a share of it, and the error of one is raised on all.
-
-    Raises:
-        UserError: as `load_checkpoint`.
+    Raises UserError: as `load_checkpoint`.
     """
     if path.suffix != SHARDS:
         return load_checkpoint(path)
@@ -224,8 +220,7 @@ def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Reads a checkpoint that `CheckpointWriter` or `ShardWriter` wrote; runs no code of the file.
 
-    Raises:
-        UserError: the file is damaged, of another program or format, or contains non-finite weights.
+    Raises UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
     if path.suffix == SHARDS:
         return read_stored(open_checkpoint(path, single_process("cpu")))

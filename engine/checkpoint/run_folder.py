@@ -123,8 +123,7 @@ def check_writable(folder: Path) -> None:
 def make_run_folder(root: Path, name: str) -> Path:
     """Creates `root/{name}-%Y%m%d-%H-%M`; appends a number if that name is taken.
 
-    Raises:
-        UserError: the folder cannot be created.
+    Raises UserError: the folder cannot be created.
     """
     name = f"{name}-{time.strftime('%Y%m%d-%H-%M')}"
     for number in range(1, 1000):
@@ -238,8 +237,7 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
 def lock_run_folder(folder: Path) -> AbstractContextManager[None]:
     """Locks the folder for this run, until the block or the process ends.
 
-    Raises:
-        UserError: another run has locked it.
+    Raises UserError: another run has locked it.
     """
     fix = "stop that run first, or resume from a copy of its folder"
     return locked(folder / _LOCK, _LOCK_SECONDS, fix, is_essential=True)

@@ -82,8 +82,7 @@ def exported_entry(split: RunSplit | None) -> dict[str, Any]:
 def read_split(content: Mapping[str, Any], data: Mapping[str, Any]) -> RunSplit:
     """The split in the content of a checkpoint, or in the metadata of exported weights, with the options `data`.
 
-    Raises:
-        ValueError: the entry is invalid.
+    Raises ValueError: the entry is invalid.
     """
     seed, fraction = data.get("SPLIT_SEED", 0), data.get("VAL_FRACTION") or DEFAULT_VAL_FRACTION
     fold = (data.get("FOLD") or 0, data["FOLDS"]) if data.get("FOLDS") else None
@@ -202,9 +201,7 @@ def read_record(weights: str) -> WeightsRecord | None:
 
     For weights beside timm's config.json: its preprocessing, classes and model. Does not report a damaged file: reading
     its tensors does.
-
-    Raises:
-        UserError: no such file, or a damaged archive.
+    Raises UserError: no such file, or a damaged archive.
     """
     path = find_weights(weights)
     kind = format_of(path)
@@ -233,8 +230,7 @@ def read_record(weights: str) -> WeightsRecord | None:
 def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
     """The record in the entries and the options of a checkpoint.
 
-    Raises:
-        ValueError, TypeError, KeyError, AttributeError: the content is wrong.
+    Raises ValueError, TypeError, KeyError, AttributeError: the content is wrong.
     """
     names, model = content.get("class_names"), dict(options["MODEL"])
     described = {_KEY_OF[entry]: value for entry, value in (content.get("preprocessing") or {}).items()}

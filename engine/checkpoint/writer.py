@@ -77,9 +77,7 @@ class CheckpointWriter:
         """Writes the last checkpoint; its files also become the best one and `periodic` if those are due.
 
         is_later: than the last checkpoint, which becomes the previous one; else its step is the same one.
-
-        Raises:
-            UserError: this checkpoint, or the one before, cannot be written; the checkpoints on disk stay.
+        Raises UserError: this checkpoint, or the one before, cannot be written; the checkpoints on disk stay.
         """
         self.wait()
         weights = {entry: {name: one.contiguous() for name, one in (state[entry] or {}).items()} for entry in WEIGHTS}

@@ -21,8 +21,7 @@ from utils.distributed import ProcessContext
 def dry_run(command: Command, context: ProcessContext) -> int:
     """Builds data, model, optimizer and the state to resume from, and checks that the output folder is writable.
 
-    Raises:
-        UserError: the first problem that would stop the run.
+    Raises UserError: the first problem that would stop the run.
     """
     logger = RunLogger(None, context)
     log_options(command, logger)

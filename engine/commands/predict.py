@@ -29,10 +29,8 @@ def predict(command: Command, context: ProcessContext) -> int:
     """Labels the images of `-predict`, and writes `predictions.csv`, or writes the features of the images of `-embed`.
 
     It continues a prediction that was killed.
-
-    Raises:
-        UserError: no image can be read; the file then has the reasons. Another process writes to the folder. The model
-            has no features.
+    Raises UserError: no image can be read; the file then has the reasons. Another process writes to the folder. The
+    model has no features.
     """
     logger, options = start_log(command, context), command.prediction
     assert options
@@ -58,9 +56,7 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
     """Writes `predictions.csv` and the files that `options` asks for, from the mean of the sessions' probabilities.
 
     Every rank must call it.
-
-    Raises:
-        UserError: no image can be read.
+    Raises UserError: no image can be read.
     """
     session = build_ensemble(sessions)
     context, plan, part = session.evaluator.context, session.plan, None

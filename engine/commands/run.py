@@ -29,8 +29,7 @@ _MODULES = {name: name for name in ("train", "predict", "profile", "dry_run")} |
 def run(command: Command, context: ProcessContext) -> int:
     """Runs the command on every rank. Returns the exit status: 0, or the signal's if a signal ended a training run.
 
-    Raises:
-        UserError: any problem that the user can solve.
+    Raises UserError: any problem that the user can solve.
     """
     config, run_status.on_run_end = command.config, None
     top_k = command.prediction.top_k if command.prediction else None

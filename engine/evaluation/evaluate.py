@@ -43,14 +43,13 @@ Computed = tuple[dict[str, np.ndarray], dict[int, str]]  # arrays (N, ...), and 
 class Evaluator:
     """Evaluates models with these settings.
 
-    Attributes:
-        transform: uint8 images -> normalized images (B, channels, S, S), on the device.
-        flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
-        multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
-        best_metric: of `EVAL.BEST_METRIC`.
-        keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
-        thresholds: of `SampleResults`, from the weights; None in a training.
-        class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
+    transform: uint8 images -> normalized images (B, channels, S, S), on the device.
+    flips: whether the logits of an image are the mean over it and its mirror image (EVAL.TTA: flip).
+    multi_label: whether an image may have several labels (DATA.MULTI_LABEL).
+    best_metric: of `EVAL.BEST_METRIC`.
+    keeps_logits: whether the results have the logits of each sample (EVAL.SAVE_LOGITS).
+    thresholds: of `SampleResults`, from the weights; None in a training.
+    class_mask: bool (C,) on the device, False for classes whose logits are -inf; None: there are none.
     """
 
     transform: nn.Module

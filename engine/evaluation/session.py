@@ -130,8 +130,7 @@ class _Ensemble(Evaluator):
 def build_sessions(command: Command, context: ProcessContext, logger: RunLogger) -> list[EvaluationSession]:
     """The sessions of the runs that -resume names, or of the weights of MODEL.PRETRAINED.
 
-    Raises:
-        UserError: the weights do not fit the model; the classes or the images of the runs differ.
+    Raises UserError: the weights do not fit the model; the classes or the images of the runs differ.
     """
     sessions = [_build_session(one, context, logger) for one in (command, *command.others)]
     first, *rest = map(_comparable, sessions) if command.others else [{}]

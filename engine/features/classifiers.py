@@ -27,8 +27,7 @@ def knn_top1(
 
     The 20 training images of the highest cosine similarity s vote, with the weight exp(s / 0.07).
 
-    Args:
-        features: of the training, (N, F). queries: (M, F). targets, query_targets: int64 (N,), (M,).
+    features: of the training, (N, F). queries: (M, F). targets, query_targets: int64 (N,), (M,).
     """
     features, hits = F.normalize(features), 0
     for rows, labels in zip(F.normalize(queries).split(_ROWS), query_targets.split(_ROWS), strict=True):
@@ -50,9 +49,8 @@ def fit_probe(
 
     The fit is on standardized features; the weights are for the features as they are.
 
-    Args:
-        features: float32 (N, F), N >= 2. targets: int64 (N,), or multi-hot int8 (N, C). loss: see `build_loss`.
-        folds: of each sample, (N,); default: stratified ones.
+    features: float32 (N, F), N >= 2. targets: int64 (N,), or multi-hot int8 (N, C). loss: see `build_loss`.
+    folds: of each sample, (N,); default: stratified ones.
     """
     inputs, mean, std = standardize(features)
     start = inputs.new_zeros(num_classes, inputs.shape[1])
@@ -92,8 +90,7 @@ def fit_linear(
     scikit-learn's LogisticRegression has this objective with C = 1 / (l2 * N); with two classes, which have one row
     there, C = 2 / (l2 * N).
 
-    Args:
-        inputs: (N, F + 1); the last column, of ones, is for the bias, which has no penalty.
+    inputs: (N, F + 1); the last column, of ones, is for the bias, which has no penalty.
     """
     fitted = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(

@@ -97,9 +97,7 @@ def solve_head(task: ProbeTask) -> Solved:
 
     The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
     and for other probes with this backbone, these images and this preprocessing.
-
-    Raises:
-        UserError: the features are not finite, or of fewer than two images.
+    Raises UserError: the features are not finite, or of fewer than two images.
     """
     model, context = FeatureModel(task.model, task.config.model.name), task.evaluator.context
     train, val = _features(task, model, task.train, "train"), _features(task, model, task.val, "val")

@@ -34,18 +34,15 @@ from utils.tables import safe_cell
 class FeatureFile:
     """Features float32 (N, F) of N samples in `path`, an .npy file; `path`.json says whose they are and how many.
 
-    Attributes:
-        values: (N, F), mapped; (N, 0) before the first ones. The row of a sample that cannot be read is NaN.
-        num_done: samples so far, the first ones. errors: the reason for each sample that cannot be read, by its index.
+    values: (N, F), mapped; (N, 0) before the first ones. The row of a sample that cannot be read is NaN.
+    num_done: samples so far, the first ones. errors: the reason for each sample that cannot be read, by its index.
     """
 
     def __init__(self, path: Path, digest: str, num_samples: int) -> None:
         """A file that is damaged starts again.
 
         digest: of the weights, the samples and the preprocessing, see `digest_inputs`.
-
-        Raises:
-            UserError: the file is of another digest.
+        Raises UserError: the file is of another digest.
         """
         self.path, self.state_path, self.num_samples = path, path.with_name(f"{path.name}.json"), num_samples
         self.values = np.empty((num_samples, 0), np.float32)
@@ -133,8 +130,7 @@ ARRAY_FILE, TABLE_FILE = "embeddings.npy", "embeddings.csv"
 def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunLogger) -> None:
     """Writes `embeddings.npy`, and a table whose row i is about row i of the array. Every rank must call it.
 
-    Raises:
-        UserError: no image can be read; the table then has the reasons. The model has no features.
+    Raises UserError: no image can be read; the table then has the reasons. The model has no features.
     """
     config, samples, started = session.plan.config, session.plan.samples, time.perf_counter()
     model = FeatureModel(session.model, config.model.name)

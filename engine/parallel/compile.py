@@ -36,9 +36,7 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
 
     A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
     Marking a module compiles nothing yet, so the model may be sharded before.
-
-    Raises:
-        UserError: no working compiler.
+    Raises UserError: no working compiler.
     """
     if options.compile == "none":
         return None

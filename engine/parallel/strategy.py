@@ -66,9 +66,8 @@ class Strategy:
 
     The `load_*_state` methods are collective calls: every rank makes them.
 
-    Attributes:
-        is_sharded: whether a rank holds a part of each parameter only, as a `DTensor`. Then all ranks must run every
-            pass of the model, and the states consist of `DTensor`s.
+    is_sharded: whether a rank holds a part of each parameter only, as a `DTensor`. Then all ranks must run every pass
+        of the model, and the states consist of `DTensor`s.
     """
 
     is_sharded = False
@@ -78,10 +77,8 @@ class Strategy:
 
         Called if `is_sharded`. Returns a description for the log.
 
-        Args:
-            dtype_of: module -> dtype to which its gathered parameters are cast; None: they stay in fp32.
-        Raises:
-            UserError: the model cannot be sharded.
+        dtype_of: module -> dtype to which its gathered parameters are cast; None: they stay in fp32.
+        Raises UserError: the model cannot be sharded.
         """
         raise NotImplementedError
 
@@ -118,8 +115,7 @@ class Strategy:
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Restores the moments; weight decay, betas and other settings keep their current values.
 
-        Raises:
-            ValueError: the state belongs to other parameters.
+        Raises ValueError: the state belongs to other parameters.
         """
         settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         optimizer.load_state_dict(state)
@@ -360,8 +356,7 @@ def _like(own: torch.Tensor | None, value: Any) -> Any:
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     """Builds the strategy of the run; one process uses none.
 
-    Raises:
-        UserError: as `FSDP`.
+    Raises UserError: as `FSDP`.
     """
     if context.world_size == 1:
         return Single()
@@ -371,8 +366,7 @@ def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
 def check_same_options(config: Config, context: ProcessContext, **flags: str | int | None) -> None:
     """Checks that all ranks have the same `shared_options` and `flags`. A collective call.
 
-    Raises:
-        UserError: on all ranks; it names the first rank that differs from rank 0, and each key with both values.
+    Raises UserError: on all ranks; it names the first rank that differs from rank 0, and each key with both values.
     """
     of_main, *others = gather_objects(shared_options(config) | flags, context)
     for rank, of_rank in enumerate(others, 1):
@@ -410,9 +404,8 @@ class RankExchange:
 
         All ranks must call it equally often. In a run of one process the results are of this call.
 
-        Args:
-            seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The
-                times (ranks, 2) are None if the previous call gave none.
+        seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The times
+        (ranks, 2) are None if the previous call gave none.
         """
         values = torch.zeros(1 + 2 * self._ranks, dtype=torch.float64)  # every rank fills its own two places
         values[0] = request

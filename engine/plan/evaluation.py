@@ -72,10 +72,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
 
     Labels follow the class names of the checkpoint. Options that the user did not write follow its preprocessing, its
     number of classes and, if the user named no model, its architecture. Every rank must call it.
-
-    Raises:
-        UserError: as `read_samples` and `check_images`; no such checkpoint or weights; a preprocessing that contradicts
-            the options. In a prediction, missing and unreadable images are no errors.
+    Raises UserError: as `read_samples` and `check_images`; no such checkpoint or weights; a preprocessing that
+    contradicts the options. In a prediction, missing and unreadable images are no errors.
     """
     if command.config.model.resume:
         command = command.with_weights(_find_weights(command.config, context, logger))
@@ -135,8 +133,7 @@ def _find_weights(config: Config, context: ProcessContext, logger: RunLogger) ->
 def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[str | Fact]]:
     """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; their record; log lines.
 
-    Raises:
-        UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
+    Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
     options, given = command.config, command.given
     record, notes = weights_record(options.model), list[str | Fact]()
@@ -205,9 +202,7 @@ def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config)
 
     The file of the weights names the classes, else DATA.CLASSES, else the data, else timm the classes of ImageNet, see
     `imagenet_subset`. Other weights with 1000 classes may be of any data: their names are the labels.
-
-    Raises:
-        UserError: as `read_class_list`; a list of other length than the number of outputs.
+    Raises UserError: as `read_class_list`; a list of other length than the number of outputs.
     """
     number, classes = config.model.num_logits, config.data.classes
     shown = record and (record.class_names if samples.has_class_names else record.output_names or record.class_names)
@@ -233,9 +228,7 @@ def match_outputs(
     """The output of each class of data, for weights that do not name all; names of the outputs; their source, for logs.
 
     names: of the classes, in the order of DATA.CLASSES (`classes`), else of their bytes.
-
-    Raises:
-        UserError: neither the names nor the weights show the order; names the key that does.
+    Raises UserError: neither the names nor the weights show the order; names the key that does.
     """
     number, in_order, weights = model.num_classes or len(names), list(range(len(names))), str(model.pretrained)
     fix = f"set DATA.CLASSES to {CLASS_FILE}"

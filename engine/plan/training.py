@@ -122,9 +122,7 @@ def plan_training(
     checkpoint, or the weights.
 
     find_batch_size: for DATA.BATCH_SIZE auto. locks: receives the lock of the folder of a resumed run.
-
-    Raises:
-        UserError: as `resolve`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
+    Raises UserError: as `resolve`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
     """
     config, ranks = command.config, context.world_size
     if context.is_main:

@@ -139,8 +139,7 @@ def apply_op_lists(
     Returns:
         The modules in which an op of `NORM_OPS` is listed. On a CPU the white list has no effect on these ops.
 
-    Raises:
-        UserError: an entry is neither an op nor a module.
+    Raises UserError: an entry is neither an op nor a module.
     """
     white_ops, white_paths = _resolve(model, white, _WHITE)
     black_ops, black_paths = _resolve(model, black, _BLACK)

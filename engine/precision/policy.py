@@ -33,9 +33,7 @@ def set_process_switches(config: Config, device: torch.device) -> list[str]:
 
     Call it before the first operation of a model. Without DETERMINISTIC, cuDNN times its algorithms for each new shape
     of a convolution. Returns a line for the log if a switch of a GPU differs from torch's default.
-
-    Raises:
-        UserError: `MODEL.ATTENTION: cudnn` without a GPU.
+    Raises UserError: `MODEL.ATTENTION: cudnn` without a GPU.
     """
     on_gpu, tf32 = device.type == "cuda", uses_tf32(config.amp)
     use_deterministic_algorithms(config.deterministic)
@@ -97,8 +95,7 @@ class Precision:
         """A collective call. The random numbers of a CUDA kernel depend on the number of multiprocessors; ranks that
         round differently would train different weights.
 
-        Raises:
-            UserError: the GPUs of the ranks differ, in O3.
+        Raises UserError: the GPUs of the ranks differ, in O3.
         """
         if self.level != "O3" or context.device.type != "cuda":
             return
@@ -113,9 +110,7 @@ class Precision:
         """Applies the white and black list to the fp32 model, and `set_norm_dtypes` to the norms that no list names.
 
         Call it once, before the model is copied or sharded.
-
-        Raises:
-            UserError: a list entry names neither an op nor a module.
+        Raises UserError: a list entry names neither an op nor a module.
         """
         listed: set[nn.Module] = set()
         if self.dtype != torch.float32:
@@ -137,8 +132,7 @@ class Precision:
     def gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
         """The dtype to which gathered parameters of a module in a sharded model are cast; None: they stay in fp32.
 
-        Raises:
-            UserError: O3, which has no fp32 weights to shard.
+        Raises UserError: O3, which has no fp32 weights to shard.
         """
         if self.level == "O3":
             raise UserError("AMP.LEVEL O3: PARALLEL.STRATEGY fsdp and hsdp shard fp32 weights; use AMP.LEVEL=O2")
@@ -178,8 +172,7 @@ class Precision:
         gradient is not finite, updates the loss scale, and copies the weights to the compute model. The host does not
         wait for a GPU if the optimizer is fused.
 
-        Args:
-            seed: of stochastic rounding (O3); equal on all ranks.
+        seed: of stochastic rounding (O3); equal on all ranks.
 
         Returns:
             The global gradient norm (), unscaled, before clipping; on the device.

@@ -78,9 +78,8 @@ class Axis:
 def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log_base: int | None = None) -> Axis:
     """An axis whose limits are round numbers around the values.
 
-    Args:
-        integers: all ticks are whole numbers, and the limits are the lowest and the highest value.
-        log_base: logarithmic, if all values are positive and vary by more than a factor of 100; base 2 or 10.
+    integers: all ticks are whole numbers, and the limits are the lowest and the highest value.
+    log_base: logarithmic, if all values are positive and vary by more than a factor of 100; base 2 or 10.
     """
     low, high = min(values), max(values)
     if log_base and low > 1 / LARGEST and high / low > _LOG_RANGE:

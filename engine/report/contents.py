@@ -75,14 +75,13 @@ class Evaluation:
 class RunContents:
     """A run that trained or evaluated.
 
-    Attributes:
-        options: all options by dotted key. values: of `run.json`. epochs: the rows of `metrics.csv`.
-        evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
-        The others are for the page only: recipe: the options of the recipe; None if the run does not know it.
-        earlier: the options up to a step, by this step, where a resumed run changed them.
-        reports: the rows of the log lines of training.
-        plugins: their texts by name and hash. findings: the first rows of the lists of images that need a look, by
-            name. problems: a line for each file that cannot be read.
+    options: all options by dotted key. values: of `run.json`. epochs: the rows of `metrics.csv`.
+    evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
+    The others are for the page only: recipe: the options of the recipe; None if the run does not know it.
+    earlier: the options up to a step, by this step, where a resumed run changed them.
+    reports: the rows of the log lines of training.
+    plugins: their texts by name and hash. findings: the first rows of the lists of images that need a look, by name.
+        problems: a line for each file that cannot be read.
     """
 
     folder: Path

@@ -107,10 +107,9 @@ _BRANDS_AND_MEMORY = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE|\d+GB?|HBM3E?)\
 def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> float | None:
     """Datasheet peak of one GPU for matrix products of this dtype; None where the table has no figure.
 
-    Args:
-        device_name: as `torch.cuda.get_device_name` gives it. The whole name must match an entry, apart from brand
-            and memory size: laptop GPUs, MIG slices and virtual GPUs are slower than their namesakes.
-        tf32: whether float32 matrix products may use TF32; GPUs without TF32 then compute in float32.
+    device_name: as `torch.cuda.get_device_name` gives it. The whole name must match an entry, apart from brand and
+    memory size: laptop GPUs, MIG slices and virtual GPUs are slower than their namesakes.
+    tf32: whether float32 matrix products may use TF32; GPUs without TF32 then compute in float32.
     """
     peaks = PEAKS.get(model_name(device_name))
     if peaks is None:

@@ -246,9 +246,8 @@ class BackgroundLogger:
 class LoggerGroup:
     """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
 
-    Args:
-        options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
-        log: the log of the run; called in the threads of the loggers.
+    options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
+    log: the log of the run; called in the threads of the loggers.
     """
 
     def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:

@@ -82,11 +82,10 @@ class RunRecord:
     Every rank has a record. The main process writes the files; the other ranks write only how the run ended: torchrun
     hides exit statuses.
 
-    Attributes:
-        values: the content of `run.json`. epochs: the rows of `metrics.csv` by epoch; on the main process.
-        earlier: `values` at the end of the start before this one; empty in a new run.
-        on_end: called once, when this process has set a final state. Its exceptions are suppressed: they would hide the
-            reason of that state.
+    values: the content of `run.json`. epochs: the rows of `metrics.csv` by epoch; on the main process.
+    earlier: `values` at the end of the start before this one; empty in a new run.
+    on_end: called once, when this process has set a final state. Its exceptions are suppressed: they would hide the
+        reason of that state.
     """
 
     def __init__(self, is_main: bool = True) -> None:

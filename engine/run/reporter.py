@@ -137,10 +137,9 @@ class _IntervalStart:
 class Reporter(Observer):
     """Reports on a training run. Every rank calls all methods; only the main process writes the record.
 
-    Attributes:
-        describe: counts the FLOPs, which takes part of a second.
-        images_per_epoch: over all ranks, unreadable images included.
-        report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
+    describe: counts the FLOPs, which takes part of a second.
+    images_per_epoch: over all ranks, unreadable images included.
+    report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
     """
 
     context: ProcessContext

@@ -36,8 +36,7 @@ _MAX_JUMP = 4  # from one size to the next: the growth from the first sizes is i
 def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, str]:
     """The largest batch size that fits on all ranks, and a line for the log. A collective call.
 
-    Raises:
-        UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
+    Raises UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
     """
     data, device, strategy = config.data, context.device, config.parallel.strategy
     if context.world_size > 1 and strategy != "ddp":

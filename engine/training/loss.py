@@ -41,9 +41,8 @@ def build_loss(options: LossOptions, smoothing: float, class_weights: torch.Tens
     Targets are labels int64 (B,), of which those equal to `PADDING` do not count, or mixed targets (B, classes). For
     bce and asl also multi-hot targets (B, classes), of which rows of `PADDING` do not count.
 
-    Args:
-        smoothing: label smoothing, of mixed targets too.
-        class_weights: float32 (classes,), from `read_class_weights`.
+    smoothing: label smoothing, of mixed targets too.
+    class_weights: float32 (classes,), from `read_class_weights`.
     """
     build = {"cross_entropy": _cross_entropy, "bce": _bce, "asl": _asl}.get(options.name, _of_plugin)
     return build(options, smoothing, class_weights)
@@ -137,10 +136,8 @@ def read_class_weights(
     negative terms of a class have equal weight, as torch's documentation of `pos_weight` has it. A class without
     samples gets the weight of a class with one.
 
-    Args:
-        targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
-    Raises:
-        UserError: another number of weights than of classes.
+    targets: the labels of the training split, int64 (N,), or multi-hot int8 (N, classes).
+    Raises UserError: another number of weights than of classes.
     """
     weights = options.class_weights
     if weights is None:
@@ -182,9 +179,7 @@ def build_step_loss(
     mean; a student with MODEL.TUNE head does, too, since it stays in evaluation mode.
 
     targets, class_names: of the training data; None in a trial.
-
-    Raises:
-        UserError: as `read_class_weights` and `build_teacher`.
+    Raises UserError: as `read_class_weights` and `build_teacher`.
     """
     options, weights, notes = config.train, None, list[str]()
     if targets is not None:
@@ -288,10 +283,8 @@ def build_teacher(
     """The teacher of a student with the options of `config`, and log lines about it.
 
     Its head must have the student's number of classes. class_names: of the run's data, None if it has none.
-
-    Raises:
-        UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
-            model does not accept, or weights that do not fit.
+    Raises UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
+    model does not accept, or weights that do not fit.
     """
     options, student, data = config.train, config.model, config.data
     weights = options.teacher_file
@@ -367,8 +360,7 @@ def _find_model(
 def _match_classes(class_names: Sequence[str], teacher: Model, classes: str | None) -> list[int] | None:
     """The output of the teacher for each class of the data; None if both have the same order.
 
-    Raises:
-        UserError: the teacher was trained on other classes; or as `match_outputs`.
+    Raises UserError: the teacher was trained on other classes; or as `match_outputs`.
     """
     checkpoint = weights_record(teacher)
     if checkpoint and checkpoint.class_names:

@@ -36,10 +36,8 @@ def build_optimizer(model: nn.Module, options: Train, peak_lr: float | None = No
     BETAS and EPS that are null are the optimizer's own, as in timm's `create_optimizer_v2`. With LAYER_DECAY the
     learning rate of a layer is scaled as in BEiT (Bao et al., 2021): timm's `param_groups_layer_decay`, with the layers
     of the model's `group_matcher`. HEAD_LR_SCALE multiplies the learning rate of the head.
-
-    Raises:
-        UserError: timm has no optimizer of that name, or it cannot be built or step with these options; BETAS or KWARGS
-            do not fit it; LAYER_DECAY for a model without layers.
+    Raises UserError: timm has no optimizer of that name, or it cannot be built or step with these options; BETAS or
+    KWARGS do not fit it; LAYER_DECAY for a model without layers.
     """
     chosen = options.optimizer
     name = _timm_name(chosen)

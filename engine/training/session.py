@@ -93,9 +93,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     """Builds all parts of a training run, identical on every rank, and restores the checkpoint of the plan.
 
     solved: the head to start from.
-
-    Raises:
-        UserError: an option, the weights or the checkpoint are wrong.
+    Raises UserError: an option, the weights or the checkpoint are wrong.
     """
     config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.batch)
@@ -168,9 +166,7 @@ def build_train_state(
     strategy are around the module that is computed, and last.
 
     plan: of the run; without it, the run is a trial: it has no data.
-
-    Raises:
-        UserError: an option does not work with this model, device or strategy.
+    Raises UserError: an option does not work with this model, device or strategy.
     """
     train, data, parallel, device = config.train, config.data, config.parallel, context.device
     notes: list[str | Fact] = [*set_process_switches(config, device)]
@@ -309,8 +305,7 @@ class RunOutputs:
 def open_outputs(command: Command, session: Session, logger: RunLogger, locks: ExitStack) -> RunOutputs:
     """Opens the folder of the resumed run, or a new one, which the main process locks; a collective call.
 
-    Raises:
-        UserError: the folder cannot be created, or another host does not see it.
+    Raises UserError: the folder cannot be created, or another host does not see it.
     """
     plan, context, position = session.plan, session.state.context, session.position
     command, config, found = replace(command, config=plan.config), plan.config, plan.found

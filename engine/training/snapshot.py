@@ -58,9 +58,7 @@ class SaveTrigger:
         """Returns whether to save now. Without `steps_done` (in an evaluation) only the timer counts.
 
         request: the greatest of all ranks.
-
-        Raises:
-            Interrupted: any rank received a signal: save, then exit.
+        Raises Interrupted: any rank received a signal: save, then exit.
         """
         if request > _SAVE:
             self.signals.note(request - _SAVE)
@@ -73,12 +71,11 @@ class SaveTrigger:
 class RunPosition:
     """The position of a run, and its results so far.
 
-    Attributes:
-        best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`); None if there is none, or
-            if no checkpoint has its weights.
-        best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
-        best_path: the checkpoint of a resumed run with the weights of `best`.
-        thresholds: of the latest evaluation, with several labels per image.
+    best: the best evaluation, as the entry `best` of a checkpoint has it (`best_entry`); None if there is none, or if
+        no checkpoint has its weights.
+    best_is_unsaved: the run was killed after it saved this position and before it wrote `best.pth`.
+    best_path: the checkpoint of a resumed run with the weights of `best`.
+    thresholds: of the latest evaluation, with several labels per image.
     """
 
     progress: EpochProgress
@@ -135,8 +132,7 @@ def disk_note(state: TrainState, folder: Path) -> str:
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:
     """Loads a checkpoint into the state of a run and returns its position; without one, the start of the run.
 
-    Raises:
-        UserError: the options of the run do not fit the checkpoint.
+    Raises UserError: the options of the run do not fit the checkpoint.
     """
     if found is None:
         return RunPosition(state.new_progress(state.config.train.last_epoch), TrainClock())

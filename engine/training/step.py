@@ -46,12 +46,11 @@ class TrainState:
     - `eval_model`: the average of the weights if there is one, else `compute`.
     - `meta_model`: unsharded and without memory, to count parameters and FLOPs.
 
-    Attributes:
-        config: the completed options.
-        layout: how the samples of an epoch are divided into steps.
-        average: of the weights; None without MODEL_EMA.
-        transform: batch -> images (B, C, S, S), targets; on the device.
-        timer: of the data wait and the forward passes.
+    config: the completed options.
+    layout: how the samples of an epoch are divided into steps.
+    average: of the weights; None without MODEL_EMA.
+    transform: batch -> images (B, C, S, S), targets; on the device.
+    timer: of the data wait and the forward passes.
     """
 
     config: Config
@@ -101,9 +100,7 @@ def train_steps(
 
     The loss of a step is the mean over all samples of its accumulation window on all ranks, including a short last
     window. With a fused optimizer, the host waits only in `after_step`, and when the GPU is more than two steps behind.
-
-    Raises:
-        NonFiniteGradients: on all ranks. The last of those steps does not count as done.
+    Raises NonFiniteGradients: on all ranks. The last of those steps does not count as done.
     """
     precision, config = state.precision, state.config
     set_training(precision.weights.compute, config.model)

@@ -64,10 +64,8 @@ def load_pretrained(
     image_size: height and width of the images of the weights; None if they do not state it: position embeddings of
     another number of tokens are then of a square.
     zero_head: False leaves the last layer of a new head as it is, for an optimizer that never leaves zero.
-
-    Raises:
-        UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
-            `needs_head`, a head that would keep its initialization. The model is then unchanged.
+    Raises UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
+    `needs_head`, a head that would keep its initialization. The model is then unchanged.
     """
     file, options = find_weights(path), options or Model()
     try:
@@ -124,9 +122,7 @@ def choose(file: Path, weights: Weights, model: nn.Module, options: Model, evalu
 
     options: of the model. evaluates: by default another program's raw weights have priority over their average,
     as in timm's and DeiT's validation; else the average.
-
-    Raises:
-        UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
+    Raises UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
     """
     convert = paddle_converter(file, model, options) if weights.is_paddle else partial(to_model_names, model)
     own, body, wanted = model.state_dict(), body_names(model), options.weights_entry

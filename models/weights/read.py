@@ -117,9 +117,7 @@ def read_weights(path: str) -> Weights:
     Sources: PaddleViT's .pdparams; .npz of Google's vit_jax and big_vision; files of `torch.save` with any ending;
     .safetensors; .shards, the checkpoint folder of a sharded run, whose tensors are still in it (`StoredTensor`).
     The last file is kept in memory until `forget_weights`, as a run reads its names, its head and its tensors in turn.
-
-    Raises:
-        UserError: missing file, unknown format, damaged file, or a pickle that calls a function.
+    Raises UserError: missing file, unknown format, damaged file, or a pickle that calls a function.
     """
     file = find_weights(path)
     parts = [part.stat() for part in (file, *file.glob("*"))]  # of a folder, all files

@@ -36,9 +36,7 @@ def open_shards(folder: Path, rank: int = 0, world_size: int = 1) -> dict[str, A
 
     Verifies the parts: SHA-256, finite weights. With several ranks, each verifies its share of the files, and all
     must compare their results.
-
-    Raises:
-        UserError: a file is damaged, missing, no part of the checkpoint, or holds non-finite weights.
+    Raises UserError: a file is damaged, missing, no part of the checkpoint, or holds non-finite weights.
     """
     files = read_manifest(folder)
     content = read_content(folder, files)
@@ -89,8 +87,7 @@ def read_stored(content: Any, make_target: Callable[[StoredTensor], torch.Tensor
 def read_model_state(entry: dict[str, Any], own: dict[str, torch.Tensor]) -> dict[str, Any]:
     """The entry `model` or AVERAGE, read in place into the tensors `own` of the model; a file has tensors already.
 
-    Raises:
-        ValueError: the entry has other names or shapes than the model.
+    Raises ValueError: the entry has other names or shapes than the model.
     """
     stored = {one.name: key for key, one in entry.items() if isinstance(one, StoredTensor)}
     if not stored:
@@ -105,9 +102,7 @@ def read_optimizer_state(entry: dict[str, Any], groups: Sequence[dict[str, Any]]
     """The entry `optimizer`; of a file it has tensors already.
 
     groups: the optimizer's; a moment is shared by the ranks as its parameter is.
-
-    Raises:
-        ValueError: the entry belongs to other parameters.
+    Raises ValueError: the entry belongs to other parameters.
     """
     if not iter_stored(entry):
         return entry

@@ -135,8 +135,7 @@ def tables(flags: argparse.Namespace, figures: Figures) -> list[str]:
 def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The script's flags, and flags of main_single_gpu.py: of the document or the default recipe, then the user's.
 
-    Raises:
-        UserError: a flag has no effect, or is missing.
+    Raises UserError: a flag has no effect, or is missing.
     """
     parser = _parser()
     document = DOCUMENTS.get(parser.parse_known_args(argv)[0].table)
@@ -188,8 +187,7 @@ def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
 def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Figures of a turn.
 
-    Raises:
-        UserError: as `run_turn`, or the peak memory is above -memory_gb.
+    Raises UserError: as `run_turn`, or the peak memory is above -memory_gb.
     """
     size, program = config.data.batch_size, "recipe" if flags.loader else "ready"
     # As the random images have.

@@ -117,9 +117,7 @@ def final_top1(command: Sequence[str], output: Path, table: str, column: str) ->
     """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file of its run.
 
     output: the program creates the folder of its run there, with the file `table`.
-
-    Raises:
-        UserError: the program failed, or the file has no such value.
+    Raises UserError: the program failed, or the file has no such value.
     """
     process = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if process.returncode:
@@ -141,8 +139,8 @@ def run_turn(
     Returns:
         images_per_second, cpu_seconds_per_second; if the program logs them, peak_memory_bytes and data_wait_share
         (below 5%: 0).
-    Raises:
-        UserError: the program ended, or took longer than `limit_seconds`.
+
+    Raises UserError: the program ended, or took longer than `limit_seconds`.
     """
     with _Run(program, limit_seconds) as run:
         before, first = 0.0, Reading(0, arrived=time.perf_counter())

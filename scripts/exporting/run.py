@@ -75,8 +75,7 @@ class Reference:
 def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
     """The logits of `model` for images that are spread evenly over the validation samples.
 
-    Raises:
-        UserError: an image is unreadable, or the logits hardly depend on the image, as with an untrained head.
+    Raises UserError: an image is unreadable, or the logits hardly depend on the image, as with an untrained head.
     """
     count = min(NUM_IMAGES, len(samples))
     keys = [(0, position * len(samples) // count, 0) for position in range(count)]
@@ -96,9 +95,8 @@ def make_reference(model: nn.Module, samples: Samples, data: Data) -> Reference:
 def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
     """The arrays `images` (N, C, S, S), normalized, and `logits` (N, classes) of another program, in an .npz file.
 
-    Raises:
-        UserError: no such arrays, or of other shapes than the model's; logits that hardly depend on the image, or that
-            differ from the logits of `model` by more than `TOLERANCE`.
+    Raises UserError: no such arrays, or of other shapes than the model's; logits that hardly depend on the image, or
+    that differ from the logits of `model` by more than `TOLERANCE`.
     """
     shape, classes = (config.data.image_channels, *config.data.input_size), config.model.num_logits
     try:
@@ -170,9 +168,7 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
     """Writes `target` if the export's logits equal the logits of `model`; returns the largest difference.
 
     reference: None writes without a comparison; the result is then NaN.
-
-    Raises:
-        UserError: a logit differs by more than `TOLERANCE`, or the file cannot be written; an old `target` stays.
+    Raises UserError: a logit differs by more than `TOLERANCE`, or the file cannot be written; an old `target` stays.
     """
     write, load = _PROGRAMS[kind]
     with replaced(target) as temporary:

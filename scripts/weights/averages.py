@@ -30,11 +30,8 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
 
     In the order of their scores, each weights join the average if its score does not fall.
 
-    Args:
-        sources: the folder of a run, for all its checkpoints; or several runs or files, for the best weights of each.
-
-    Raises:
-        UserError: fewer than two checkpoints, weights of another model or other data, or no validation images.
+    sources: the folder of a run, for all its checkpoints; or several runs or files, for the best weights of each.
+    Raises UserError: fewer than two checkpoints, weights of another model or other data, or no validation images.
     """
     paths = _checkpoints(sources[0]) if len(sources) == 1 else list(dict.fromkeys(map(locate_weights, sources)))
     if len(paths) < 2:

@@ -51,8 +51,7 @@ def weight_file(source: str) -> str:
 def read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json; in its old form, the entry `pretrained_cfg` is the content.
 
-    Raises:
-        UserError: it is missing or damaged, or describes no model of timm's.
+    Raises UserError: it is missing or damaged, or describes no model of timm's.
     """
     content = read_json(folder / CONFIG)
     config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | content
@@ -72,8 +71,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def download(repository: str, names: tuple[str, ...], fix: str) -> Path:
     """The first of the files that the repository ORG/NAME[@REVISION] has; one in the Hub's cache needs no request.
 
-    Raises:
-        Unavailable: the Hub does not answer in time, or has no such file; names its address, and `fix`.
+    Raises Unavailable: the Hub does not answer in time, or has no such file; names its address, and `fix`.
     """
     import huggingface_hub as hub  # 0.3 s
     from huggingface_hub.constants import ENDPOINT

@@ -29,8 +29,7 @@ _FREE_BYTES, _MAX_EXPANSION = 1 << 26, 20
 def checked_archive_bytes(file: Path) -> int:
     """The size of a file in bytes; of a ZIP archive, the size after unpacking.
 
-    Raises:
-        UserError: a damaged archive, or one that unpacks to many times its size.
+    Raises UserError: a damaged archive, or one that unpacks to many times its size.
     """
     size = file.stat().st_size
     try:
@@ -85,9 +84,8 @@ class ArrayRecord:
 def read_plain_pickle(stream: BinaryIO) -> Any:
     """The content of the file, with an `ArrayRecord` for each array.
 
-    Raises:
-        ForbiddenName: the file names a class or function that arrays do not need.
-        Exception: of almost any type, from a damaged file.
+    Raises ForbiddenName: the file names a class or function that arrays do not need; Exception: of almost any type,
+    from a damaged file.
     """
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as file:  # reads never exceed the file size
         return _Unpickler(file, encoding="latin1").load()
@@ -189,9 +187,8 @@ class Inert(list[Any], metaclass=_InertType):
 def read_torch_file(file: Path) -> Any:
     """The content, with an `ArrayRecord` for each array, and an `Inert` for each other object that is no plain data.
 
-    Raises:
-        UserError: the file names a function that acts on the machine, or too many classes.
-        Exception: of almost any type, from a damaged file.
+    Raises UserError: the file names a function that acts on the machine, or too many classes; Exception: of almost any
+    type, from a damaged file.
     """
     names, arrays = set[str](), {".".join(name): call for name, call in ARRAYS.items()}
     try:

@@ -225,8 +225,7 @@ class Membership:
     def leave(self, error: BaseException) -> None:
         """Tells the other ranks that this one ends. Returns if `error` is the cause, which the caller then reports.
 
-        Raises:
-            SystemExit: the cause is reported, by this process or by another one.
+        Raises SystemExit: the cause is reported, by this process or by another one.
         """
         handle_signals(PendingSignal().receive)  # a signal of the launcher must not stop the diagnosis
         has_lost_a_rank = has_lost_connection(error)

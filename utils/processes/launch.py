@@ -52,10 +52,8 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
 
     The order matters: under Slurm, mpirun starts its processes through srun. An srun of a single task (an interactive
     shell, or one task with all GPUs) and a batch script, which has no step, count as started without a launcher.
-
-    Raises:
-        UserError: a variable has no possible value; RANK or WORLD_SIZE is set, but it is unknown which of the
-            processes on this host this one is; or SkyPilot, Kubeflow or PaddlePaddle started this script several times.
+    Raises UserError: a variable has no possible value; RANK or WORLD_SIZE is set, but it is unknown which of the
+    processes on this host this one is; or SkyPilot, Kubeflow or PaddlePaddle started this script several times.
     """
     _check_numbers(env)
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= env.keys():

@@ -136,24 +136,23 @@ def shifted(before: str, after: str, by: int) -> Callable[[re.Match[str]], str]:
 class Family:
     """A family of PaddleViT's, built by timm.
 
-    Attributes:
-        title: as its paper writes it.
-        keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
-        arguments: the options -> arguments of that name or class, without the number of classes and input channels.
-            They override the arguments that all families share, such as drop_rate.
-        defaults: values by section and key that differ from the general ones. From the family's `config.py` in
-            PaddleViT, or its code.
-        timm: a name of timm's, or a function of the options; None if models/families.py constructs the model.
-        teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
-            script of PaddleViT's for distillation.
-        renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
-        split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that
-            get equal parts of its first axis.
-        dropped: names in the .pdparams of tensors that timm computes itself; patterns for a whole name.
-        norm_eps: pattern of the name of a norm -> its epsilon in PaddleViT, where timm has another one.
-        computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
-        corrections: lines for the log about defects of PaddleViT that this project does not repeat.
-        differs: a line for the log about the difference from timm's model of this name; empty if there is none.
+    title: as its paper writes it.
+    keys: the section MODEL of the family; its `type` is a Literal of the one name of MODEL.TYPE, in lower case.
+    arguments: the options -> arguments of that name or class, without the number of classes and input channels. They
+        override the arguments that all families share, such as drop_rate.
+    defaults: values by section and key that differ from the general ones. From the family's `config.py` in PaddleViT,
+        or its code.
+    timm: a name of timm's, or a function of the options; None if models/families.py constructs the model.
+    teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
+        script of PaddleViT's for distillation.
+    renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
+    split: pattern of a renamed tensor, with the groups before and after the name of its module -> the modules that get
+        equal parts of its first axis.
+    dropped: names in the .pdparams of tensors that timm computes itself; patterns for a whole name.
+    norm_eps: pattern of the name of a norm -> its epsilon in PaddleViT, where timm has another one.
+    computed: names of float tensors of the model that are not in the .pdparams; patterns for a whole name.
+    corrections: lines for the log about defects of PaddleViT that this project does not repeat.
+    differs: a line for the log about the difference from timm's model of this name; empty if there is none.
     """
 
     title: str
