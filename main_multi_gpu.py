@@ -66,10 +66,8 @@ def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
 def check_num_processes(requested: int | None, started: int) -> None:
     """Refuses a number of processes that differs from the launcher's on this host."""
     if requested not in (None, started):
-        raise UserError(
-            f"-ngpus {requested}: a launcher started {started} process(es) on this host (LOCAL_WORLD_SIZE); leave "
-            "-ngpus out, or start this script without a launcher"
-        )
+        problem = f"-ngpus {requested}: a launcher started {started} process(es) on this host (LOCAL_WORLD_SIZE)"
+        raise UserError(f"{problem}; leave -ngpus out, or start this script without a launcher")
 
 
 def num_processes(requested: int | None, device: str | None = None) -> int:

@@ -61,10 +61,8 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
         return BatchPlan(batch_size, options.train.accum_iter, ranks)
     steps, rest = divmod(total, batch_size * ranks)
     if rest:
-        raise UserError(
-            f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {batch_size * ranks} (batch size {batch_size} "
-            f"x {ranks} rank(s)); {_fix(total, batch_size, ranks)}"
-        )
+        problem = f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {batch_size * ranks}"
+        raise UserError(f"{problem} (batch size {batch_size} x {ranks} rank(s)); {_fix(total, batch_size, ranks)}")
     return BatchPlan(batch_size, steps, ranks, whole_steps=True)
 
 
@@ -146,10 +144,8 @@ class EpochLayout:
         for field, name in _SAME_IN_AN_EPOCH.items():
             before, now = getattr(saved, field), getattr(self, field)
             if before != now:
-                raise UserError(
-                    f"-resume: the checkpoint is inside an epoch with {name} {format_value(before)}, but this run has "
-                    f"{format_value(now)}; set it as before, {alternative}"
-                )
+                problem = f"-resume: the checkpoint is inside an epoch with {name} {format_value(before)}"
+                raise UserError(f"{problem}, but this run has {format_value(now)}; set it as before, {alternative}")
         if done == saved.steps_per_epoch:
             return self.steps_per_epoch
         before_size, size = saved.batch.global_size, self.batch.global_size

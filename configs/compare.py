@@ -91,10 +91,8 @@ def check_same_architecture(before: dict[str, Any], config: Config) -> None:
     values = _values(config)
     for key in _OF_ARCHITECTURE:
         if before.get(key) != values.get(key):
-            raise UserError(
-                f"-resume: the checkpoint has {key} {before.get(key)}, another model than this run, with "
-                f"{values.get(key)}; without -cfg the options of its run are used"
-            )
+            problem = f"-resume: the checkpoint has {key} {before.get(key)}, another model than this run"
+            raise UserError(f"{problem}, with {values.get(key)}; without -cfg the options of its run are used")
 
 
 def _comparable(key: str, value: Any) -> Any:

@@ -133,10 +133,8 @@ class OptionLayers:
                 raise UserError(f"{at_base} {shorten(base)} is not a valid file name; correct it")
             target = os.path.realpath(path.parent / base)
             if not any(Path(target).is_relative_to(root) for root in roots):
-                raise UserError(
-                    f"{at_base} {shorten(base)} is outside {roots[0]}; move that file beside the recipe, or start in a "
-                    "folder that contains both"
-                )
+                problem = f"{at_base} {shorten(base)} is outside {roots[0]}"
+                raise UserError(f"{problem}; move that file beside the recipe, or start in a folder that contains both")
             if target in chain:
                 raise UserError(f"{at_base} is cyclic: {' -> '.join(Path(p).name for p in (*chain, target))}")
             if self._num_files >= _MAX_FILES:

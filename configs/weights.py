@@ -171,9 +171,8 @@ def model_follows_weights(record: WeightsRecord, model: Model, given: Collection
     try:
         return MODEL_SECTIONS[values["TYPE"]].model_validate(values)
     except (KeyError, TypeError, ValidationError):
-        raise UserError(
-            f"{model.pretrained}: its options describe no model of this version; give the model with -cfg"
-        ) from None
+        problem = f"{model.pretrained}: its options describe no model of this version"
+        raise UserError(f"{problem}; give the model with -cfg") from None
 
 
 def split_follows_weights(record: WeightsRecord, data: Data, given: Collection[str]) -> Data:

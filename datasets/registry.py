@@ -177,10 +177,8 @@ def _existing_class(data: Data) -> type[Source]:
         raise Unavailable(f"{default}: does not exist (the default of -data_path); give -data_path=FOLDER")
     if "://" in data.data_path and properties_of(data.dataset).has_files and not kind.reads_archive:
         download = "hf download ORG/NAME --repo-type=dataset --local-dir=DIR"
-        raise UserError(
-            f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs; download "
-            f"other data, as with {download}, and give -data_path=DIR"
-        )
+        problem = f"{data.data_path}: is a URL, which -dataset=tar reads for tar shards of http, https, s3 and gs"
+        raise UserError(f"{problem}; download other data, as with {download}, and give -data_path=DIR")
     return kind
 
 

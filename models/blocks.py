@@ -67,9 +67,8 @@ def enable_grad_checkpointing(model: nn.Module, name: str) -> None:
     try:
         timm_model.set_grad_checkpointing(True)
     except (AttributeError, AssertionError):  # no such method, or a method that refuses
-        raise UserError(
-            f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}; set it to false, lower -batch_size"
-        ) from None
+        problem = f"MODEL.GRAD_CHECKPOINTING: timm does not support it for {name}"
+        raise UserError(f"{problem}; set it to false, lower -batch_size") from None
     for module in model.modules():
         if isinstance(module, BatchNorm) and module.track_running_stats:
             add_mixin(module, _KeepStatistics)

@@ -158,9 +158,8 @@ def errors_of_building(model: str, data: Data) -> Iterator[None]:
     except (RuntimeError, AssertionError, ValueError, ArithmeticError, LookupError) as error:
         if find_shortage(error):  # the entry script names what to reduce
             raise
-        raise UserError(
-            f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: {_first_line(error)}"
-        ) from error
+        problem = f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}"
+        raise UserError(f"{problem}: {_first_line(error)}") from error
 
 
 def check_image_size(model: nn.Module, name: str, data: Data) -> None:
@@ -176,10 +175,8 @@ def check_image_size(model: nn.Module, name: str, data: Data) -> None:
     except Exception as error:  # of many types, by family
         cfg = getattr(model, "default_cfg", None) or {}
         default = f"; its default image size is {list(cfg['input_size'][1:])}" if "input_size" in cfg else ""
-        raise UserError(
-            f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails "
-            f"({_first_line(error)}){default}; change one of them"
-        ) from error
+        problem = f"{name} with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}: a forward pass fails"
+        raise UserError(f"{problem} ({_first_line(error)}){default}; change one of them") from error
     finally:
         model.train()
 

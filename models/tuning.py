@@ -62,9 +62,8 @@ def _train_last_blocks(model: nn.Module, count: int, name: str) -> None:
     layer_of = group_parameters(model, matcher, reverse=True) if matcher else {}
     blocks = sorted({layer_of[path] for path in _in_blocks(model, matcher)}) if matcher else []
     if not blocks:
-        raise UserError(
-            f"MODEL.TUNE last:{count}: {name} has no group_matcher, which defines its layers; use head or full"
-        )
+        problem = f"MODEL.TUNE last:{count}: {name} has no group_matcher, which defines its layers"
+        raise UserError(f"{problem}; use head or full")
     if count > len(blocks):
         raise UserError(f"MODEL.TUNE last:{count}: {name} has {len(blocks)} blocks; give at most that number")
     fixed = {path for path, parameter in model.named_parameters() if not parameter.requires_grad}

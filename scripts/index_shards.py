@@ -49,10 +49,8 @@ def main(argv: list[str]) -> int:
         num_bytes = sum(shard.num_bytes for shard in shards.index.shards if shard.name in own)
         targets = shards.index.arrays["targets"][shards.index.rows_of(own)]
         labelled = targets[targets >= 0]
-        print(
-            f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images, "
-            f"{len(labelled):,} with a label, {len(np.unique(labelled)):,} classes"
-        )
+        text = f"{split}: {len(names):,} shards, {num_bytes / 1e9:.3f} GB, {len(targets):,} images"
+        print(f"{text}, {len(labelled):,} with a label, {len(np.unique(labelled)):,} classes")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
     return 0
 

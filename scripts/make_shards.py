@@ -389,9 +389,8 @@ def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
         except (ValueError, TypeError) as error:
             raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
         if before != plan:
-            raise UserError(
-                f"{folder}: contains shards of other data, -shard_mb or -size; give the same, or another -output"
-            )
+            problem = f"{folder}: contains shards of other data, -shard_mb or -size"
+            raise UserError(f"{problem}; give the same, or another -output")
         progress = Progress(file, finished)
         if not lines:
             progress.add(plan)

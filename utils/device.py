@@ -71,10 +71,8 @@ def _why_unusable(visible: str | None) -> str:
         return "this machine has no NVIDIA driver; install it, or start the container with GPUs (--gpus all)"
     if "No CUDA GPUs" in reason and visible and _has_nvidia_gpu():
         return "the variable names no GPU of this machine; nvidia-smi -L lists them"
-    return (
-        f"CUDA {torch.version.cuda}: {reason}; check nvidia-smi, update an old driver, or install torch for an older "
-        "CUDA"
-    )
+    text = f"CUDA {torch.version.cuda}: {reason}; check nvidia-smi, update an old driver"
+    return f"{text}, or install torch for an older CUDA"
 
 
 def cpu_warning(device: torch.device) -> str | None:

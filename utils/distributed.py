@@ -226,10 +226,9 @@ def _report_full_gpu() -> Iterator[None]:
         shortage = find_shortage(error)
         if not (shortage and shortage.on_gpu):
             raise
-        raise Unavailable(
-            f"out of GPU memory at the start ({shortage.reason}); another process may use the GPU: end it (see "
-            "nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
-        ) from error
+        problem = f"out of GPU memory at the start ({shortage.reason})"
+        fix = "another process may use the GPU: end it (see nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
+        raise Unavailable(f"{problem}; {fix}") from error
 
 
 def _check_same_devices(store: dist.Store, device: torch.device, rank: int, ranks: Sequence[RankProcess]) -> None:
@@ -238,10 +237,8 @@ def _check_same_devices(store: dist.Store, device: torch.device, rank: int, rank
     types = [text.decode() for text in store.multi_get([f"device {one.rank}" for one in ranks])]
     for other, of_other in zip(ranks, types, strict=True):
         if of_other != types[0]:
-            raise UserError(
-                f"{ranks[0]} uses {types[0]}, but {other} uses {of_other}; start all with the same -device and with "
-                "GPUs on every host, or on none"
-            )
+            problem = f"{ranks[0]} uses {types[0]}, but {other} uses {of_other}"
+            raise UserError(f"{problem}; start all with the same -device and with GPUs on every host, or on none")
 
 
 def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wanted: str | None = None) -> torch.device:
@@ -256,9 +253,7 @@ def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wan
     check_compute_capability(device)
     identity = torch.cuda.get_device_properties(device).uuid
     if store.add(f"processes on {identity}", 1) > 1:
-        raise Unavailable(
-            f"GPUs: {local_world_size} processes on this host, but {gpus} visible to rank {os.environ['RANK']}; "
-            "start one process per GPU"
-        )
+        problem = f"GPUs: {local_world_size} processes on this host, but {gpus} visible to rank {os.environ['RANK']}"
+        raise Unavailable(f"{problem}; start one process per GPU")
     torch.cuda.set_device(device)
     return device

@@ -286,10 +286,9 @@ def verify_checksum(path: Path, required: bool = False) -> None:
         comment = file.read()
         if not comment.startswith(_CHECKSUM_PREFIX):
             if required:
-                raise UserError(
-                    f"{path}: is damaged or not a checkpoint of this project (no checksum); if it has weights of "
-                    f"another program, start with -pretrained={shlex.quote(str(path))}"
-                )
+                problem = f"{path}: is damaged or not a checkpoint of this project (no checksum)"
+                fix = f"if it has weights of another program, start with -pretrained={shlex.quote(str(path))}"
+                raise UserError(f"{problem}; {fix}")
             return
         file.seek(0)
         sha256 = hashlib.sha256()

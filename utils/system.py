@@ -46,9 +46,8 @@ def why_unusable() -> str | None:
     import resource  # Windows lacks it
 
     if 0 <= (open_files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _MIN_OPEN_FILES:
-        return (
-            f"ulimit -n is {open_files}: too few open files; raise it to at least {_MIN_OPEN_FILES} (ulimit -n 65536)"
-        )
+        text = f"ulimit -n is {open_files}: too few open files"
+        return f"{text}; raise it to at least {_MIN_OPEN_FILES} (ulimit -n 65536)"
     if missing := ", ".join(_pip_name(module) for module in _REQUIRED if not is_installed(module)):
         return f"not installed: {missing}; source .venv/bin/activate, or pip install -r requirements.txt"
     return None

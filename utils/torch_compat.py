@@ -75,10 +75,9 @@ def sign_object_collectives(key: bytes) -> None:
     def verifying(file: BinaryIO) -> pickle.Unpickler:
         signature, content = file.read(32), file.read()  # of SHA-256
         if not hmac.compare_digest(signature, hmac.digest(key, content, "sha256")):
-            raise Unavailable(
-                "torch.distributed: an object has no valid signature of a rank of this run; another program on "
-                "this host may write to its ports: see who uses the host, and resume"
-            )
+            problem = "torch.distributed: an object has no valid signature of a rank of this run"
+            fix = "another program on this host may write to its ports: see who uses the host, and resume"
+            raise Unavailable(f"{problem}; {fix}")
         return pickle.Unpickler(io.BytesIO(content))
 
     module: Any = dist.distributed_c10d

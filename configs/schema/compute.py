@@ -80,9 +80,8 @@ class Amp(Section):
             raise ValueError(f"MIN_LOSS_SCALING {self.min_loss_scaling:g} exceeds INIT_LOSS_SCALING; lower it")
         both = sorted(set(self.custom_white_list) & set(self.custom_black_list))
         if both:
-            raise ValueError(
-                f"CUSTOM_WHITE_LIST contains {both[0][:80]}, which CUSTOM_BLACK_LIST also contains; remove one of them"
-            )
+            problem = f"CUSTOM_WHITE_LIST contains {both[0][:80]}, which CUSTOM_BLACK_LIST also contains"
+            raise ValueError(f"{problem}; remove one of them")
         return self
 
 

@@ -94,42 +94,33 @@ class Config(Section):
     def _check_multi_label(self) -> None:
         if self.loss.name == "cross_entropy" or (self.loss.name not in ("bce", "asl") and self.loss.class_weights):
             weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)
-            raise ValueError(
-                f"LOSS.NAME {self.loss.name}{weighted} needs one label per image, but DATA.MULTI_LABEL is on; set "
-                "LOSS.NAME=bce or asl"
-            )
+            problem = f"LOSS.NAME {self.loss.name}{weighted} needs one label per image, but DATA.MULTI_LABEL is on"
+            raise ValueError(f"{problem}; set LOSS.NAME=bce or asl")
         if self.train.distillation_type != "none":
-            raise ValueError(
-                f"TRAIN.DISTILLATION_TYPE {self.train.distillation_type} needs one label per image, but "
-                "DATA.MULTI_LABEL is on; set it to none"
-            )
+            text = f"TRAIN.DISTILLATION_TYPE {self.train.distillation_type} needs one label per image"
+            raise ValueError(f"{text}, but DATA.MULTI_LABEL is on; set it to none")
 
     @model_validator(mode="after")
     def _check(self) -> "Config":
         multiple = self.model.image_size_multiple
         if any(side % multiple for side in self.data.input_size):
             nearest = [max(1, round(side / multiple)) * multiple for side in self.data.input_size]
-            raise ValueError(
-                f"DATA.IMAGE_SIZE {self.data.image_size} is not a multiple of {multiple}, as this model needs; the "
-                f"nearest is {nearest[0] if nearest[0] == nearest[1] else nearest}"
-            )
+            problem = f"DATA.IMAGE_SIZE {self.data.image_size} is not a multiple of {multiple}, as this model needs"
+            raise ValueError(f"{problem}; the nearest is {nearest[0] if nearest[0] == nearest[1] else nearest}")
         if self.model.type == "crossvit" and self.data.input_size[0] != self.data.input_size[1]:
-            raise ValueError(
-                f"DATA.IMAGE_SIZE {self.data.image_size}: CrossViT resizes images to squares; use a number"
-            )
+            problem = f"DATA.IMAGE_SIZE {self.data.image_size}: CrossViT resizes images to squares"
+            raise ValueError(f"{problem}; use a number")
         if self.model.pretrained == "timm" and self.model.type != "timm":
-            raise ValueError(
-                f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {self.model.type}; use -model=NAME -pretrained=timm"
-            )
+            problem = f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {self.model.type}"
+            raise ValueError(f"{problem}; use -model=NAME -pretrained=timm")
         if self.eval.enabled and not (self.model.pretrained or self.model.resume):
             raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
         if self.eval.enabled and self.data.batch_size == AUTO and not self.data.batch_size_eval:
             raise ValueError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
         if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
-            raise ValueError(
-                "TRAIN.TEACHER_WEIGHTS needs a distillation; set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's "
-                "scripts) or soft, or remove the teacher"
-            )
+            problem = "TRAIN.TEACHER_WEIGHTS needs a distillation"
+            fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
+            raise ValueError(f"{problem}; {fix}")
         if self.eval.suspects and not self.eval.enabled and (self.model.tune.kind != "probe" or self.data.multi_label):
             raise ValueError("EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false")
         if self.eval_raw and not self.train.model_ema:
@@ -137,16 +128,12 @@ class Config(Section):
         if self.data.multi_label:
             self._check_multi_label()
         if self.data.balanced_sampling and self.loss.class_weights == "balanced":
-            raise ValueError(
-                "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice; remove one "
-                "of them"
-            )
+            problem = "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice"
+            raise ValueError(f"{problem}; remove one of them")
         patience = self.train.patience
         if patience is not None and patience < self.validate_freq:
-            raise ValueError(
-                f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}, the epochs between two "
-                "evaluations; raise the first or lower the second"
-            )
+            text = f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}"
+            raise ValueError(f"{text}, the epochs between two evaluations; raise the first or lower the second")
         return self
 
 

@@ -202,9 +202,8 @@ class Data(Section):
         mean, std = self.imagenet_mean, self.imagenet_std
         largest = max(*mean, *std)
         if largest > 255:
-            raise ValueError(
-                f"IMAGENET_MEAN and IMAGENET_STD have a value of {largest:g}; give values of pixels in 0..1"
-            )
+            problem = f"IMAGENET_MEAN and IMAGENET_STD have a value of {largest:g}"
+            raise ValueError(f"{problem}; give values of pixels in 0..1")
         unit = 255 if largest > 1 else 1
         if len(mean) == 3 and all(abs(value / unit - bgr) < 2e-3 for value, bgr in zip(mean, _BGR_MEAN, strict=True)):
             raise ValueError("IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD")
@@ -223,14 +222,11 @@ class Data(Section):
         if self.batch_size == AUTO and not self.global_batch_size:
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
         if self.multi_label and not properties_of(self.dataset).multi_label:
-            raise ValueError(
-                f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}; use -dataset=csv"
-            )
+            text = f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}"
+            raise ValueError(f"{text}; use -dataset=csv")
         if self.multi_label and self.balanced_sampling:
-            raise ValueError(
-                "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; use LOSS.CLASS_WEIGHTS=balanced "
-                "instead"
-            )
+            text = "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on"
+            raise ValueError(f"{text}; use LOSS.CLASS_WEIGHTS=balanced instead")
         self._check_tables()
         self._check_folds()
         self._check_groups()

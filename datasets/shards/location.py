@@ -134,10 +134,8 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
     if (info := store.read_small(INFO_FILE, _MAX_INFO_BYTES)) is not None:
         return _read_info(info, store.url(INFO_FILE))
     if not store.files.can_list:
-        raise UserError(
-            f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}; give a "
-            f"pattern, such as {store.url('train-{0000..0127}.tar')}"
-        )
+        problem = f"{store.root}: the shards on a web server cannot be listed, and there is no {INFO_FILE}"
+        raise UserError(f"{problem}; give a pattern, such as {store.url('train-{0000..0127}.tar')}")
     files, folders = store.list_folder()
     for folder in folders:
         if split_of(folder):
@@ -146,9 +144,8 @@ def find_shards(store: ShardStore, names: Sequence[str] | None = None) -> FoundS
         return _split_by_name(shards, store)
     for file in files:
         _check_not_compressed(file)
-    raise UserError(
-        f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX}); check it, or use -dataset=folder for images"
-    )
+    problem = f"DATA.DATA_PATH: {store.root}: has no shard (*{_SUFFIX})"
+    raise UserError(f"{problem}; check it, or use -dataset=folder for images")
 
 
 def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
@@ -157,10 +154,8 @@ def _split_by_name(names: Sequence[str], store: ShardStore) -> FoundShards:
         splits[split_of(name) or "all"].append(name)
     if "all" in splits and len(splits) > 1:
         other = next(names for split, names in splits.items() if split != "all")[0]
-        raise UserError(
-            f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has; rename it, "
-            "or move it out of the data set"
-        )
+        problem = f"{store.url(splits['all'][0])}: has no 'train', 'val' or 'test' in its name, but {other} has"
+        raise UserError(f"{problem}; rename it, or move it out of the data set")
     return FoundShards(dict(splits))
 
 

@@ -58,10 +58,8 @@ def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: 
     first = indices[0]
     images = f"{len(indices)} {_ADJECTIVES.get(split, 'validation')} image(s)"
     fix = f"{'set it to' if trains else 'give weights of'} {labels.max() + 1} or more"
-    return [
-        f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes} ({images} "
-        f"have labels >= {num_classes}); {fix}, or correct the labels"
-    ]
+    text = f"{samples.location(first)}: label {labels[first]}, but MODEL.NUM_CLASSES is {num_classes}"
+    return [f"{text} ({images} have labels >= {num_classes}); {fix}, or correct the labels"]
 
 
 def find_problems(
@@ -167,10 +165,8 @@ def _notes_on_grey_levels(samples: Samples) -> list[str]:
         return []
     share = np.cumsum(histogram)
     low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
-    return [
-        f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels; "
-        f"set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"
-    ]
+    text = f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels"
+    return [f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"]
 
 
 def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
@@ -189,10 +185,8 @@ def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
             first = int(np.append(own[:length] != other[:length], True).argmax())
             first = gather_objects(first, context)[rank]
             texts = gather_objects(_describe(samples, first), context)
-            raise UserError(
-                f"{context.name(rank)} has other data than {context.name(0)}: {texts[rank]}, not {texts[0]}; copy the "
-                "data of one host to the others, or use a folder that all hosts share"
-            )
+            problem = f"{context.name(rank)} has other data than {context.name(0)}: {texts[rank]}, not {texts[0]}"
+            raise UserError(f"{problem}; copy the data of one host to the others, or use a folder that all hosts share")
 
 
 def digest_of(samples: Samples) -> str:
@@ -247,15 +241,11 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
         found = check_files(samples, data.image_channels, _MAX_SECONDS * len(samples) / num_images)
         checked.append(found)
         if found.number < len(samples):
-            samples.notes.append(
-                f"{root}: checked the headers of {found.number} of {len(samples)} images; the others are checked when "
-                "they are read"
-            )
+            text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
+            samples.notes.append(f"{text}; the others are checked when they are read")
         if found.bad and skips:
-            samples.notes.append(
-                f"Warning: {root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE), such "
-                f"as {found.bad[0].path!r}: {found.bad[0].reason}"
-            )
+            text = f"Warning: {root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+            samples.notes.append(f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}")
         bad |= {image.path: image for image in found.bad}
     if bad and not skips:
         groups: dict[object, list[BadImage]] = {}  # missing images are one problem for each kind

@@ -155,9 +155,8 @@ def _read(file: Path) -> dict[Any, Any]:
         with open_regular_file(file) as stream:
             content = read_plain_pickle(stream)
     except OSError as error:
-        raise error_from(
-            error, f"{file}: cannot be read ({error.strerror}); extract CIFAR's Python version into DATA.DATA_PATH"
-        ) from error
+        problem = f"{file}: cannot be read ({error.strerror})"
+        raise error_from(error, f"{problem}; extract CIFAR's Python version into DATA.DATA_PATH") from error
     except Exception as error:  # the parser raises many types on damaged files
         reason = f"it refers to {error}" if isinstance(error, ForbiddenName) else " ".join(str(error).split())
         raise error_from(error, f"{file}: is not a CIFAR batch ({reason}); {_FIX}") from error

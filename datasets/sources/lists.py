@@ -185,10 +185,8 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     targets = dict.fromkeys(filter(None, train_rows.target_ids))
     if several := next((target for target in targets if _has_several_labels(target, targets)), None):
         line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
-        raise UserError(
-            f"{train_table.file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels; train "
-            "with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
-        )
+        text = f"{train_table.file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels"
+        raise UserError(f"{text}; train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image")
     parts = ((target, target.split()) for target in targets)
     if joined := next(
         (target for target, words in parts if len(words) > 1 and all(map(targets.__contains__, words))), None
@@ -319,15 +317,11 @@ def _report_repeated_images(listing: Listing) -> None:
             continue
         repeated_lines.append(lines[index])
         if not np.array_equal(targets[first], targets[index]):
-            listing.findings.append(
-                f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}; write "
-                "all its labels in one line, and remove the other"
-            )
+            text = f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}"
+            listing.findings.append(f"{text}; write all its labels in one line, and remove the other")
     if repeated_lines:
-        listing.notes.append(
-            f"{listing.file}: {len(repeated_lines)} image(s) are listed more than once; the first repetition is in "
-            f"line {repeated_lines[0]}"
-        )
+        text = f"{listing.file}: {len(repeated_lines)} image(s) are listed more than once"
+        listing.notes.append(f"{text}; the first repetition is in line {repeated_lines[0]}")
 
 
 def _is_number(target: str) -> bool:

@@ -176,9 +176,8 @@ def number_by(
             f"{list_names(known)}){hint}; -predict {shlex.quote(data_path)} labels unsorted images"
         )
     if missing:
-        findings.append(
-            f"{data_path}: {list_names(missing)}: a class of the checkpoint that the data does not have; add it"
-        )
+        text = f"{data_path}: {list_names(missing)}: a class of the checkpoint that the data does not have"
+        findings.append(f"{text}; add it")
     if not findings and not np.array_equal(labels, np.arange(len(known))):
         samples.number_classes(labels, list(known))
     return findings

@@ -128,10 +128,9 @@ def source_class(dataset: str) -> type[Source]:
     Raises UserError: an unknown data set; a package is not installed.
     """
     if dataset == "packed":
-        raise UserError(
-            "DATA.DATASET: packed was removed; write the images as shards with scripts/make_shards.py -size N, and use "
-            "-dataset=tar"
-        )
+        problem = "DATA.DATASET: packed was removed"
+        fix = "write the images as shards with scripts/make_shards.py -size N, and use -dataset=tar"
+        raise UserError(f"{problem}; {fix}")
     if dataset not in DATA_SETS:
         hint = did_you_mean(dataset, DATA_SETS)
         if re.fullmatch(r"imagenet\W?(1k|ilsvrc)?|(imagenet\W?)?ilsvrc\W?(2012)?", dataset.lower()):

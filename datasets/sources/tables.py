@@ -76,9 +76,8 @@ def _find_encoding(file: Path, given: str | None) -> str:
         if stream.read(4) in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
             raise UserError(f"{file}: is a workbook or an archive; save its table as CSV in UTF-8")
     others = f" or {given}" if given else ""
-    raise UserError(
-        f"{file}: is not text in UTF-8{others}; name its encoding: -opts DATA.ENCODING=NAME, such as cp1252 or gb18030"
-    )
+    problem = f"{file}: is not text in UTF-8{others}"
+    raise UserError(f"{problem}; name its encoding: -opts DATA.ENCODING=NAME, such as cp1252 or gb18030")
 
 
 class Table:

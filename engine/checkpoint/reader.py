@@ -240,9 +240,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise error_from(error, f"{path}: cannot be read: {error.strerror}") from None
     except Exception as error:  # a file with a valid checksum that is no torch archive raises almost any type
-        raise error_from(
-            error, f"{path}: is not a checkpoint of this program ({type(error).__name__}); use another"
-        ) from None
+        problem = f"{path}: is not a checkpoint of this program ({type(error).__name__})"
+        raise error_from(error, f"{problem}; use another") from None
     state = state if isinstance(state, dict) else {}
     if "model" in state and "format" not in state:
         raise UserError(f"{path}: has weights only; start from them with -pretrained={shlex.quote(str(path))}")

@@ -135,9 +135,8 @@ def make_run_folder(root: Path, name: str) -> Path:
                 raise Unavailable(f"SAVE: {root} is a file; choose a folder with -output") from None
             continue
         except OSError as error:
-            raise error_from(
-                error, f"SAVE: {root} is not writable: {error.strerror}; choose another folder with -output"
-            ) from None
+            problem = f"SAVE: {root} is not writable: {error.strerror}"
+            raise error_from(error, f"{problem}; choose another folder with -output") from None
         return folder
     raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
 
@@ -176,10 +175,8 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
         if context.is_main:
             own.unlink(missing_ok=True)
     if blind:
-        raise Unavailable(
-            f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0; choose a "
-            "folder on a disk that all hosts share with -output"
-        )
+        problem = f"SAVE: {os.path.abspath(folder)}: {blind} this folder of {context.hosts[0]}, the host of rank 0"
+        raise Unavailable(f"{problem}; choose a folder on a disk that all hosts share with -output")
 
 
 def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
@@ -198,10 +195,8 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     if size is None:
         return
     if blind := _blind_hosts(lambda: _size(file) == size, context):
-        raise Unavailable(
-            f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0; put it on a "
-            "disk that all hosts share"
-        )
+        problem = f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0"
+        raise Unavailable(f"{problem}; put it on a disk that all hosts share")
 
 
 def _is_one_host(context: ProcessContext) -> bool:

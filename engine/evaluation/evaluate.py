@@ -78,9 +78,8 @@ class Evaluator:
         """The metrics of the results of the main process, on all ranks. Raises UserError: no sample is readable."""
         metrics = broadcast_object(results.metrics(self.best_metric) if results else None, self.context)
         if not metrics or not metrics.samples:
-            raise UserError(
-                "no image of the evaluation can be read; bad_images_*.csv in the run's folder has the reasons"
-            )
+            problem = "no image of the evaluation can be read"
+            raise UserError(f"{problem}; bad_images_*.csv in the run's folder has the reasons")
         return metrics
 
     def classify(

@@ -87,14 +87,11 @@ def _check_compiler(device: torch.device) -> None:
         for variable, folder in folders.items():  # torch.compile unpickles and loads their files
             os.makedirs(folder, mode=0o700, exist_ok=True)
             if {os.stat(folder, follow_symlinks=follows).st_uid for follows in (True, False)} != {os.geteuid()}:
-                raise UserError(
-                    f"{variable}: {folder} belongs to another user, and torch.compile runs code from it; set "
-                    f"{variable} to a folder of your own, or remove -compile"
-                )
+                problem = f"{variable}: {folder} belongs to another user, and torch.compile runs code from it"
+                raise UserError(f"{problem}; set {variable} to a folder of your own, or remove -compile")
     except OSError as error:
-        raise error_from(
-            error, f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}; remove -compile"
-        ) from error
+        problem = f"TRAIN.COMPILE: the cache {error.filename}: {error.strerror}"
+        raise error_from(error, f"{problem}; remove -compile") from error
     try:
         _compile_function(device)
     except Exception as error:  # of many types: a missing C++ compiler, no Triton, a read-only folder
@@ -104,9 +101,8 @@ def _check_compiler(device: torch.device) -> None:
             with empty_compile_cache():
                 _compile_function(device)
         except Exception:
-            raise error_from(
-                error, f"TRAIN.COMPILE: no working compiler: {reason}; install g++, or remove -compile"
-            ) from error
+            problem = f"TRAIN.COMPILE: no working compiler: {reason}"
+            raise error_from(error, f"{problem}; install g++, or remove -compile") from error
         cache = folders.get("TORCHINDUCTOR_CACHE_DIR", folders["TMPDIR"])
         raise error_from(error, f"TRAIN.COMPILE: damaged cache: {reason}; delete the folder {cache}") from error
 

@@ -228,10 +228,8 @@ class FSDP(Strategy):
     def shard(self, model: nn.Module, average: nn.Module | None = None, dtype_of: DtypeOf = lambda module: None) -> str:
         for path, module in model.named_modules():
             if isinstance(module, BatchNorm):
-                raise UserError(
-                    f"PARALLEL.STRATEGY: this model has batch norms ({path}), whose running statistics are not shared; "
-                    "use ddp"
-                )
+                problem = f"PARALLEL.STRATEGY: this model has batch norms ({path})"
+                raise UserError(f"{problem}, whose running statistics are not shared; use ddp")
         # The backward pass starts with the parameters outside of blocks: they are not freed in between.
         units = self._shard_model(model, dtype_of, self.options.reshard_after_forward, reshard_rest=False)
         if average is not None:
@@ -372,9 +370,8 @@ def check_same_options(config: Config, context: ProcessContext, **flags: str | i
     for rank, of_rank in enumerate(others, 1):
         if keys := [key for key in of_main | of_rank if of_main.get(key) != of_rank.get(key)]:
             main, own = (", ".join(f"{key} {format_value(of.get(key))}" for key in keys) for of in (of_main, of_rank))
-            raise UserError(
-                f"{context.name(rank)} has {own}, but {context.name(0)} has {main}; start all ranks with equal options"
-            )
+            problem = f"{context.name(rank)} has {own}, but {context.name(0)} has {main}"
+            raise UserError(f"{problem}; start all ranks with equal options")
 
 
 class RankExchange:
@@ -394,10 +391,9 @@ class RankExchange:
             except RuntimeError as error:  # NCCL may use another network than gloo
                 if has_lost_connection(error):
                     raise
-                raise Unavailable(
-                    f"the hosts of this run cannot reach each other ({error}); set GLOO_SOCKET_IFNAME to the name of "
-                    "their common network interface"
-                ) from error
+                problem = f"the hosts of this run cannot reach each other ({error})"
+                fix = "set GLOO_SOCKET_IFNAME to the name of their common network interface"
+                raise Unavailable(f"{problem}; {fix}") from error
 
     def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
         """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.

@@ -123,10 +123,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
 def _find_weights(config: Config, context: ProcessContext, logger: RunLogger) -> Path:
     found = find_on_all_ranks(config, context, logger)
     if found is None:
-        raise UserError(
-            f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate; name a run with "
-            "-resume=RUN, or give -pretrained"
-        )
+        problem = f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate"
+        raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
     return found.path
 
 

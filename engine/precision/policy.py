@@ -101,10 +101,8 @@ class Precision:
             return
         kinds = sorted(set(gather_objects(gpu_kind(context.device), context)))
         if len(kinds) > 1:
-            raise UserError(
-                f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)}), whose stochastic rounding differs; "
-                "use GPUs of one kind, or AMP.LEVEL=O2"
-            )
+            problem = f"AMP.LEVEL O3: the ranks have different GPUs ({', '.join(kinds)})"
+            raise UserError(f"{problem}, whose stochastic rounding differs; use GPUs of one kind, or AMP.LEVEL=O2")
 
     def apply_op_lists(self, model: nn.Module) -> None:
         """Applies the white and black list to the fp32 model, and `set_norm_dtypes` to the norms that no list names.

@@ -217,9 +217,8 @@ def read_contents(folder: Path) -> RunContents:
         raise UserError(f"{folder}: is not the folder of a run (no {RUN_OPTIONS})")
     values = read_run(folder)
     if not values or folder.resolve().name.startswith(_WITHOUT_PAGE):
-        raise UserError(
-            f"{folder}: is not the folder of a training or an evaluation; predictions and profiles have no page"
-        )
+        problem = f"{folder}: is not the folder of a training or an evaluation"
+        raise UserError(f"{problem}; predictions and profiles have no page")
     problems: list[str] = []
 
     def read(reader: Callable[[Path], _T], path: Path, missing: _T) -> _T:

@@ -133,10 +133,8 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
     fsync_path(folder)
     move_record(folder, target)
     figure = f"the best {metric.title}, {metric.text(best.get(metric.name))} (epoch {best['epoch']}), " if best else ""
-    logger.info(
-        f"----- Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}, are ahead of "
-        f"{found.path.name}: moved to {target}, a run of its own for -resume"
-    )
+    line = f"----- Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}"
+    logger.info(f"{line}, are ahead of {found.path.name}: moved to {target}, a run of its own for -resume")
 
 
 def _recipe(command: Command) -> dict[str, Any] | None:

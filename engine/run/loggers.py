@@ -112,10 +112,8 @@ class WandbLogger:
             os.environ.setdefault(name, value)
         is_online = wandb.setup().settings.mode in ("online", "shared", "run")
         if is_online and not wandb.login(prompt=False, verify=False):
-            raise UserError(
-                "LOGGERS: wandb has no API key: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline; or "
-                "remove it from LOGGERS"
-            )
+            problem = "LOGGERS: wandb has no API key: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline"
+            raise UserError(f"{problem}; or remove it from LOGGERS")
 
     def start(self, run: LoggedRun) -> None:
         self._run = self._wandb.init(

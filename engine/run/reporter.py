@@ -356,15 +356,11 @@ class Reporter(Observer):
     def _report_unreadable_images(self, report: StepReport) -> None:
         unreadable = self._unreadable_images(report.average)
         if unreadable == self.images_per_epoch:
-            raise UserError(
-                f"no training image of epoch {report.epoch} can be read; bad_images_*.csv in {self._record.folder} has "
-                "the reasons"
-            )
+            problem = f"no training image of epoch {report.epoch} can be read"
+            raise UserError(f"{problem}; bad_images_*.csv in {self._record.folder} has the reasons")
         if unreadable:
-            self.logger.warn(
-                f"Data: {unreadable} of {self.images_per_epoch} training images could not be read and were "
-                "skipped: see bad_images_*.csv"
-            )
+            text = f"Data: {unreadable} of {self.images_per_epoch} training images could not be read and were skipped"
+            self.logger.warn(f"{text}: see bad_images_*.csv")
 
     def _unreadable_images(self, epoch: Metrics) -> int:
         """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""

@@ -188,10 +188,8 @@ class SlowRanks:
         times = f"{1000 * cause_seconds[rank]:.0f} ms per step against {1000 * median_low(cause_seconds):.0f} ms"
         ratio = seconds[rank] / max(median_low(seconds), 1e-9) - 1
         more = f"{ratio:.0%}" if ratio < 10 else f"{ratio:.0f} times"
-        return (
-            f"Warning: rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} steps; "
-            f"cause: {cause} ({times})"
-        )
+        text = f"Warning: rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} steps"
+        return f"{text}; cause: {cause} ({times})"
 
 
 def _are_slow(seconds: torch.Tensor) -> torch.Tensor:

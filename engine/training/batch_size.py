@@ -62,10 +62,8 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, str]:
     largest = min(gather_objects(largest_size(sizes, peak_bytes, _USABLE * limit), context))
     figures = ", ".join(f"{size}: {peak / 1e9:.2f} GB" for size, peak in peaks.items())
     if not largest:
-        raise UserError(
-            f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures}); raise "
-            "-memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model"
-        )
+        problem = f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures})"
+        raise UserError(f"{problem}; raise -memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model")
     note = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
     return largest, note
 

@@ -152,10 +152,8 @@ def read_class_weights(
         _, balanced = compute_class_weights(counts, len(targets), method="inv_freq")
         return (balanced * (len(targets) / (balanced.double() @ counts.double())).float()).to(device)
     if len(weights) != num_classes:
-        raise UserError(
-            f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes "
-            "(MODEL.NUM_CLASSES); give one value per class, or balanced"
-        )
+        problem = f"LOSS.CLASS_WEIGHTS: has {len(weights)} values, but the model has {num_classes} classes"
+        raise UserError(f"{problem} (MODEL.NUM_CLASSES); give one value per class, or balanced")
     return torch.tensor(weights, device=device)
 
 
@@ -315,10 +313,8 @@ def build_teacher(
         problem = _OF_STUDENT.sub("; give a file with one of them", str(error).removeprefix("MODEL.PRETRAINED: "))
         raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
     if own.data.image_channels != data.image_channels:
-        raise UserError(
-            f"TRAIN.TEACHER_MODEL: {name} takes images of {own.data.image_channels} channels, and "
-            f"DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher"
-        )
+        text = f"TRAIN.TEACHER_MODEL: {name} takes images of {own.data.image_channels} channels"
+        raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")
     source, *others = notes or [f"weights: {TIMM}"]
     source = _OF_STUDENT.sub("", source)
     about = (

@@ -139,10 +139,8 @@ def check_sharded_optimizer(options: Optimizer) -> None:
     """Raises UserError if it is unknown whether the optimizer trains sharded weights as whole ones."""
     if options.name.lower() not in SHARDED_OPTIMIZERS:
         names = ", ".join(sorted(SHARDED_OPTIMIZERS))
-        raise UserError(
-            f"TRAIN.OPTIMIZER.NAME: {options.name[:80]} is not known to train sharded weights as whole ones; use one "
-            f"of {names}, or PARALLEL.STRATEGY=ddp"
-        )
+        problem = f"TRAIN.OPTIMIZER.NAME: {options.name[:80]} is not known to train sharded weights as whole ones"
+        raise UserError(f"{problem}; use one of {names}, or PARALLEL.STRATEGY=ddp")
 
 
 def zero_momentum(optimizer: torch.optim.Optimizer, chosen: Optimizer) -> None:
@@ -232,10 +230,8 @@ def lr_warning(options: Train, images_per_step: int) -> str | None:
         return None
     rule = "linear_scaled_lr" if options.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
     peak = options.base_lr * _lr_factor(options.model_copy(update={rule: tuned_for}), images_per_step)
-    return (
-        f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {images_per_step}: "
-        f"set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}"
-    )
+    text = f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}"
+    return f"{text}; this run has {images_per_step}: set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}"
 
 
 def schedule_warnings(options: Train) -> list[str]:

@@ -182,17 +182,13 @@ def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[
             then, fix = format_value(changed[key][0]), "set it to the same value, or start a new run with -pretrained"
             raise UserError(f"{key}: differs from the checkpoint's {then}, and cannot change in a run; {fix}")
     if epoch == train.num_epochs and (unused := [key for key in changed if changes_training(key)]):
-        raise UserError(
-            f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done; train longer with "
-            "-epochs, or start a new run with -pretrained"
-        )
+        problem = f"{', '.join(unused)}: no effect, as all {epoch} epochs of the checkpoint are done"
+        raise UserError(f"{problem}; train longer with -epochs, or start a new run with -pretrained")
     if "TRAIN.LAST_EPOCH" in changed and train.last_epoch not in (0, epoch):
         raise UserError(f"-last_epoch {train.last_epoch}: the checkpoint is at epoch {epoch}; remove the flag")
     if epoch > train.num_epochs:
-        raise UserError(
-            f"TRAIN.NUM_EPOCHS {train.num_epochs}: the checkpoint has {epoch} finished epochs; "
-            f"give more than {epoch} with -epochs"
-        )
+        problem = f"TRAIN.NUM_EPOCHS {train.num_epochs}: the checkpoint has {epoch} finished epochs"
+        raise UserError(f"{problem}; give more than {epoch} with -epochs")
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:

@@ -138,10 +138,8 @@ def choose(file: Path, weights: Weights, model: nn.Module, options: Model, evalu
         fix = "give weights of this model with timm's names"
         if weights.architecture:
             fix = f"give -model={weights.architecture}, which the file names"
-        raise UserError(
-            f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors "
-            f"({summarize_names(own)}); {fix}"
-        )
+        text = f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
+        raise UserError(f"{text} ({summarize_names(own)}); {fix}")
     best = _best(found)
     averages = [one for one in best if weights.average.search(one.path)]
     raws = [one for one in best if one not in averages]
@@ -157,9 +155,8 @@ def choose(file: Path, weights: Weights, model: nn.Module, options: Model, evalu
     chosen = [one for one in chosen if not any(map(one.is_named, second))]
     paths = summarize_names([one.path or _ROOT for one in chosen or found], limit=6)
     if not chosen:
-        raise UserError(
-            f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}; change the key or remove it"
-        )
+        problem = f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}"
+        raise UserError(f"{problem}; change the key or remove it")
     one = chosen[0]
     if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
         raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")

@@ -150,10 +150,8 @@ def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
             others, note = to_model_names(model, plain | matrices)
             if body_names(model) <= computed.keys() | others.keys():
                 return computed | others, note
-            raise UserError(
-                f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}; give weights of "
-                f"this model, or set MODEL{distilled} to match"
-            )
+            problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
+            raise UserError(f"{problem}; give weights of this model, or set MODEL{distilled} to match")
         for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
             result[mean] = result[mean].float() - biases[mean].float()
         computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}

@@ -130,18 +130,16 @@ def _read_file(file: Path, kind: str, _version: tuple[Any, ...]) -> Weights:
         with open_regular_file(file) as stream:
             head = stream.read(16)
         known = f"none of the known formats ({', '.join(WEIGHTS_EXTENSIONS)})"
-        raise UserError(
-            f"{file}: is damaged, or of {known}: it begins with {head!r}; download it again or give another"
-        )
+        problem = f"{file}: is damaged, or of {known}: it begins with {head!r}"
+        raise UserError(f"{problem}; download it again or give another")
     try:
         return _READERS[kind](file)
     except UserError:
         raise
     except Exception as error:  # the libraries raise almost any type for a damaged file
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise error_from(
-            error, f"{file}: is damaged or not a {kind} file ({reason}); download it again or give another"
-        ) from error
+        problem = f"{file}: is damaged or not a {kind} file ({reason})"
+        raise error_from(error, f"{problem}; download it again or give another") from error
 
 
 forget_weights = _read_file.cache_clear
@@ -222,10 +220,8 @@ def _read_npz(file: Path) -> Weights:
     with np.load(file, allow_pickle=False) as archive:
         prefix = next((prefix for prefix in _GOOGLE_PREFIXES if f"{prefix}embedding/kernel" in archive.files), None)
         if prefix is None:
-            raise UserError(
-                f"{file}: contains {summarize_names(archive.files)}, which is not a ViT of Google's; "
-                "give one of its ViT checkpoints"
-            )
+            problem = f"{file}: contains {summarize_names(archive.files)}, which is not a ViT of Google's"
+            raise UserError(f"{problem}; give one of its ViT checkpoints")
         names = [name for name in archive.files if name.startswith(prefix)]
         return Weights({"": google_to_timm({name.removeprefix(prefix): _as_tensor(archive[name]) for name in names})})
 

@@ -129,10 +129,8 @@ def _check_finite(path: Path, weights: set[str]) -> None:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  # not a dict
                 if name in weights and not file.get_tensor(name).isfinite().all():
-                    raise UserError(
-                        f"{path.parent}: contains NaN or infinite values in {name.replace('.', ' ', 1)[:100]}; use an "
-                        "earlier checkpoint"
-                    )
+                    problem = f"{path.parent}: contains NaN or infinite values in {name.replace('.', ' ', 1)[:100]}"
+                    raise UserError(f"{problem}; use an earlier checkpoint")
     except UserError:
         raise
     except Exception as error:  # the library raises almost any type for a damaged file

@@ -50,9 +50,8 @@ def _export_program(model: nn.Module, trained: TrainedModel) -> torch.export.Exp
         program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     except Exception as error:  # of many types, by the operation
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"MODEL.TYPE {trained.config.model.type}: torch.export cannot trace this model ({reason}); use safetensors"
-        ) from error
+        problem = f"MODEL.TYPE {trained.config.model.type}: torch.export cannot trace this model ({reason})"
+        raise UserError(f"{problem}; use safetensors") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # names the folders of this machine
     return program

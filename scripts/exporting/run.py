@@ -108,10 +108,9 @@ def read_reference(file: Path, model: nn.Module, config: Config) -> Reference:
         problem = f"-check {file}: cannot be read ({reason})"
         raise error_from(error, f"{problem}; give an .npz file with images and logits") from None
     if images.shape[1:] != shape or logits.shape != (len(images), classes) or len(images) < 2:
-        raise UserError(
-            f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}; the model needs (N, *"
-            f"{shape}) and (N, {classes}), N at least 2: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES"
-        )
+        text = f"-check {file}: images are {tuple(images.shape)}, logits {tuple(logits.shape)}"
+        need = f"the model needs (N, *{shape}) and (N, {classes}), N at least 2"
+        raise UserError(f"{text}; {need}: set DATA.IMAGE_SIZE or MODEL.NUM_CLASSES")
     reference = Reference(images, logits, f"images of {file}")
     reference.check_spread()
     difference = reference.largest_difference(model.eval())
@@ -136,10 +135,8 @@ def run(source: Path, command: Command, flags: argparse.Namespace) -> int:
         trained = replace(trained, split=None, names_data_path=False)
     data = trained.config.data
     if data.resize != "crop" and data.crop_pct != 1:
-        raise UserError(
-            f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}, and "
-            "an export shows whole images; set DATA.CROP_PCT=1"
-        )
+        problem = f"-format {kind}: the weights were published for RESIZE {data.resize} with CROP_PCT {data.crop_pct:g}"
+        raise UserError(f"{problem}, and an export shows whole images; set DATA.CROP_PCT=1")
     # In fp32, and without the parts that only training needs.
     config = trained.config.with_model(attention="auto", grad_checkpointing=False, tune=Tune())
     config = config.model_copy(update={"amp": Amp()})
@@ -182,10 +179,8 @@ def export(model: nn.Module, trained: TrainedModel, reference: Reference | None,
             return math.nan
         difference = reference.largest_difference(load(trained, temporary))
         if not difference <= TOLERANCE:
-            raise UserError(
-                f"-format {kind}: the logits of the exported model differ by {difference:.2g}, more than "
-                f"{TOLERANCE:g}; nothing was written: use another format"
-            )
+            problem = f"-format {kind}: the logits of the exported model differ by {difference:.2g}"
+            raise UserError(f"{problem}, more than {TOLERANCE:g}; nothing was written: use another format")
     return difference
 
 

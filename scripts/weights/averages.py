@@ -76,9 +76,8 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
     weights = {name: tensor.to(own[name].dtype).cpu() for name, tensor in soup.items()}
     about = {"options": write_yaml(trained.options)} | trained.description | exported_entry(trained.split)
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
-    print_escaped(
-        f"Saved: {output}, {metric.title} {metric.text(score)}; use it with -pretrained={shlex.quote(str(output))}"
-    )
+    text = f"Saved: {output}, {metric.title} {metric.text(score)}"
+    print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
 
 
 def add_to_mean(mean: State, state: State, count: int) -> State:
@@ -115,7 +114,6 @@ def _check_same_data(trained: TrainedModel, path: Path) -> None:
         raise UserError(f"{path}: was trained with another preprocessing than {trained.weights}; give others")
     first = read_record(str(trained.weights))
     if trained.split and first and other.split != first.split:
-        raise UserError(
-            f"{path}: holds out other images than {trained.weights}, so their average cannot be evaluated; average "
-            "the predictions of all runs: main_single_gpu.py -predict PATH -resume RUN RUN2 ..."
-        )
+        problem = f"{path}: holds out other images than {trained.weights}, so their average cannot be evaluated"
+        fix = "average the predictions of all runs: main_single_gpu.py -predict PATH -resume RUN RUN2 ..."
+        raise UserError(f"{problem}; {fix}")

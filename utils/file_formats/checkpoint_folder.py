@@ -64,9 +64,8 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     for name in sorted(files.keys() | found.keys()):
         is_valid = name in files and name in found and (name == CONTENT or _NAME.fullmatch(name))
         if not is_valid or not stat.S_ISREG(found[name].st_mode) or found[name].st_size != files[name].bytes:
-            raise UserError(
-                f"{folder}: is damaged: {name[:100]!r} is missing, has another size, or is not part of it; use another"
-            )
+            problem = f"{folder}: is damaged: {name[:100]!r} is missing, has another size, or is not part of it"
+            raise UserError(f"{problem}; use another")
     return files
 
 

@@ -68,16 +68,14 @@ def detect_launcher(env: Mapping[str, str] = os.environ) -> str | None:
     if env.get("WORLD_SIZE", count) != count or (launcher is None and "RANK" in env):
         found = " and ".join(name for name in ("RANK", "WORLD_SIZE") if name in env)
         # A PyTorchJob of Kubernetes sets RANK to the pod, WORLD_SIZE to pods x processes (kubeflow/trainer#1840).
-        raise UserError(
-            f"{found} without LOCAL_RANK: this process cannot know its rank; start torchrun on every host or pod, or "
-            "unset RANK and WORLD_SIZE to train on this host alone"
-        )
+        problem = f"{found} without LOCAL_RANK: this process cannot know its rank"
+        fix = "start torchrun on every host or pod, or unset RANK and WORLD_SIZE to train on this host alone"
+        raise UserError(f"{problem}; {fix}")
     for name, alone in _ALONE.items():
         if launcher is None and env.get(name, alone) != alone:
-            raise UserError(
-                f"{name} is {env[name]!r}: every node or process would train apart; start torchrun on each host "
-                f"(docs/clusters.md), or unset {name} to train on this host alone"
-            )
+            problem = f"{name} is {env[name]!r}: every node or process would train apart"
+            fix = f"start torchrun on each host (docs/clusters.md), or unset {name} to train on this host alone"
+            raise UserError(f"{problem}; {fix}")
     return launcher
 
 
@@ -113,10 +111,8 @@ def check_is_alone(env: Mapping[str, str] = os.environ) -> None:
     alone = _ALONE | {"RANK": "0"} | {names[1]: "1" for names in _LAUNCHERS}
     for name, value in alone.items():
         if env.get(name, value) != value:
-            raise UserError(
-                f"{name} is {env[name]!r}: a launcher started several processes, this script uses one; use "
-                f"main_multi_gpu.py, or unset {name}"
-            )
+            problem = f"{name} is {env[name]!r}: a launcher started several processes, this script uses one"
+            raise UserError(f"{problem}; use main_multi_gpu.py, or unset {name}")
 
 
 def check_local_rank(given: int | None, env: Mapping[str, str] = os.environ) -> None:
@@ -149,9 +145,8 @@ def torchrun_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
         repeated = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
         per_node = [count for count, repeats in repeated for _ in range(int(repeats or 1))]
         if not (node := env.get("SLURM_NODEID", "0")).isdecimal() or int(node) >= len(per_node):
-            raise UserError(
-                f"SLURM_NODEID is {node!r}: must be one of the nodes of SLURM_STEP_TASKS_PER_NODE, {counts}"
-            )
+            problem = f"SLURM_NODEID is {node!r}: must be one of the nodes of SLURM_STEP_TASKS_PER_NODE"
+            raise UserError(f"{problem}, {counts}")
         numbers = [*(env[name] for name in _SRUN), per_node[int(node)]]
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_NODELIST")
         job = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"

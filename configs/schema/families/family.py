@@ -32,9 +32,8 @@ class PlainTransformer(Model):
     @model_validator(mode="after")
     def _check(self) -> "PlainTransformer":
         if getattr(self, "attn_head_size", None) is None and self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; change one of them"
-            )
+            problem = f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}"
+            raise ValueError(f"{problem}; change one of them")
         return self
 
 

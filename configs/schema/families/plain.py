@@ -150,9 +150,8 @@ class CrossViT(Model):
     def _check(self) -> "CrossViT":
         for size, patch_size in zip(self.img_size, self.patch_size, strict=True):
             if size % patch_size:
-                raise ValueError(
-                    f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}; change one of them"
-                )
+                problem = f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}"
+                raise ValueError(f"{problem}; change one of them")
         for stage in self.depth:
             if len(stage) != 3:
                 raise ValueError(f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange")

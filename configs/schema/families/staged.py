@@ -31,9 +31,8 @@ class Swin(Model):
             raise ValueError(f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage")
         for stage, heads in enumerate(self.num_heads):
             if self.embed_dim * 2**stage % heads:
-                raise ValueError(
-                    f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {self.embed_dim * 2**stage}"
-                )
+                problem = f"NUM_HEADS of stage {stage + 1} is {heads}"
+                raise ValueError(f"{problem}, no divisor of {self.embed_dim * 2**stage}")
         return self
 
     @property
