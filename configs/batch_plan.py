@@ -61,20 +61,15 @@ def plan_batches(options: Config, ranks: int) -> BatchPlan:
         return BatchPlan(batch_size, options.train.accum_iter, ranks)
     steps, rest = divmod(total, batch_size * ranks)
     if rest:
-        problem = f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {batch_size * ranks}"
-        raise UserError(f"{problem} (batch size {batch_size} x {ranks} rank(s)); {_fix(total, batch_size, ranks)}")
+        micro_step, share = batch_size * ranks, total // ranks
+        nearest = max(1, round(total / micro_step)) * micro_step
+        fix = f"no batch size divides it on {ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"
+        if total % ranks == 0:
+            largest = next(size for size in range(min(share, batch_size), 0, -1) if share % size == 0)
+            fix = f"use -batch_size={largest}"
+        factors = f"batch size {batch_size} x {ranks} rank(s)"
+        raise UserError(f"DATA.GLOBAL_BATCH_SIZE {total}: is not a multiple of {micro_step} ({factors}); {fix}")
     return BatchPlan(batch_size, steps, ranks, whole_steps=True)
-
-
-def _fix(total: int, batch_size: int, ranks: int) -> str:
-    """Returns the largest batch size that fits; if there is none, the nearest global batch that does."""
-    share, rest = divmod(total, ranks)
-    if not rest:
-        largest = next(size for size in range(min(share, batch_size), 0, -1) if share % size == 0)
-        return f"use -batch_size={largest}"
-    micro_step = batch_size * ranks
-    nearest = max(1, round(total / micro_step)) * micro_step
-    return f"no batch size divides it on {ranks} ranks: use DATA.GLOBAL_BATCH_SIZE={nearest}"
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,12 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         plugin_notes = _add_plugins(layers, [open_plugin(path) for path in arguments.plugin])
         config, layers, notes = complete(layers)
         if arguments.profile:
-            _check_profile(arguments.dry_run, config)
+            others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
+            others["MODEL.TUNE probe"] = config.model.tune.kind == "probe"
+            if given := [flag for flag, is_given in others.items() if is_given]:
+                problem = f"-profile starts a new short run and cannot be combined with {given[0]}"
+                raise UserError(f"{problem}; remove one of them")
+        replaced = [f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced]
         command = Command(
             config=config,
             given=nest(layers.given()),
@@ -139,11 +144,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
             device=arguments.device,
             script=prog,
             recipe=recipe,
-            notes=(
-                *(f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced),
-                *plugin_notes,
-                *notes,
-            ),
+            notes=(*replaced, *plugin_notes, *notes),
             prediction=prediction,
             split=arguments.split,
         )
@@ -161,13 +162,6 @@ def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[str]:
     empty = [plugin.path for plugin in plugins if not plugin.has_parts]
     warnings += [f"Warning: {path} registers no part; use @register_model, @loss, ..." for path in empty]
     return [*(f"Plugin: {entry}" for entry in entries), *warnings]
-
-
-def _check_profile(dry_run: bool, config: Config) -> None:
-    others = {"-dry_run": dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
-    others["MODEL.TUNE probe"] = config.model.tune.kind == "probe"
-    if given := [flag for flag, is_given in others.items() if is_given]:
-        raise UserError(f"-profile starts a new short run and cannot be combined with {given[0]}; remove one of them")
 
 
 def recipe_options(recipe: Path) -> str:

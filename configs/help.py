@@ -5,7 +5,6 @@ python -m configs.help > docs/options.md
 
 import functools
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -99,17 +98,14 @@ def all_keys() -> list[Key]:
         for key in _keys(section, "MODEL."):
             if key not in shared:
                 own.setdefault(key, []).append(name)
-    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items()), *_part_keys()]
-
-
-def _part_keys() -> Iterator[Key]:
-    """The options of parts: of plugins and the loss asl; a loss or an optimizer also needs its NAME."""
+    parts = list[Key]()  # of plugins and of the loss asl; a loss or an optimizer also needs its NAME
     for table in TABLES:
         for name, (_, options) in table.items():
             prefix = table.key if table.key.endswith("KWARGS") else f"{table.key}.{name}"
             for option, field in options.model_fields.items():
                 key = _key(f"{prefix}.{option}", field)
-                yield replace(key, meaning=f"{table.kind} {name}: {key.meaning}")
+                parts.append(replace(key, meaning=f"{table.kind} {name}: {key.meaning}"))
+    return [*keys, *shared, *(replace(key, types=tuple(names)) for key, names in own.items()), *parts]
 
 
 def _keys(section: type[Section], prefix: str = "") -> list[Key]:

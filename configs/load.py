@@ -202,7 +202,12 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
         layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
     of_timm = (arguments.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
     if name := arguments.model:
-        _set_model(layers, name, {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"])
+        section = {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"]
+        if isinstance(model := layers.values.get("MODEL"), dict):  # the number of classes and the weights stay
+            for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
+                del model[key]
+        for key, value in section.items():
+            layers.add_key(f"MODEL.{key}", value, f"-model {name}")
         layers.model_only = bool(recipe)
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         value = getattr(arguments, flag.name)
@@ -259,15 +264,6 @@ def stored_options(named: Path) -> dict[str, Any]:
     texts = (read_entries(path).get("options") for path in (newest or beside))
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
     return values if isinstance(values, dict) else {}
-
-
-def _set_model(layers: OptionLayers, name: str, section: dict[str, Any]) -> None:
-    """Replaces the architecture by the one of a section MODEL; the number of classes and the weights stay."""
-    if isinstance(model := layers.values.get("MODEL"), dict):
-        for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one
-            del model[key]
-    for key, value in section.items():
-        layers.add_key(f"MODEL.{key}", value, f"-model {name}")
 
 
 def model_sections(name: str) -> dict[str, dict[str, Any]]:

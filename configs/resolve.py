@@ -6,7 +6,7 @@ The rules of weights (configs/weights.py) and of facts change the checked option
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -139,7 +139,10 @@ def old_keys_are_renamed(options: OptionLayers) -> list[str]:
         key = ".".join(path)
         if (isinstance(value, dict) and value) or (key in known and not (is_cosine and key in _OF_STEP_DECAY)):
             continue
-        present = _present_name(key, known)
+        moved = key if "MODEL.TRANS" in known else key.replace("MODEL.TRANS.", "MODEL.")
+        section, dot, leaf = moved.rpartition(".")
+        renamed_key = section + dot + _RENAMED.get(leaf, leaf)
+        present = renamed_key if renamed_key in known and moved not in known else moved
         is_off = key in _UNUSED_IF_OFF and present not in known and value in (None, False, "")
         if key in known or key in _UNUSED or is_off:
             unused.append(key)
@@ -153,14 +156,6 @@ def old_keys_are_renamed(options: OptionLayers) -> list[str]:
     parts = [f"without effect: {', '.join(unused)}"] if unused else []
     parts += [f"renamed: {', '.join(renamed)}"] if renamed else []
     return [f"Warning: old keys; {'; '.join(parts)}"] if parts else []
-
-
-def _present_name(key: str, known: Sequence[str]) -> str:
-    """The key itself if it has no other name."""
-    moved = key if "MODEL.TRANS" in known else key.replace("MODEL.TRANS.", "MODEL.")
-    section, dot, leaf = moved.rpartition(".")
-    renamed = section + dot + _RENAMED.get(leaf, leaf)
-    return renamed if renamed in known and moved not in known else moved
 
 
 def precision_follows_preset(options: OptionLayers) -> list[str]:

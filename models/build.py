@@ -1,26 +1,221 @@
 """Model and data options -> a model on its device: `MODEL.TYPE` -> constructor, weights, trained parameters, kernels.
 
-A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads.
+A family of PaddleViT's is an entry in `configs/schema/families/`, which `build_family` reads: options -> timm's
+constructor and arguments. `CONSTRUCTORS` has the families for which no name of timm's has the right arguments. The
+docstrings of the functions say how the model differs from timm's of the same name.
 """
 
+import copy
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import timm
 import torch
-from timm.models import get_pretrained_cfg
+from timm.layers import ConvNormAct, GroupNorm1
+from timm.models import VisionTransformer, get_pretrained_cfg
+from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg
+from timm.models.convmixer import ConvMixer
+from timm.models.metaformer import MetaFormer
+from timm.models.mlp_mixer import Affine, GatedMlp, MixerBlock, MlpMixer, ResBlock, SpatialGatingBlock
+from timm.models.mobilevit import MobileVitBlock  # its import makes the block type "mobilevit" known
+from timm.models.volo import VOLO
 from torch import nn
 
 from configs.schema import Data
+from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
 from models.blocks import enable_grad_checkpointing, pool_tokens
-from models.families import build_family
 from models.kernels import select_attention, use_fast_dropout
-from models.timm_model import build_timm
+from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
 from models.tuning import tune
 from models.vit import build_vit
 from models.weights.fit import count_outputs, load_pretrained, make_heads_zero
 from utils.errors import UserError
+
+
+def build_family(options: Model, data: Data) -> nn.Module:
+    """The model of `options`, by the table `FAMILIES`. Raises UserError for an option that it does not accept."""
+    family = FAMILIES[options.type]
+    arguments = shared_arguments(options, data) | family.arguments(options, data)
+    with errors_of_building(f"MODEL.TYPE: {options.type}", data):
+        name = family.timm_for(options)
+        model = timm.create_model(name, **arguments) if name else CONSTRUCTORS[options.type](**arguments)
+    for name, module in model.named_modules():
+        for pattern, eps in family.norm_eps.items():
+            if re.fullmatch(pattern, name):
+                module.eps = eps
+    check_image_size(model, family.title, data)
+    return model
+
+
+# timm's class with three kinds of blocks and any arguments; timm's names fix them.
+mixer = partial(MlpMixer, block_layer=MixerBlock, mlp_ratio=(0.5, 4.0))
+resmlp = partial(MlpMixer, block_layer=ResBlock, norm_layer=Affine)
+gated_mlp = partial(MlpMixer, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp)
+
+
+def convmixer(activation: str, **arguments: Any) -> nn.Module:
+    """timm's ConvMixer; `activation` is a class of torch.nn."""
+    return ConvMixer(act_layer=getattr(nn, activation), **arguments)
+
+
+def coat(**arguments: Any) -> nn.Module:
+    """timm's CoaT, whose parallel blocks have an MLP for each of their three scales instead of one MLP for all."""
+    model: Any = timm.create_model("coat_lite_tiny", **arguments)
+    for block in model.parallel_blocks or ():
+        block.mlp3, block.mlp4 = (copy.deepcopy(block.mlp2).apply(model._init_weights) for _ in range(2))
+    return model
+
+
+def fine_tuned_mae(**arguments: Any) -> VisionTransformer:
+    """timm's ViT with PaddleViT's position embedding, which is not in its weight files.
+
+    Token p has sin(p / 10000^(j/D)) at the even positions j and the cosine of the same angle after it. The class token
+    is number 0 and the patches follow row by row: one dimension, unlike the paper's two.
+    """
+    model: Any = timm.create_model("vit_base_patch16_224", **arguments)
+    num_tokens, embed_dim = model.pos_embed.shape[1:]
+    even = torch.arange(0, embed_dim, 2, dtype=torch.float64)
+    angles = torch.arange(num_tokens, dtype=torch.float64)[:, None] / 10000 ** (even / embed_dim)
+    table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :embed_dim]
+    model.pos_embed.requires_grad_(False).copy_(table)
+    return model
+
+
+class _NormThenPool(GroupNorm1):
+    """(B, C, H, W) -> (B, C): a norm over channels and pixels, then the mean over the pixels."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images).mean((2, 3))
+
+
+def poolformer(**arguments: Any) -> nn.Module:
+    """timm's PoolFormer, whose head normalizes before it pools."""
+    return MetaFormer(
+        global_pool="",
+        output_norm=_NormThenPool,
+        downsample_norm=None,
+        norm_layers=GroupNorm1,
+        mlp_act=nn.GELU,
+        mlp_bias=True,
+        res_scale_init_values=(None,) * 4,
+        use_mlp_head=False,
+        **arguments,
+    )
+
+
+def halonet(
+    stages: tuple[tuple[str, ...], ...],
+    widths: tuple[int, ...],
+    strides: tuple[int, ...],
+    num_heads: tuple[int, ...],
+    block_size: int,
+    halo_size: int,
+    activation: str,
+    **arguments: Any,
+) -> nn.Module:
+    """A HaloNet; `stages` are the blocks of each stage, "bottle" or "attn"; the other lists have a value per stage."""
+
+    def block(kind: str, stage: int, is_first: bool) -> ByoBlockCfg:
+        stride = strides[stage] if is_first else 1
+        shape: dict[str, Any] = {"d": 1, "c": widths[stage], "s": stride, "gs": 0, "br": 0.25}
+        if kind == "bottle":
+            return ByoBlockCfg(type="bottle", **shape)
+        attention = {"block_size": block_size, "halo_size": halo_size, "num_heads": num_heads[stage]}
+        return ByoBlockCfg(type="self_attn", self_attn_layer="halo", self_attn_kwargs=attention, **shape)
+
+    blocks = tuple(
+        tuple(block(kind, stage, is_first=index == 0) for index, kind in enumerate(kinds))
+        for stage, kinds in enumerate(stages)
+    )
+    # timm's tiered stem of 64 channels is PaddleViT's: 24, 32, 64.
+    config = ByoModelCfg(blocks, stem_chs=64, stem_type="tiered", stem_pool="maxpool", act_layer=activation)
+    return ByobNet(config, **arguments)
+
+
+def mobileone(
+    depths: tuple[int, ...],
+    widths: tuple[int, ...],
+    strides: tuple[int, ...],
+    num_branches: tuple[int, ...],
+    use_se: bool,
+    **arguments: Any,
+) -> nn.Module:
+    """A MobileOne; the lists have an entry per stage, the first of which is the stem.
+
+    As in the authors' code, `use_se` adds squeeze and excitation to the last stage and the second half of the fourth.
+    """
+    previous = widths[0]
+    stages = []
+    for stage in range(1, len(depths)):
+        blocks = []
+        for block in range(depths[stage]):
+            has_se = use_se and (stage == 4 or (stage == 3 and block >= depths[3] // 2))
+            stride, branches = strides[stage] if block == 0 else 1, num_branches[stage]
+            blocks.append(_mobileone_block(previous, stride, has_se, gs=1, num_conv_branches=branches))
+            blocks.append(_mobileone_block(widths[stage], 1, has_se, gs=0, num_conv_branches=branches, kernel_size=1))
+            previous = widths[stage]
+        stages.append(tuple(blocks))
+    return ByobNet(ByoModelCfg(blocks=tuple(stages), stem_type="one", stem_chs=widths[0]), **arguments)
+
+
+def _mobileone_block(width: int, stride: int, has_se: bool, gs: int, **block_kwargs: int) -> ByoBlockCfg:
+    se: dict[str, Any] = {"attn_layer": "se", "attn_kwargs": {"rd_channels": width // 16}} if has_se else {}
+    return ByoBlockCfg(type="one", d=1, c=width, s=stride, gs=gs, block_kwargs=block_kwargs, **se)
+
+
+def mobilevit(dims: tuple[int, ...], transformer_dims: tuple[int, ...], **arguments: Any) -> nn.Module:
+    """A MobileViT whose inverted residuals expand 4 times, with a norm and an activation after each convolution.
+
+    dims: channels of the stem, the 7 inverted residuals and the last convolution.
+    """
+    depths = (2, 4, 3)  # in PaddleViT, for any DEPTHS
+    transformers = []
+    for width, transformer_dim, depth in zip(dims[5:8], transformer_dims, depths, strict=True):
+        kwargs = {"transformer_dim": transformer_dim, "transformer_depth": depth, "patch_size": 2, "num_heads": 8}
+        transformer = ByoBlockCfg(type="mobilevit", d=1, c=width, s=1, block_kwargs=kwargs)
+        transformers.append((_residual(width, stride=2), transformer))
+    first = (_residual(dims[1], stride=1),)
+    second = (_residual(dims[2], stride=2), _residual(dims[3], stride=1), _residual(dims[4], stride=1))
+    config = ByoModelCfg(
+        blocks=(first, second, *transformers),
+        stem_chs=dims[0],
+        stem_type="3x3",
+        stem_pool="",
+        downsample="",
+        act_layer="silu",
+        num_features=dims[8],
+    )
+    model = ByobNet(config, **arguments)
+    for block in (module for module in model.modules() if isinstance(module, MobileVitBlock)):
+        plain = block.conv_1x1
+        block.add_module("conv_1x1", ConvNormAct(plain.in_channels, plain.out_channels, 1, act_layer=nn.SiLU))
+    return model
+
+
+def _residual(width: int, stride: int) -> ByoBlockCfg:
+    kwargs = {"bottle_in": True, "linear_out": True}
+    return ByoBlockCfg(type="bottle", d=1, c=width, s=stride, gs=1, br=4.0, block_kwargs=kwargs)
+
+
+CONSTRUCTORS: dict[str, Callable[..., nn.Module]] = {
+    "coat": coat,
+    "coat_lite": coat,
+    "convmixer": convmixer,
+    "gatedmlp": gated_mlp,
+    "halo": halonet,
+    "mae": fine_tuned_mae,
+    "mixer": mixer,
+    "mobileone": mobileone,
+    "mobilevit": mobilevit,
+    "poolformer": poolformer,
+    "resmlp": resmlp,
+    "volo": VOLO,
+}
+
 
 MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
 

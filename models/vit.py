@@ -122,8 +122,7 @@ def build_vit(options: ViT, data: Data) -> VisionTransformer:
         nn.init.trunc_normal_(vit.pos_embed, std=vit.embed_dim**-0.5)
     if options.pos_embed == "sincos2d":  # fixed, with zeros for the class token (Chen et al., 2021)
         vit.pos_embed.requires_grad_(False).zero_()
-        embedding = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
-        vit.pos_embed[:, vit.num_prefix_tokens :] = embedding
+        vit.pos_embed[:, vit.num_prefix_tokens :] = build_sincos2d_pos_embed(vit.patch_embed.grid_size, vit.embed_dim)
     return vit
 
 

@@ -91,15 +91,6 @@ class Config(Section):
         """A copy with other values of some TRAIN keys."""
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
-    def _check_multi_label(self) -> None:
-        if self.loss.name == "cross_entropy" or (self.loss.name not in ("bce", "asl") and self.loss.class_weights):
-            weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)
-            problem = f"LOSS.NAME {self.loss.name}{weighted} needs one label per image, but DATA.MULTI_LABEL is on"
-            raise ValueError(f"{problem}; set LOSS.NAME=bce or asl")
-        if self.train.distillation_type != "none":
-            text = f"TRAIN.DISTILLATION_TYPE {self.train.distillation_type} needs one label per image"
-            raise ValueError(f"{text}, but DATA.MULTI_LABEL is on; set it to none")
-
     @model_validator(mode="after")
     def _check(self) -> "Config":
         multiple = self.model.image_size_multiple
@@ -125,8 +116,13 @@ class Config(Section):
             raise ValueError("EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false")
         if self.eval_raw and not self.train.model_ema:
             raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
-        if self.data.multi_label:
-            self._check_multi_label()
+        name, needed = self.loss.name, "needs one label per image, but DATA.MULTI_LABEL is on"
+        needs_one = name == "cross_entropy" or (name not in ("bce", "asl") and self.loss.class_weights)
+        if self.data.multi_label and needs_one:
+            weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)
+            raise ValueError(f"LOSS.NAME {name}{weighted} {needed}; set LOSS.NAME=bce or asl")
+        if self.data.multi_label and (distillation := self.train.distillation_type) != "none":
+            raise ValueError(f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none")
         if self.data.balanced_sampling and self.loss.class_weights == "balanced":
             problem = "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice"
             raise ValueError(f"{problem}; remove one of them")

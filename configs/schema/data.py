@@ -165,7 +165,7 @@ class Data(Section):
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.micro_batch
 
-    def _check_tables(self) -> None:
+    def _check_sources(self) -> None:
         for key, value in (self.columns or {}).items():
             names = value if key == "label" and isinstance(value, list) else [value]
             if not (key == "split" and value is None) and not all(isinstance(name, str) and name for name in names):
@@ -174,16 +174,12 @@ class Data(Section):
             codecs.lookup(self.encoding or "utf-8")
         except LookupError:
             raise ValueError(f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252") from None
-
-    def _check_folds(self) -> None:
         if self.folds and self.val_fraction:
             raise ValueError("FOLDS and VAL_FRACTION both choose the held-out images; remove one")
         if self.fold is not None and not self.folds:
             raise ValueError(f"FOLD {self.fold} needs FOLDS, the number of folds")
         if self.folds and (self.fold is None or self.fold >= self.folds):
             raise ValueError(f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}")
-
-    def _check_groups(self) -> None:
         of_data = properties_of(self.dataset)
         if self.groups and of_data.in_memory:
             raise ValueError(f"GROUPS needs images in files, but DATASET is {shorten(self.dataset)}; remove GROUPS")
@@ -222,14 +218,12 @@ class Data(Section):
         if self.batch_size == AUTO and not self.global_batch_size:
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
         if self.multi_label and not properties_of(self.dataset).multi_label:
-            text = f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}"
-            raise ValueError(f"{text}; use -dataset=csv")
+            problem = f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}"
+            raise ValueError(f"{problem}; use -dataset=csv")
         if self.multi_label and self.balanced_sampling:
-            text = "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on"
-            raise ValueError(f"{text}; use LOSS.CLASS_WEIGHTS=balanced instead")
-        self._check_tables()
-        self._check_folds()
-        self._check_groups()
+            problem = "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on"
+            raise ValueError(f"{problem}; use LOSS.CLASS_WEIGHTS=balanced instead")
+        self._check_sources()
         for field in {"imagenet_mean", "imagenet_std"} - self.model_fields_set:
             self.__dict__[field] = of_channels(getattr(self, field), self.image_channels)  # still not given
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):

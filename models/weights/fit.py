@@ -75,10 +75,23 @@ def load_pretrained(
         forget_weights()
     state, own = read_stored(dict(chosen.state)), model.state_dict()
     notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
-    notes += _fit_channels(state, own)
-    notes += _keep_fixed(model, state, own)
+    for name, target in own.items():  # from RGB to gray and from gray to RGB, by the sum of the channels
+        source = state.get(name, target)
+        channels = (*source.shape[1:2], *target.shape[1:2])
+        if source.ndim == target.ndim == 4 and channels in ((3, 1), (1, 3)):
+            state[name] = adapt_input_conv(1, source) if channels == (3, 1) else source.repeat(1, 3, 1, 1) / 3
+            notes.append(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
+    # The values of parameters that are never trained stay: a formula gives them, such as sines and cosines.
+    fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    replaced = [name for name in fixed if name in state and not torch.equal(state[name], own[name])]
+    state.update({name: own[name] for name in fixed})
+    if replaced:
+        notes.append(f"fixed by a formula, not read: {summarize_names(replaced)}")
     notes += _resize_positions(model, state, own, image_size)
-    new_heads = _fit_pooling(state, own)
+    new_heads, new = list[str](), {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
+    if new and not state.keys() & new.keys() and "norm.weight" not in own and "norm.weight" in state:
+        state.update(new)  # weights of a class token, such as MAE's, in a model that averages the patches
+        new_heads.append("fc_norm: not in the file, whose norm is of all tokens: new")
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits", zero_head)
     checked = _check_tensors(file, weights, state, own, _head_names(model))
     if new_heads and needs_head:
@@ -198,37 +211,7 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
             outside[head] = outside.pop(ends[0])
     names = [name for name in body if name in part]
     shapes = sum(tuple(part[name].shape) == tuple(own[name].shape) for name in names)
-    path = f"{entry}.{prefix}".strip(".")
-    return Candidate(path, part | outside, (shapes, len(names)), note)
-
-
-def _fit_channels(state: State, own: State) -> list[str]:
-    """Adapts the first convolutions from RGB to gray and from gray to RGB, by the sum of the channels, as timm does."""
-    notes = []
-    for name, target in own.items():
-        source = state.get(name, target)
-        channels = (*source.shape[1:2], *target.shape[1:2])
-        if source.ndim == target.ndim == 4 and channels in ((3, 1), (1, 3)):
-            state[name] = adapt_input_conv(1, source) if channels == (3, 1) else source.repeat(1, 3, 1, 1) / 3
-            notes.append(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
-    return notes
-
-
-def _fit_pooling(state: State, own: State) -> list[str]:
-    """Weights of a class token, such as MAE's, in a model that averages the patches: the norm after it is new."""
-    new = {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
-    if not new or state.keys() & new.keys() or "norm.weight" in own or "norm.weight" not in state:
-        return []
-    state.update(new)
-    return ["fc_norm: not in the file, whose norm is of all tokens: new"]
-
-
-def _keep_fixed(model: nn.Module, state: State, own: State) -> list[str]:
-    """Keeps the values of parameters that are never trained: a formula gives them, such as sines and cosines."""
-    fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    replaced = [name for name in fixed if name in state and not torch.equal(state[name], own[name])]
-    state.update({name: own[name] for name in fixed})
-    return [f"fixed by a formula, not read: {summarize_names(replaced)}"] if replaced else []
+    return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), note)
 
 
 def _resize_positions(

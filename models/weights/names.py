@@ -133,7 +133,11 @@ def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
             if any(re.fullmatch(pattern, name) for pattern in family.dropped):
                 continue
             renamed = _renamed(name, renames)
-            parts = _parts(renamed, family)
+            parts = [renamed]
+            for pattern, modules in family.split.items():
+                if match := re.fullmatch(pattern, renamed):
+                    parts = [f"{match[1]}{module}{match[2]}" for module in modules]
+                    break
             if not all(part in own for part in parts):
                 mean = renamed.replace(".conv.bias", ".bn.running_mean")
                 if mean in own:
@@ -164,14 +168,6 @@ def _renamed(name: str, renames: Iterable[Rename]) -> str:
     for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _parts(name: str, family: Family) -> list[str]:
-    """The names of the tensors of timm's that are parts of this one, by `Family.split`."""
-    for pattern, modules in family.split.items():
-        if match := re.fullmatch(pattern, name):
-            return [f"{match[1]}{module}{match[2]}" for module in modules]
-    return [name]
 
 
 # The authors' own programs

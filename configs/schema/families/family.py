@@ -141,7 +141,7 @@ class Family:
         override the arguments that all families share, such as drop_rate.
     defaults: values by section and key that differ from the general ones. From the family's `config.py` in PaddleViT,
         or its code.
-    timm: a name of timm's, or a function of the options; None if models/families.py constructs the model.
+    timm: a name of timm's, or a function of the options; None if models/build.py constructs the model.
     teacher_distils: whether TRAIN.DISTILLATION_TYPE is hard by default if TRAIN.TEACHER_WEIGHTS is given, as in a
         script of PaddleViT's for distillation.
     renames: applied to each name of PaddleViT's .pdparams, in this order; or a function of the options.
