@@ -20,7 +20,7 @@ from configs.data_sets import properties_of
 from engine.report.contents import RunContents, read_contents
 from engine.run.facts import Environment, TrainingData
 from engine.run.flops import count_parameters
-from models.families import CONSTRUCTORS
+from models.build import CONSTRUCTORS
 from models.vit import evaluation_arguments
 from scripts.exporting.files import write_safetensors
 from scripts.exporting.formats import STEM_FILES
