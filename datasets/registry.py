@@ -279,8 +279,7 @@ def unlabelled(path: str, data: Data, trained_root: str | None = None) -> Sample
         raise Unavailable(f"{path}: no such file or folder; give an image, a folder of images or a list")
     refuse_archive(path)
     if file.suffix.lower() not in (".txt", *TABLE_SUFFIXES):
-        paths = StringPacker([file.name])
-        return ImageFiles(Listing(file.parent, ["0"], listing_arrays(paths), has_class_names=False))
+        return ImageFiles(Listing(file.parent, ["0"], listing_arrays(StringPacker([file.name])), has_class_names=False))
     return ImageFiles(read_unlabelled_list(file, data, trained_root))
 
 

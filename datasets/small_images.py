@@ -5,7 +5,7 @@ function of torch, and takes no random number of the run.
 
 With similar images, an evaluation is optimistic. Two images are similar if the cosine of their thumbnails of 8x8
 pixels, without the mean, is at least 0.99; or at least 0.93, and 0.1 above the cosine with the sixth most similar
-training image, since skies and seas resemble many others. docs/log.md has what this finds in CIFAR-10.
+training image, since skies and seas resemble many others. docs/data.md has what this finds in CIFAR-10.
 
 Legend: N training images, M evaluated images, F values of a small image or thumbnail.
 """

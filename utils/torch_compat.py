@@ -185,14 +185,6 @@ def in_backward_pass() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def backward_in_function_mode(scalars: list[torch.Tensor]) -> None:
-    """`torch.autograd.backward`, which leaves each `TorchFunctionMode`, so that recomputed ops would not reach it."""
-    gradients = tuple(map(torch.ones_like, scalars))
-    torch.autograd.graph._engine_run_backward(
-        tuple(scalars), gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
-
-
 def op_name(op: Any) -> str:
     """'add' for torch.ops.aten.add.Tensor, an op as a `TorchDispatchMode` shows it."""
     return op._schema.name.partition("::")[2]

@@ -32,28 +32,17 @@ def balanced_order(targets: np.ndarray, num_places: int, seed: int, epoch: int) 
     by_class = torch.from_numpy(np.argsort(targets, kind="stable"))
     labels, counts = np.unique(targets, return_counts=True)
     blocks = -(-num_places // len(labels))
-    draws = np.stack(  # (K, blocks)
-        [
-            start + _class_draws(count, blocks, seed, epoch, label)
-            for label, count, start in zip(labels.tolist(), counts.tolist(), counts.cumsum() - counts, strict=True)
-        ]
-    )
+    draws, first = list[np.ndarray](), epoch * blocks  # (K, blocks)
+    for label, count, start in zip(labels.tolist(), counts.tolist(), counts.cumsum() - counts, strict=True):
+        # One image of the class for each block. All epochs are one sequence of rounds. A round draws each image equally
+        # often, and is at least one epoch long. It may span two epochs.
+        cycles = -(-blocks // count)
+        length = cycles * count
+        rounds = range(first // length, (first + blocks - 1) // length + 1)
+        drawn = torch.cat([_permutations(cycles, count, seed, "class", label, number).flatten() for number in rounds])
+        draws.append(start + drawn[first % length :][:blocks].numpy())
     classes = _permutations(blocks, len(labels), seed, "classes", epoch)  # (blocks, K)
-    return by_class[torch.from_numpy(draws.T).gather(1, classes).flatten()[:num_places]]
-
-
-def _class_draws(count: int, blocks: int, seed: int, epoch: int, label: int) -> np.ndarray:
-    """Draws one of the `count` images of a class for each block of an epoch, int64 (blocks,).
-
-    All epochs are one sequence of rounds. A round draws each image equally often, and is at least one epoch long. It
-    may span two epochs.
-    """
-    cycles = -(-blocks // count)
-    length = cycles * count
-    first = epoch * blocks
-    rounds = range(first // length, (first + blocks - 1) // length + 1)
-    draws = torch.cat([_permutations(cycles, count, seed, "class", label, number).flatten() for number in rounds])
-    return draws[first % length :][:blocks].numpy()
+    return by_class[torch.from_numpy(np.stack(draws).T).gather(1, classes).flatten()[:num_places]]
 
 
 def _permutations(number: int, size: int, *seed: int | str) -> torch.Tensor:
@@ -153,8 +142,7 @@ class TrainSampler:
             if epoch != order_epoch:
                 order_epoch, order = epoch, self._order(epoch)
             start = position * self.batch_size * self.world_size
-            stop = start + self.batch_size * self.world_size
-            places = range(start + self.rank, stop, self.world_size)
+            places = range(start + self.rank, start + self.batch_size * self.world_size, self.world_size)
             indices = order[torch.tensor(places) // self.repeats].tolist()
             yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
 

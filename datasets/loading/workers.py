@@ -164,7 +164,12 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     """
     wait = _WorkerWait()
     try:
-        _check_limits(batches.num_workers)
+        with ExitStack() as reserved:  # a worker that loses its rank while it starts prints a traceback
+            for _ in range(_WORKER_FILES * batches.num_workers + _OTHER_FILES):
+                reserved.enter_context(open(os.devnull))
+        total, _, free = shutil.disk_usage(_SHARED_MEMORY) if os.path.exists(_SHARED_MEMORY) else (0, 0, 0)
+        if total and free < _MIN_SHARED_BYTES * batches.num_workers:  # 0: without a limit
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with wait.limited(limit_seconds):
             iterator = start_loader(batches, wait.receive)
     except (OSError, EOFError) as error:
@@ -183,16 +188,6 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
                 wait.seconds = 0.0
 
     return limited_batches()
-
-
-def _check_limits(workers: int) -> None:
-    """Raises OSError before the first worker starts: one that loses its rank while it starts prints a traceback."""
-    with ExitStack() as reserved:
-        for _ in range(_WORKER_FILES * workers + _OTHER_FILES):
-            reserved.enter_context(open(os.devnull))
-    total, _, free = shutil.disk_usage(_SHARED_MEMORY) if os.path.exists(_SHARED_MEMORY) else (0, 0, 0)
-    if total and free < _MIN_SHARED_BYTES * workers:  # 0: without a limit
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class _WorkerWait:

@@ -102,8 +102,7 @@ class TarShards(Source):
             raise UserError(f"{self.data.data_path}: the shards of the split {split} have no image; add some")
         index = self.index.select(part.indices)
         count = self.index.arrays["targets"].max(initial=-1) + 1 if self._several is None else self._several.shape[1]
-        class_names = self._names or list(map(str, range(count)))
-        samples = TarSamples(self._reader, index, class_names, self.data.shuffle_shards)
+        samples = TarSamples(self._reader, index, self._names or list(map(str, range(count))), self.data.shuffle_shards)
         samples.has_class_names = bool(self._names)
         samples.notes += self.notes + part.notes
         samples.findings += part.findings

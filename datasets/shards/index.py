@@ -144,25 +144,20 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
     columns = {name: [index.arrays[name] for index in indexes] for name in dtypes}
     class_names = None
     if False in example:
-        class_names, columns["targets"] = _number_classes(indexes)
+        lists = {id(one.class_names): np.array(list(map(to_nfc, one.class_names or ())), object) for one in indexes}
+        is_used = {key: np.zeros(len(names) + 1, bool) for key, names in lists.items()}  # the last is of targets of -1
+        for index in indexes:  # many shards share one list
+            is_used[id(index.class_names)][index.arrays["targets"]] = True
+        class_names = sorted({name for key, names in lists.items() for name in names[is_used[key][:-1]]})
+        number = {name: label for label, name in enumerate(class_names)}
+        labels = {key: np.array([*(number.get(name, -1) for name in names), -1]) for key, names in lists.items()}
+        columns["targets"] = [labels[id(index.class_names)][index.arrays["targets"]] for index in indexes]
     ends = [name for name in columns if name.endswith("ends")]
     for name in ends:
         columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
     arrays = {name: np.concatenate([np.empty(0, dtypes[name]), *parts]) for name, parts in columns.items()}
     arrays |= {name: np.cumsum(arrays[name]) for name in ends}
     return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key, group_key)
-
-
-def _number_classes(indexes: Sequence[Index]) -> tuple[list[str], list[np.ndarray]]:
-    """The sorted names of all classes with an image, and the targets of each index as positions in them."""
-    lists = {id(index.class_names): np.array(list(map(to_nfc, index.class_names or ())), object) for index in indexes}
-    is_used = {key: np.zeros(len(names) + 1, bool) for key, names in lists.items()}  # the last one is of targets of -1
-    for index in indexes:  # many shards share one list
-        is_used[id(index.class_names)][index.arrays["targets"]] = True
-    class_names = sorted({name for key, names in lists.items() for name in names[is_used[key][:-1]]})
-    number = {name: label for label, name in enumerate(class_names)}
-    labels = {key: np.array([*(number.get(name, -1) for name in names), -1]) for key, names in lists.items()}
-    return class_names, [labels[id(index.class_names)][index.arrays["targets"]] for index in indexes]
 
 
 def encode_index(index: Index) -> bytes:

@@ -44,23 +44,19 @@ def parse_location(data_path: str) -> tuple[str, list[str] | None]:
     name, rest = scheme[1].lower(), data_path[scheme.end() :].rstrip("/")
     if name not in ("http", "https", "s3", "gs"):
         raise UserError(f"DATA.DATA_PATH: URLs of {shorten(name)} are not supported; use http, https, s3 or gs")
-    _check_url(f"{name}://{rest}")
-    root, names = _split_pattern(f"{name}://{rest}")
-    return root, list(map(unquote, names)) if names and name.startswith("http") else names
-
-
-def _check_url(url: str) -> None:
-    """Raises UserError for an invalid URL. The message does not repeat a text that may contain a secret."""
+    url = f"{name}://{rest}"
     if problem := secret_in_url(url):
         raise UserError(f"DATA.DATA_PATH: {problem}")
-    scheme, _, host, *path = url.split("/")
+    host, *path = rest.split("/")
     try:
-        parts = urlsplit(f"{scheme}//{host}")
+        parts = urlsplit(f"{name}://{host}")
         is_valid = bool(parts.hostname) and parts.port != 0 and "{" not in host and host.isprintable()
     except ValueError:
         is_valid = False
     if not is_valid or any(part in ("", ".", "..") for part in path):
         raise UserError(f"DATA.DATA_PATH: {shorten(url)} is not a valid URL")
+    root, names = _split_pattern(url)
+    return root, list(map(unquote, names)) if names and name.startswith("http") else names
 
 
 def _check_not_compressed(path: str) -> None:

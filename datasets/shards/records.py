@@ -235,7 +235,10 @@ def read_records(
         name, offset, length = image.member
         contents = {extension: file.content for extension, file in files.items()}
         try:
-            label, group_name = find_label(contents, key, label_key), _find_group(contents, group_key)
+            label = find_label(contents, key, label_key)
+            value = _parse_json(contents["json"]) if group_key and "json" in contents else None
+            named: Any = value.get(group_key) if isinstance(value, dict) else None
+            group_name = "" if not _is_label(named) else named if isinstance(named, str) else str(int(named))
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:
@@ -300,13 +303,6 @@ def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:
         return _checked(value, ".json")
     folder = key.rpartition("/")[0].rpartition("/")[2]
     return None if folder in ("", ".") else _checked(folder, "folder")
-
-
-def _find_group(files: Mapping[str, bytes], group_key: str) -> str:
-    """The text or number under `group_key` in .json; '' for none. Raises ValueError as `find_label`."""
-    value = _parse_json(files["json"]) if group_key and "json" in files else None
-    group: Any = value.get(group_key) if isinstance(value, dict) else None
-    return "" if not _is_label(group) else group if isinstance(group, str) else str(int(group))
 
 
 def _parse_json(data: bytes) -> Any:

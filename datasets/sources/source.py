@@ -123,10 +123,7 @@ _PACKAGES = {"parquet": ("pyarrow",), "tar": ("obstore", "braceexpand"), "digits
 
 
 def source_class(dataset: str) -> type[Source]:
-    """Returns the class of a data set.
-
-    Raises UserError: an unknown data set; a package is not installed.
-    """
+    """Returns the class of a data set. Raises UserError: an unknown data set; a package is not installed."""
     if dataset == "packed":
         problem = "DATA.DATASET: packed was removed"
         fix = "write the images as shards with scripts/make_shards.py -size N, and use -dataset=tar"

@@ -29,8 +29,7 @@ from datasets.sources.names import BYTES, NATURAL, find_ambiguity, read_class_li
 from datasets.sources.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
 from datasets.sources.tables import Table
-from datasets.transforms.host import eval_crop
-from datasets.transforms.policies import TimmPolicy
+from datasets.transforms.host import TimmPolicy, eval_crop
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 

@@ -10,8 +10,7 @@ from scipy import stats
 
 from configs.schema import Data, Train
 from datasets.batch import Batch
-from datasets.transforms.device import TrainTransform
-from datasets.transforms.mixup import MixDraws, Mixup
+from datasets.transforms.device import MixDraws, Mixup, TrainTransform
 
 BOTH = {"MIXUP_ALPHA": 0.8, "CUTMIX_ALPHA": 1.0}
 KINDS = {

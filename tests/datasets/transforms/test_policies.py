@@ -19,8 +19,7 @@ from torchvision.transforms.v2 import functional as TF
 from configs.schema import Data, Train
 from configs.schema.train import check_policy
 from datasets.decoding.decode import LazyImage
-from datasets.transforms.host import build_host_transform
-from datasets.transforms.policies import (
+from datasets.transforms.host import (
     AutoAugment,
     ColorJitter,
     PillowPolicies,
@@ -28,6 +27,7 @@ from datasets.transforms.policies import (
     TimmPolicy,
     _auto_augment,
     _rand_augment,
+    build_host_transform,
     build_policies,
     from_pillow,
     timm_policies,

@@ -32,8 +32,8 @@ from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.transforms.device import TrainTransform
+from datasets.transforms.host import _build as build_policy
 from datasets.transforms.host import build_host_transform
-from datasets.transforms.policies import _build as build_policy
 from engine.progress import EpochProgress
 from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
