@@ -139,10 +139,8 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_autocast_dtype(kind)) if is_cast and torch.is_autocast_enabled(kind) else tensor
 
 
-def prepare_convolutions(
-    model: nn.Module, channels_last: Literal["auto"] | bool, device: torch.device, is_fixed: bool = False
-) -> list[str]:
-    """Applies `MODEL.CHANNELS_LAST` to `model` on its device; returns a line for the log if something was set.
+def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> list[str]:
+    """Applies `MODEL.CHANNELS_LAST` to `model`; returns a line for the log if something was set.
 
     Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
     with one convolution, the patch embedding, are left as they are.
@@ -152,7 +150,7 @@ def prepare_convolutions(
         raise UserError("MODEL.CHANNELS_LAST true: not with sharded weights or AMP.LEVEL O3; use auto")
     if channels_last == "auto":
         is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
-        channels_last = is_convolutional and device.type == "cuda" and not is_fixed
+        channels_last = is_convolutional and not is_fixed
     if not channels_last:
         return []
     model.to(memory_format=torch.channels_last)

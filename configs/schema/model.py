@@ -148,8 +148,8 @@ class Model(Section):
     )
     channels_last: Literal["auto"] | bool = option(
         "auto",
-        "NHWC memory format of weights and images; auto: on a GPU, for models with convolutions beyond the patch "
-        "embedding, unless they are sharded or in O3",
+        "NHWC memory format of weights and images; auto: for models with convolutions beyond the patch embedding, "
+        "unless they are sharded or in O3",
     )
 
     @property

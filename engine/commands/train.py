@@ -34,7 +34,7 @@ def train(command: Command, context: ProcessContext) -> int:
             if note := call_on_main(lambda: note_similar(plan.config, splits, outputs.folder), context):
                 logger.note(note)
         trainer = Trainer(session, outputs)
-        if command.name == "probe":
+        if plan.config.model.tune.kind == "probe":
             run_probe(trainer)
         else:
             trainer.train()

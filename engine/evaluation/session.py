@@ -78,7 +78,7 @@ def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> 
 
     `set_process_switches` comes before: it is about the first operation of the process.
     """
-    notes = prepare_convolutions(model, config.model.channels_last, context.device)
+    notes = prepare_convolutions(model, config.model.channels_last)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers

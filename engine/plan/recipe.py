@@ -22,6 +22,7 @@ from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
 _FEW = 64  # images: an epoch of them has four steps, also where a recipe's batch is larger than the data
+_FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
 _RECIPES = Path(__file__).parents[2] / "configs"
 
 
@@ -37,7 +38,8 @@ def follow_recipe(command: Command, argv: list[str]) -> Command:
     other = command.recipe or config.model.resume or config.eval.enabled or "DATA_PATH" not in data
     if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
         return command
-    if not parse_flags(expand_words(argv), entry_parser(command.script)).model:
+    named = parse_flags(expand_words(argv), entry_parser(command.script)).model
+    if not named:
         of_timm = model_sections(config.model.name)["MODEL"]["TYPE"] == model.get("TYPE", "timm")
         if own_layers or ("TYPE" in model and not of_timm):
             return command
@@ -52,6 +54,8 @@ def follow_recipe(command: Command, argv: list[str]) -> Command:
     name, epochs = recipe_follows_data(images, has_weights, on_cpu, trains, probes=model.get("TUNE") == "probe")
     if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
         flags = [*flags, f"-epochs={epochs}"]
+    if name == "folder_small" and not named and "TYPE" not in model:
+        flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()

@@ -4,6 +4,8 @@ import math
 import time
 from dataclasses import replace
 
+from configs.batch_plan import plan_batches
+from configs.schema.model import Tune
 from configs.schema.train import Train
 from datasets.loading.loader import TrainBatches, build_eval_loader
 from engine.evaluation.evaluate import TOP_K
@@ -25,8 +27,8 @@ _END_SECONDS = 4.0  # for the pictures and the page at the end
 def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None) -> Plan:
     """The plan of a new run with TRAIN.MINUTES, with the NUM_EPOCHS and EPOCH_STEPS that end it in time.
 
-    Up to twenty steps, and a part of an evaluation, are timed on a state that is thrown away. A collective call: the
-    main process decides.
+    A run whose head is `solved`, without time for a step, becomes the probe. Up to twenty steps, and a part of
+    an evaluation, are timed on a state that is thrown away. A collective call: the main process decides.
     """
     train = plan.config.train
     if plan.found or train.minutes is None:
@@ -57,11 +59,18 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     evaluation, test = per_image * len(plan.val), per_image * (len(plan.test) if plan.test else 0)
 
     left = 60 * train.minutes - seconds_since_start() - start - 2 * evaluation - test - _END_SECONDS
+    figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
+    title = f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: "
+    if solved and broadcast_object(left < step, context):
+        logger.info(f"{title}the probe is the result")
+        alone = {"num_epochs": 1, "warmup_epochs": 0.0, "smoothing": train.smoothing}
+        changes = {"train": Train().model_copy(update=alone), "eval_raw": False}
+        config = config.with_model(tune=Tune("probe")).model_copy(update=changes)
+        return replace(plan, config=config, batch=plan_batches(config, context.world_size))
     epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
     epochs, steps = broadcast_object((epochs, steps), context)
-    figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
-    logger.info(f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: {chosen}")
+    logger.info(f"{title}{chosen}")
     limit = steps if steps < progress.steps else None
     return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
 

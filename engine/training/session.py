@@ -191,7 +191,7 @@ def build_train_state(
     if parallel.sync_bn and context.world_size > 1:
         model = synchronize_batch_norms(model, device)
     is_fixed = strategy.is_sharded or precision.level == "O3"
-    notes += prepare_convolutions(model, options.channels_last, device, is_fixed)
+    notes += prepare_convolutions(model, options.channels_last, is_fixed)
     apply_op_lists(model, options.attention, precision)
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, loss_notes = build_step_loss(config, model, precision, targets, class_names)

@@ -131,24 +131,24 @@ def is_channels_last(model: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("option", "device", "convolutions", "sharded", "expected"),
+    ("option", "convolutions", "sharded", "expected"),
     [
-        ("auto", GPU, 2, False, True),
-        ("auto", GPU, 1, False, False),
-        ("auto", GPU, 2, True, False),
-        (True, CPU, 1, False, True),
-        (False, GPU, 2, False, False),
+        ("auto", 2, False, True),
+        ("auto", 1, False, False),
+        ("auto", 2, True, False),
+        (True, 1, False, True),
+        (False, 2, False, False),
     ],
 )
-def test_auto_is_for_convolutional_models_on_a_gpu(option, device, convolutions, sharded, expected):
+def test_auto_is_for_convolutional_models(option, convolutions, sharded, expected):
     model = convolutional(convolutions)
-    notes = prepare_convolutions(model, option, device, sharded)
+    notes = prepare_convolutions(model, option, sharded)
     assert is_channels_last(model) == expected == bool(notes)
 
 
 def test_sharded_weights_are_not_converted():
     with pytest.raises(UserError, match=r"^MODEL\.CHANNELS_LAST true: "):
-        prepare_convolutions(convolutional(2), True, GPU, is_fixed=True)
+        prepare_convolutions(convolutional(2), True, is_fixed=True)
 
 
 @pytest.mark.slow
@@ -164,12 +164,13 @@ def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu,
     argv += ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"]
 
     def run(steps: int, folder: str, *more: str) -> Path:
-        return train([*argv, f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", *more], cpu)
+        options = [f"TRAIN.MAX_STEPS={steps}", f"SAVE={tmp_path / folder}", "MODEL.CHANNELS_LAST=false", *more]
+        return train([*argv, *options], cpu)
 
     initial, expected, converted = run(1, "initial"), run(4, "expected"), run(4, "converted", CHANNELS_LAST)
     resumed = run(2, "resumed")
-    for steps, format in ((3, CHANNELS_LAST), (4, "MODEL.CHANNELS_LAST=false")):
-        run(steps, "resumed", f"MODEL.RESUME={resumed}", format)
+    for steps, format in ((3, [CHANNELS_LAST]), (4, [])):
+        run(steps, "resumed", f"MODEL.RESUME={resumed}", *format)
     for part in ("model", "state_dict_ema"):
         start, reference = (flatten(states(folder)[part]) for folder in (initial, expected))
         for folder in (converted, resumed):

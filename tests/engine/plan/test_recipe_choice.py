@@ -66,7 +66,7 @@ def test_the_epochs_of_the_rule_are_the_recipes():
         assert parse_command_line([f"-cfg={ROOT}/configs/{name}.yaml"]).config.train.num_epochs == epochs
 
 
-SMALL = ("folder_small", "folder_small", 60)
+SMALL = ("folder_small", "resnet10t", 60)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ SMALL = ("folder_small", "folder_small", 60)
             ("folder_small", "resnet18", 60),
         ),
         (["-model=resnet18.no_tag"], ("folder_small", "resnet18.no_tag", 60), None),
-        (["-model=folder_small"], SMALL, None),
+        (["-model=folder_small"], ("folder_small", "folder_small", 60), None),
         (["-opts", "MODEL.PRETRAINED=null"], SMALL, None),
         (["-model=test_vit", "-opts", "MODEL.KWARGS={qk_norm: true}"], ("folder_small", "test_vit", 60), None),
     ],

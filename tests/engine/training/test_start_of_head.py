@@ -57,6 +57,15 @@ def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path
     assert read_result(evaluated)["top1"] == result["top1"]
 
 
+def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path, cpu):
+    folder = train(tuned(tmp_path, backbone, "TRAIN.MODEL_EMA=true", "TRAIN.MINUTES=0.001"), cpu)
+    best, probe = (torch.load(one / "best.pth") for one in (folder, probed))
+    assert all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
+    result, expected = read_result(folder), read_result(probed)
+    assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
+    assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
+
+
 def test_a_resumed_run_is_exact(backbone, tmp_path, cpu):
     whole = train(tuned(tmp_path / "whole", backbone), cpu)
     part = train(tuned(tmp_path / "part", backbone, "TRAIN.MAX_STEPS=25"), cpu)

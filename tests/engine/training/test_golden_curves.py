@@ -1,0 +1,54 @@
+"""The losses of 40 steps of three recipes, beside those of tests/fixtures/golden_curves.json.
+
+A change that is meant to change results writes the file anew, and its review shows the difference:
+`python tests/engine/training/test_golden_curves.py`.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+sys.path.append(str(Path(__file__).parents[2]))  # as a program: pytest has it already
+
+from conftest import CPU, ROOT, noise_folder, train
+
+FILE = ROOT / "tests/fixtures/golden_curves.json"
+_TOLERANCE = 2e-3  # of a loss, relative
+_STEPS = 40
+
+
+def losses_of(recipe: str, folder: Path) -> list[float]:
+    """The losses of the first steps of a recipe in fp32; its images and weights follow from fixed seeds."""
+    flags = [f"-cfg={ROOT}/configs/{recipe}.yaml", f"-output={folder / 'runs'}", "-num_workers=0"]
+    options = [f"TRAIN.MAX_STEPS={_STEPS}", "REPORT_FREQ=1", "SAVE_FREQ=1000", "VALIDATE_FREQ=1000"]
+    if recipe != "vit_digits":
+        flags += [f"-data_path={noise_folder(folder, 24, 4, (40, 40, 3))}", "-batch_size=8"]
+    if recipe == "finetune":
+        torch.manual_seed(0)
+        torch.save(timm.create_model("test_efficientnet").state_dict(), folder / "weights.pth")
+        flags += ["-model=test_efficientnet", f"-pretrained={folder / 'weights.pth'}", "-image_size=32"]
+    run = train([*flags, "-opts", *options], CPU)
+    reports = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    return [row["loss"] for row in reports if row["kind"] == "report"]
+
+
+@pytest.mark.parametrize("recipe", ["vit_digits", "folder_small", "finetune"])
+def test_losses_are_the_recorded_ones(tmp_path, recipe):
+    if recipe == "vit_digits":
+        pytest.importorskip("sklearn")
+    golden = json.loads(FILE.read_text())
+    np.testing.assert_allclose(losses_of(recipe, tmp_path), golden[recipe], rtol=_TOLERANCE)
+
+
+if __name__ == "__main__":
+    curves: dict[str, object] = {"torch": torch.__version__}
+    for name in ("vit_digits", "folder_small", "finetune"):
+        with tempfile.TemporaryDirectory() as temporary:
+            curves[name] = losses_of(name, Path(temporary))
+    FILE.write_text(json.dumps(curves, indent=1) + "\n")
