@@ -228,6 +228,9 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
         if rises:
             return text, longer
         if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
+            minutes = options["TRAIN.MINUTES"]
+            if minutes and options["TRAIN.EPOCH_STEPS"] and options["TRAIN.NUM_EPOCHS"] == 1:  # a part of an epoch
+                return text, _command(run, *same, f"TRAIN.MINUTES={10 * minutes:g}")
             return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
         if rival in BASELINES and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."

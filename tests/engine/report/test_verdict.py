@@ -76,14 +76,16 @@ def test_an_average_below_the_raw_weights(tmp_path, warmup, flags):
 
 
 def kind_of(found: tuple[str, str]) -> str:
-    """The fix of a verdict: '' if there is none, longer, lower rate, another probe, or finetune."""
+    """The fix of a verdict: '' if there is none, longer, lower rate, N minutes, another probe, or finetune."""
     flags = flags_of(found[1]) if found[1] else [""]
     if flags[0].startswith("-cfg=configs"):
         parse_command_line(flags)
         return "another probe" if "probe" in flags[0] else "finetune"
     if flags[0].startswith("-cfg="):
-        config = parse_command_line(flags).config
-        assert config.train.base_lr == pytest.approx(3e-4)
+        train = parse_command_line(flags).config.train
+        if train.minutes:
+            return f"{train.minutes:g} minutes"
+        assert train.base_lr == pytest.approx(3e-4)
         return "lower rate"
     return "longer" if flags[0].startswith("-resume=") and flags[1].startswith("-epochs=") else ""
 
@@ -121,6 +123,7 @@ BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
         (HYM, 153, BOTH | {"probe_score": 0.2}, ["EVAL.BEST_METRIC=loss"], "another probe"),  # a loss has no noise here
         ([60, 71, 81.7], 153, BOTH, [], "longer"),
         (HYM, 153, {"probe_score": 94.77}, [], "lower rate"),
+        (HYM[:1], 153, BOTH, ["TRAIN.NUM_EPOCHS=1", "TRAIN.EPOCH_STEPS=5", "TRAIN.MINUTES=2"], "20 minutes"),
         (HYM, 153, BOTH | {"probe_score": 80.39}, [], "another probe"),  # its own is as bad
         (HYM, 153, {"knn_top1": 96.08}, ["MODEL.TUNE=probe"], "finetune"),
         ([93.46] * 3, 153, BOTH, [], ""),  # 2.6 points below, with a standard error of 2.6
