@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
 def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:
     """The command, with its server of workers; or the default one, and the error, which all ranks report once."""
     try:
-        from engine.plan.recipe import follow_recipe
+        from engine.plan.recipe import choose_recipe
 
-        command = follow_recipe(parse_command_line(argv, SCRIPT), argv)
+        command = choose_recipe(parse_command_line(argv, SCRIPT), argv)
         if command.needs_worker_server:
             from datasets.loading.workers import start_worker_server
 

@@ -34,10 +34,10 @@ def main(argv: list[str]) -> int:
     with without_collections():  # after the options are checked: importing torch takes seconds
         from datasets.loading.workers import start_worker_server
         from engine.commands.run import run
-        from engine.plan.recipe import follow_recipe
+        from engine.plan.recipe import choose_recipe
         from utils.distributed import single_process
 
-    command = follow_recipe(command, argv)
+    command = choose_recipe(command, argv)
     if command.needs_worker_server:
         start_worker_server(may_fork=True)
     return run(command, single_process(command.device))

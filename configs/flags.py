@@ -67,7 +67,7 @@ FLAGS = {
         Flag("accum_iter", ("TRAIN.ACCUM_ITER",), int, "gradient accumulation steps"),
         Flag("epochs", ("TRAIN.NUM_EPOCHS",), int, "number of epochs; a warm-up of as many or more becomes a tenth"),
         Flag("minutes", ("TRAIN.MINUTES",), float, "time of the run; the number of epochs follows from it"),
-        Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate"),
+        Flag("lr", ("TRAIN.BASE_LR",), float, "peak learning rate, before scaling by the batch size"),
         Flag("last_epoch", ("TRAIN.LAST_EPOCH",), int, "number of finished epochs"),
     ),
     "data": (

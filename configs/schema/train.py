@@ -192,7 +192,7 @@ class Train(Augmentation, Distillation):
         ge=0,
     )
     weight_decay: float = option(0.3, "weight decay; not applied to biases, norms and tokens", ge=0)
-    base_lr: float = option(3e-3, "peak learning rate", ge=0)
+    base_lr: float = option(3e-3, "peak learning rate, before LINEAR_ or SQRT_SCALED_LR", ge=0)
     warmup_start_lr: float = option(1e-6, "learning rate at the first step of the warm-up", ge=0)
     end_lr: float = option(0.0, "minimum learning rate, at the end of the schedule", ge=0)
     lr_scheduler: LRScheduler = LRScheduler()

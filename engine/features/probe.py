@@ -77,7 +77,7 @@ ListSuspects = Callable[[Margins, np.ndarray], str]  # margins, and the indices 
 class ProbeTask(NamedTuple):
     """What a probe needs. model: an evaluated one; its head gets the solution. loss: of the probe.
 
-    after_batch: called after each batch of features.
+    bad_images: of the folder of the run, if it exists. after_batch: called after each batch of features.
     """
 
     config: Config
@@ -87,7 +87,7 @@ class ProbeTask(NamedTuple):
     val: Samples
     loss: Loss
     logger: RunLogger
-    bad_images: BadImageList
+    bad_images: BadImageList | None = None
     after_batch: Callable[[], None] = lambda: None
     list_suspects: ListSuspects | None = None
 

@@ -26,7 +26,7 @@ _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml o
 _RECIPES = Path(__file__).parents[2] / "configs"
 
 
-def follow_recipe(command: Command, argv: list[str]) -> Command:
+def choose_recipe(command: Command, argv: list[str]) -> Command:
     """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note.
 
     Other commands stay as they are, also those with an architecture in keys of MODEL, and with data that cannot be

@@ -13,6 +13,7 @@ from engine.evaluation.session import build_evaluator
 from engine.features.probe import Solved
 from engine.plan.training import Plan
 from engine.run.log import RunLogger
+from engine.training.optimizer import EPOCHS_PER_REDUCTION
 from engine.training.session import build_train_state
 from engine.training.step import train_steps
 from utils.device import synchronize
@@ -37,9 +38,11 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
     state, _ = build_train_state(config, context, plan.layout, plan, solved)
-    batches = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, 1)
+    batches = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, train.num_epochs)
     progress, ends = state.new_progress(0), list[float]()
-    while progress.done_steps < min(_TIMED_STEPS, progress.steps):
+    for number in range(min(_TIMED_STEPS, train.num_epochs * progress.steps)):
+        if number and progress.done_steps == progress.steps:
+            progress = state.new_progress(progress.epoch + 1)
         train_steps(state, batches, progress, progress.done_steps + 1, lambda progress: None)
         synchronize(context.device)
         ends.append(time.perf_counter())
@@ -58,7 +61,8 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     per_image = (time.perf_counter() - before) / (len(plan.val) - first)
     evaluation, test = per_image * len(plan.val), per_image * (len(plan.test) if plan.test else 0)
 
-    left = 60 * train.minutes - seconds_since_start() - start - 2 * evaluation - test - _END_SECONDS
+    last = 2 * evaluation  # of an average and of the raw weights
+    left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: "
     if solved and broadcast_object(left < step, context):
@@ -86,11 +90,12 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
 
 
 def _schedule(train: Train, epochs: int) -> dict[str, object]:
-    """The values of TRAIN that make it a run of these epochs; warm-up and decay keep their shares."""
-    share, decay = epochs / train.num_epochs, train.lr_scheduler.decay_epochs
-    scheduler = train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share})
+    """The values of TRAIN that make it a run of these epochs; warm-up, decay and mixing keep their shares."""
+    share = (train.last_epoch + epochs) / train.num_epochs
+    decay = train.lr_scheduler.decay_epochs or (EPOCHS_PER_REDUCTION if train.lr_scheduler.name == "step" else None)
     return {
         "num_epochs": train.last_epoch + epochs,
         "warmup_epochs": train.warmup_epochs * share,
-        "lr_scheduler": scheduler,
+        "mixup_off_epoch": train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
+        "lr_scheduler": train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),
     }

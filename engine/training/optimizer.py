@@ -155,7 +155,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
-_EPOCHS_PER_REDUCTION = 30  # timm's default
+EPOCHS_PER_REDUCTION = 30  # of the step decay, timm's default
 _WSD_DECAY_SHARE = 1 / 5  # of NUM_EPOCHS
 
 
@@ -199,7 +199,7 @@ class Schedule:
 def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -> Schedule:
     factor = _lr_factor(options, images_per_step)
     decay = options.lr_scheduler
-    default_epochs = _EPOCHS_PER_REDUCTION if decay.name == "step" else options.num_epochs * _WSD_DECAY_SHARE
+    default_epochs = EPOCHS_PER_REDUCTION if decay.name == "step" else options.num_epochs * _WSD_DECAY_SHARE
     return Schedule(
         peak_lr=options.base_lr * factor,
         start_lr=options.warmup_start_lr * factor,

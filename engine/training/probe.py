@@ -5,7 +5,6 @@ from functools import partial
 import torch
 
 from configs.schema.model import Tune
-from datasets.loading.loader import BadImageList
 from engine.evaluation.session import eval_model_of
 from engine.features.classifiers import Loss
 from engine.features.probe import ProbeTask, Solved, linear_head, set_head, solve_head, write_suspects
@@ -88,7 +87,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     )
     head = linear_head(model)
     if head is None or head.weight.any():
-        reason = "the head is not one linear layer" if head is None else "the weights have a head of these classes"
+        reason = "the head is not one linear layer" if head is None else "the weights have rows of these classes"
         logger.info(f"----- MODEL.HEAD probe has no effect: {reason}")
         return None
     built = eval_model_of(model, config, context)
@@ -100,6 +99,5 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         val=plan.val,
         loss=_loss(plan, device),
         logger=logger,
-        bad_images=BadImageList(context.rank),
     )
     return solve_head(task)

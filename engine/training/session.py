@@ -215,6 +215,9 @@ def build_train_state(
     optimizer = build_optimizer(model, train, schedule.peak_lr)
     if options.tune.kind != "probe":  # which takes no step of the optimizer
         notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
+        if schedule.peak_lr != train.base_lr:
+            batch = f"{layout.batch.global_size} images per step"
+            notes.append(f"Learning rate: peak {schedule.peak_lr:.3g} (BASE_LR {train.base_lr:g}, scaled for {batch})")
 
     images = dummy_images(data, context)
     if compiled := compile_model(compute_model, train, context, strategy.is_sharded):

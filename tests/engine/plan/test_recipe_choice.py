@@ -15,7 +15,7 @@ from configs.command_line import parse_command_line
 from configs.resolve import recipe_follows_data
 from engine.commands.run import run
 from engine.plan import recipe
-from engine.plan.recipe import follow_recipe
+from engine.plan.recipe import choose_recipe
 from utils.errors import UserError
 from utils.file_formats.hf_folder import find_on_hub
 
@@ -37,7 +37,7 @@ def place(request, monkeypatch):
 
 
 def chosen(*argv):
-    return follow_recipe(parse_command_line(list(argv)), list(argv))
+    return choose_recipe(parse_command_line(list(argv)), list(argv))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_kinds_of_data(images, place):
 def test_other_commands_stay_as_they_are(images, place, flags):
     argv = [f"-data_path={images}", *flags]
     command = parse_command_line(argv)
-    assert follow_recipe(command, argv) is command
+    assert choose_recipe(command, argv) is command
 
 
 def test_a_gpu_has_time_to_train(images, monkeypatch):

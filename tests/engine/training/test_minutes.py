@@ -38,6 +38,17 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
+def test_shares_of_the_run_stay(tmp_path, cpu, monkeypatch):
+    """Warm-up, decay and mixing of a recipe of 40 epochs, in a run of 10."""
+    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 7))
+    options = ["TRAIN.NUM_EPOCHS=40", "TRAIN.WARMUP_EPOCHS=4", "TRAIN.MIXUP_OFF_EPOCH=30", "TRAIN.MAX_STEPS=1"]
+    options += ["TRAIN.MIXUP_ALPHA=0.2", "TRAIN.LR_SCHEDULER.NAME=step"]
+    folder = train([*digits_flags(tmp_path), *options, "-minutes=30"], cpu)
+    options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
+    assert (options["WARMUP_EPOCHS"], options["MIXUP_OFF_EPOCH"]) == (1, 8)
+    assert options["LR_SCHEDULER"]["DECAY_EPOCHS"] == 7.5  # of timm's default, 30
+
+
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import digits_flags, read_result, rows, run_folders, train
+from conftest import digits_flags, noise_folder, read_result, rows, run_folders, train
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -64,6 +64,17 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     result, expected = read_result(folder), read_result(probed)
     assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
     assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
+
+
+def test_an_unreadable_image_is_skipped(backbone, tmp_path, cpu):
+    root = noise_folder(tmp_path / "images", 12, 6, (8, 8))
+    for path in ("train/class0/0.png", "val/class1/1.png"):
+        (root / path).write_bytes(b"no image")
+    data = [f"-data_path={root}", "-dataset=folder", "-batch_size=4"]
+    folder = train([*tuned(tmp_path, backbone, "DATA.ON_BAD_IMAGE=skip"), *data], cpu)
+    assert read_result(folder)["samples"] == 5 and read_result(folder)["probe_score"] is not None
+    listed = (folder / "bad_images_0.csv").read_text()
+    assert "0.png" in listed and "1.png" in listed
 
 
 def test_a_resumed_run_is_exact(backbone, tmp_path, cpu):
