@@ -38,7 +38,7 @@ def knn_top1(
 
 
 ROWS = 1 << 16  # of logits at a time
-_L2_VALUES = tuple(10.0**-exponent for exponent in range(7))  # from strong to weak
+_L2_VALUES = tuple(10.0 ** (-exponent / 2) for exponent in range(13))  # from strong to weak
 _FOLDS, _TUNING_ITERATIONS, _ITERATIONS = 5, 100, 1000
 
 
