@@ -9,6 +9,7 @@ and as `key` a digest of all inputs with the index of the first sample.
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.command_line import unused_keys
 from configs.flags import Prediction
+from configs.load import flatten
 from configs.schema import Config
 from datasets.sources.checks import digest_of
 from datasets.sources.samples import Samples
@@ -29,13 +32,14 @@ from utils.metrics import Metrics
 from utils.tables import aligned_table, safe_cell
 
 BATCHES_PER_WRITE = 8  # before a write, the host waits for the device
-_WITHOUT_EFFECT = {"data": {"num_workers", "data_path", "cache_dir", "cache_gb"}, "model": {"pretrained", "resume"}}
+_WITHOUT_EFFECT = "DATA.NUM_WORKERS DATA.DATA_PATH DATA.CACHE_* DATA.BATCH_SIZE* MODEL.PRETRAINED MODEL.RESUME"
 
 
 def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], *more: Any) -> str:
     """A digest of all that the results of the samples depend on: options, images in their order, weights, `more`."""
-    sections = {"data", "model", "amp", "eval", "deterministic"}
-    options = config.model_dump(mode="json", include=sections, exclude=_WITHOUT_EFFECT)
+    values = config.model_dump(mode="json", by_alias=True, include={"data", "model", "amp", "eval", "deterministic"})
+    unused = [*_WITHOUT_EFFECT.split(), *unused_keys("predict")]
+    options = {key: value for key, value in flatten(values) if not any(fnmatchcase(key, one) for one in unused)}
     digest = sha256(json.dumps([options, *more, digest_of(samples)]).encode())
     for index in range(len(samples)):
         digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))

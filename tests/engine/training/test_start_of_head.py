@@ -61,6 +61,7 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     folder = train(tuned(tmp_path, backbone, "TRAIN.MODEL_EMA=true", "TRAIN.MINUTES=0.001"), cpu)
     best, probe = (torch.load(one / "best.pth") for one in (folder, probed))
     assert all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
+    assert len([*(tmp_path / "features").iterdir()]) == 2, "the features are computed once: of both splits"
     result, expected = read_result(folder), read_result(probed)
     assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
     assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
