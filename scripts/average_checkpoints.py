@@ -9,7 +9,6 @@ of one model, such as runs that fine-tune the same weights with other options. A
 used. All flags of main_single_gpu.py may follow, such as -data_path.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -25,7 +24,12 @@ SCRIPT = "scripts/average_checkpoints.py"
 
 def main(argv: list[str]) -> int:
     paths, argv = split_sources(argv)
-    flags, rest = split_flags(_parser(), argv)
+    usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
+    what = "the checkpoints of RUN, or the best weights of several runs or files"
+    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, unless the metric gets worse.")
+    output = "checkpoint to write (default: average.pth in the first run's folder)"
+    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
+    flags, rest = split_flags(parser, argv)
     sources = list(dict.fromkeys(map(find_source, paths)))
     if not sources or (len(sources) == 1 and not sources[0].is_dir()):
         raise UserError("give the folder of a run, or several runs or weight files, as the first arguments")
@@ -39,15 +43,6 @@ def main(argv: list[str]) -> int:
 
     write_soup(sources, command, output)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
-    what = "the checkpoints of RUN, or the best weights of several runs or files"
-    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, unless the metric gets worse.")
-    output = "checkpoint to write (default: average.pth in the first run's folder)"
-    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
-    return parser
 
 
 if __name__ == "__main__":

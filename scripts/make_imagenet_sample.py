@@ -33,8 +33,7 @@ def main() -> None:
             image, share = scenes[label], rng.uniform(0.7, 1)  # of the sides of the image that a crop has
             left, top = (rng.uniform(0, side * (1 - share)) for side in image.size)
             box = (left, top, left + image.width * share, top + image.height * share)
-            crop = image.resize(options.size, Image.Resampling.BICUBIC, box=box)
-            crop.save(options.output / path, quality=90)
+            image.resize(options.size, Image.Resampling.BICUBIC, box=box).save(options.output / path, quality=90)
             lines.append(f"{path} {label}\n")
         (options.output / f"{split}_list.txt").write_text("".join(lines))
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
 from configs.compare import non_default_options
-from configs.flags import Parser, add_flag
+from configs.flags import add_flag
 from configs.help import all_keys
 from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import shorten
@@ -47,7 +47,13 @@ _UNCHECKED = ("SAVE", "DATA.NUM_WORKERS")  # may change while a sweep is running
 
 
 def main(argv: list[str]) -> int:
-    flags, others = split_flags(_parser(), argv)
+    usage = "-cfg FILE -set KEY=VALUES [-set ...] [-gpus N] [-jobs N] [flags of main_single_gpu.py]"
+    parser = script_parser("sweep.py", usage, "Trains one run per combination of options; the same command continues.")
+    values = "a key and its values: DATA.FOLD=0..4, TRAIN.BASE_LR=1e-3,2e-3"
+    add_flag(parser, "set", action="append", required=True, metavar="KEY=VALUES", help=values)
+    add_flag(parser, "gpus", type=positive, metavar="N", help="use the first N visible GPUs (default: all)")
+    add_flag(parser, "jobs", type=positive, metavar="N", help="runs side by side (default: one per GPU; CPU: one)")
+    flags, others = split_flags(parser, argv)
     environments = _environments(flags.gpus, flags.jobs)
     root, runs = read_grid(flags.set, others)
     check_writable(root)
@@ -62,16 +68,6 @@ def main(argv: list[str]) -> int:
     for failure in failures:
         print(f"failed: {failure}", file=sys.stderr)
     return 1 if failures else 0
-
-
-def _parser() -> Parser:
-    usage = "-cfg FILE -set KEY=VALUES [-set ...] [-gpus N] [-jobs N] [flags of main_single_gpu.py]"
-    parser = script_parser("sweep.py", usage, "Trains one run per combination of options; the same command continues.")
-    values = "a key and its values: DATA.FOLD=0..4, TRAIN.BASE_LR=1e-3,2e-3"
-    add_flag(parser, "set", action="append", required=True, metavar="KEY=VALUES", help=values)
-    add_flag(parser, "gpus", type=positive, metavar="N", help="use the first N visible GPUs (default: all)")
-    add_flag(parser, "jobs", type=positive, metavar="N", help="runs side by side (default: one per GPU; CPU: one)")
-    return parser
 
 
 def _environments(gpus: int | None, jobs: int | None) -> list[dict[str, str]]:

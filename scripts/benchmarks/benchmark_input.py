@@ -7,7 +7,6 @@ All contenders read the same files and apply the same transforms. `-timm_train P
 the first log line with a loss, beside timm's train.py. See docs/benchmarks.md.
 """
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -37,8 +36,7 @@ from datasets.registry import read_samples
 from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform, random_crop_box, resize
 from scripts import make_shards
-from scripts.benchmarks.benchmark_train import MODEL
-from scripts.benchmarks.images import CAMERA, IMAGENET, link_images, make_images
+from scripts.benchmarks.benchmark_train import CAMERA, IMAGENET, MODEL, link_images, make_images
 from scripts.benchmarks.programs import build_program, first_step, group_cpu_seconds
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
 from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed
@@ -73,7 +71,14 @@ RATIOS += [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (SMALL, 
 
 
 def main(argv: list[str]) -> int:
-    flags, rest = split_flags(_parser(), argv)
+    parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
+    add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
+    add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
+    add_flag(parser, "sources", action="store_true", help="compare a folder and tar shards instead of loaders")
+    add_timm_flag(parser)
+    add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
+    add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
+    flags, rest = split_flags(parser, argv)
     rest = [*DEFAULTS, *rest]
     config = parse_command_line(rest).config.model_copy(update={"train": Train()})
     transform = build_host_transform(config.data, config.train, config.seed)
@@ -118,17 +123,6 @@ def tables(figures: Figures) -> list[str]:
         texts.append(ratio_table(starts, [tuple(FIRST_STEPS)], "wall_seconds", "of wall seconds"))
         texts.append(ratio_table(starts, [tuple(FIRST_STEPS)], "cpu_seconds", "of CPU seconds"))
     return texts
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
-    add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
-    add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
-    add_flag(parser, "sources", action="store_true", help="compare a folder and tar shards instead of loaders")
-    add_timm_flag(parser)
-    add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
-    add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
-    return parser
 
 
 def loader_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:

@@ -2,20 +2,25 @@
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
 
-By default without dropout, because timm's train.py has none by default. See docs/benchmarks.md.
+By default without dropout, because timm's train.py has none by default. The JPEGs have the file size of photographs.
+See docs/benchmarks.md.
 """
 
 import argparse
+import random
 import sys
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -24,7 +29,6 @@ from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize
 from engine.training.batch_size import build_state, ready_batches
 from engine.training.optimizer import build_optimizer, set_lr
-from scripts.benchmarks.images import IMAGENET, link_images, make_images
 from scripts.benchmarks.programs import PROGRAMS, add_turn_flags, build_program, parse_names, run_turn
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
 from scripts.benchmarks.turns import Figures, compare, figures_table, memory, speed
@@ -33,6 +37,68 @@ from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
+
+CLASSES = 8
+QUALITY = 90
+_GRAIN = 16  # pixels between the random colors that a picture interpolates
+
+
+class Size(NamedTuple):
+    """`count` images to make; `noise` is its standard deviation, on a scale of 255, and sets the size of the files."""
+
+    width: int
+    height: int
+    noise: float
+    count: int
+
+
+IMAGENET, CAMERA = Size(500, 375, 16.7, 256), Size(2000, 1500, 4.5, 64)  # about 106 KB and 1 MB
+
+
+def make_images(folder: Path, size: Size) -> Path:
+    """Writes different JPEGs, smooth colors with noise, to class folders in `folder`; returns it."""
+    rng = np.random.default_rng(0)
+    shape = (size.height, size.width)
+    for number in range(size.count):
+        parent = folder / f"class{number % CLASSES}"
+        parent.mkdir(parents=True, exist_ok=True)
+        colors = rng.integers(0, 256, (*(side // _GRAIN + 1 for side in shape), 3), dtype=np.uint8)
+        smooth = np.asarray(Image.fromarray(colors).resize(shape[::-1], Image.Resampling.BICUBIC))
+        noise = size.noise * rng.standard_normal((*shape, 1), dtype=np.float32)  # of the brightness
+        picture = Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8))
+        picture.save(parent / f"{number:08d}.jpg", quality=QUALITY)
+    return folder
+
+
+def link_images(images: Path, folder: Path, entries: int, copies: bool = False) -> None:
+    """Makes a data set of `entries` training images from class folders of JPEGs, as links that repeat the images.
+
+    With a long epoch the pauses of loaders between epochs do not count. The validation split has one image per class.
+
+    images: has a folder per class, directly or in `train`. folder: gets `train` and `val`. copies: writes different
+    files in place of links: a CPU's cache does not hold them, and no two are equal. Raises UserError if `images` has
+    fewer than two class folders with JPEGs.
+    """
+    root = images / "train" if (images / "train").is_dir() else images
+    classes = {}
+    for parent in sorted(root.glob("*/")):
+        files = sorted(file for file in parent.resolve().rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
+        if files:
+            classes[parent.name] = files
+    if len(classes) < 2:
+        raise UserError(f"{images}: has fewer than two folders of JPEGs; name a folder of class folders")
+    first = [(name, files[0]) for name, files in classes.items()]
+    others = [(name, file) for name, files in classes.items() for file in files[1:]]
+    random.Random(0).shuffle(others)
+    for split, count in (("train", entries), ("val", len(first))):
+        for number, (name, image) in enumerate(islice(cycle(first + others), count)):
+            entry = folder / split / name / f"{number:08d}.jpg"
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            if copies:
+                entry.write_bytes(image.read_bytes() + f"{split} {number}".encode())
+            else:
+                entry.symlink_to(image)
+
 
 SCRIPT = "benchmarks/benchmark_train.py"
 NO_DROPOUT = ["-opts", "MODEL.DROPOUT=0.0", "MODEL.ATTENTION_DROPOUT=0.0"]

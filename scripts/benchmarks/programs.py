@@ -168,8 +168,7 @@ def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
     """Wall seconds from the start to the first log line, and CPU seconds of all processes. Errors: as `run_turn`."""
     started = time.perf_counter()
     with _Run(program, limit_seconds) as run:
-        wall_seconds = run.next_reading().arrived - started
-        return {"wall_seconds": wall_seconds, "cpu_seconds": group_cpu_seconds(run.pid)}
+        return {"wall_seconds": run.next_reading().arrived - started, "cpu_seconds": group_cpu_seconds(run.pid)}
 
 
 def group_cpu_seconds(group: int) -> float:

@@ -67,8 +67,7 @@ def compare(
             table, *others = texts(figures)
             ratios = [ratio_table(figures, pairs)] if pairs else []
             print(text.format(**environment), table, *ratios, *others, sep="\n\n")
-            result = {"environment": environment, "figures": figures, "ratios": speed_ratios(figures, pairs)}
-            write_json(file, result)
+            write_json(file, {"environment": environment, "figures": figures, "ratios": speed_ratios(figures, pairs)})
 
 
 def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:

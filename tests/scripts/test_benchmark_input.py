@@ -16,7 +16,7 @@ from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
 from scripts import make_shards
 from scripts.benchmarks import benchmark_input
-from scripts.benchmarks.images import Size, link_images, make_images
+from scripts.benchmarks.benchmark_train import Size, link_images, make_images
 from tests.datasets.shards.range_server import range_server
 from utils.errors import UserError
 

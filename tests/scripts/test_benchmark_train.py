@@ -12,8 +12,7 @@ from conftest import TINY_VIT
 from configs.command_line import parse_command_line
 from engine.run.reporter import StepReport
 from scripts.benchmarks import benchmark_train
-from scripts.benchmarks.benchmark_train import DEFAULTS
-from scripts.benchmarks.images import Size, make_images
+from scripts.benchmarks.benchmark_train import DEFAULTS, Size, make_images
 from scripts.benchmarks.programs import BARE, OURS, Program, build_program, read_line, run_turn
 from scripts.flags import split_flags
 from utils.errors import UserError
