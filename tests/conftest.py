@@ -289,7 +289,7 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     before = run_folders(root)
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
-            patch.setattr("engine.evaluation.files.EvaluationFiles._write_pictures", lambda *arguments: None)
+            patch.setattr("engine.evaluation.files.write_pictures", lambda *arguments: {})
             patch.setattr("engine.report.page.write_report", lambda *arguments: None)
         run(command, context)
     if command.config.model.resume == "auto":

@@ -12,7 +12,7 @@ from configs.flags import Prediction
 from datasets.sources.names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.evaluate import TOP_K
-from engine.evaluation.pictures import EXPLANATIONS, write_maps
+from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions, digest_inputs, open_part_file
 from engine.evaluation.session import EvaluationSession, build_ensemble, build_loader, build_sessions
 from engine.features.store import embed
@@ -38,8 +38,7 @@ def predict(command: Command, context: ProcessContext) -> int:
         check_writable(options.folder)
     sessions = build_sessions(command, context, logger)
     command = replace(command, config=sessions[0].plan.config)
-    prefix = "embed-" if options.embeds else "predict-"
-    folder = options.folder or open_new_folder(command, context, logger, prefix)
+    folder = options.folder or open_new_folder(command, context, logger, "embed-" if options.embeds else "predict-")
     if options.embeds:
         embed(sessions[0], folder, options.path is None, logger)
         return 0
@@ -77,8 +76,7 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
             part.append(results if options.path is None else replace(results, scores=None))
     seconds, number, num_readable = time.perf_counter() - started, len(samples) - first, 0
     if part:
-        names = names_of_labels(samples, classes)
-        predictions = Predictions(part, samples, names, options, evaluator.thresholds)
+        predictions = Predictions(part, samples, names_of_labels(samples, classes), options, evaluator.thresholds)
         num_readable = predictions.num_readable
         speed, num_bad = f"({number / seconds:.1f} images/s)", len(samples) - num_readable
         logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {len(samples)} have an error")

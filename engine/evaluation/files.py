@@ -1,21 +1,35 @@
 """The files of an evaluation: tables as CSV, pictures, a summary. The report page and other programs read them.
 
 All figures are in percent, the loss in nats. A class is written by its name, or by its label if the data has no names.
+Pictures of single samples show the crop that the model sees, its attention, and heat maps: where the model looks, or
+the pixels on which its best class depends.
+
+Legend: B images, C channels, S pixels on a side, H heads, T tokens, G cells on a side of a map.
 """
 
+import io
 import json
+import re
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import compress
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 
 from configs.schema import Data
+from datasets.batch import PADDING, Batch
+from datasets.decoding.images import BadImage
+from datasets.loading.sampler import Key
 from datasets.sources.samples import Samples
+from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.pictures import write_attention, write_pictures
 from engine.evaluation.results import (
     SampleResults,
     calibration,
@@ -26,10 +40,199 @@ from engine.evaluation.results import (
     name_of_target,
     worst_mistakes,
 )
+from engine.parallel.compile import run_eagerly
 from engine.run.record import CONFUSION, MAX_CLASSES_SHOWN, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
+from models.kernels import explicit_attention
 from utils.files import atomic_write, make_own_folder, open_atomically
 from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
+
+_SIDE = 160  # pixels of a picture
+_JPEG_QUALITY = 80
+# RGB from low to high, at equal distances: matplotlib's inferno, without importing it.
+_COLORS = (
+    (0, 0, 4), (22, 11, 57), (66, 10, 104), (106, 23, 110), (147, 38, 103), (188, 55, 84), (221, 81, 58),
+    (243, 120, 25), (252, 165, 10), (246, 215, 70), (252, 255, 164),
+)  # fmt: skip
+
+
+def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
+    """Writes `<index>.jpg` of each sample: the crop that the model sees; returns the crops, uint8 (C, S, S).
+
+    An image that cannot be read has no picture. The pictures of an earlier evaluation are removed. Raises OSError.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    make_own_folder(folder)
+    crops = {index: _write_crop(folder / f"{index}.jpg", samples, index, data) for index in indices}
+    return {index: crop for index, crop in crops.items() if crop is not None}
+
+
+def _write_crop(file: Path, samples: Samples, index: int, data: Data) -> torch.Tensor | None:
+    """Writes the crop of a sample, and returns it, uint8 (C, S, S); None if the image cannot be read."""
+    try:
+        crop, _ = build_eval_host_transform(data)(samples.open(index, data.image_channels), 0, index)
+    except BadImage:
+        return None
+    save_picture(to_picture(crop), file)
+    return crop
+
+
+def write_attention(folder: Path, crops: dict[int, torch.Tensor], model: nn.Module, evaluator: Evaluator) -> str | None:
+    """Writes `<index>-attention.jpg` of each crop: the attention rollout over the picture; raises OSError.
+
+    Returns why the model has no attention maps; None if it has some.
+    """
+    for index, crop in crops.items():  # one by one: the maps of a large model take gigabytes
+        image = evaluator.transform(crop[None].to(evaluator.context.device))
+        try:
+            attention = attention_rollout(model, image, evaluator)
+        except torch.OutOfMemoryError:
+            return "attention maps: out of GPU memory; -eval draws them"
+        if isinstance(attention, str):
+            return attention
+        write_map(folder / f"{index}-attention.jpg", crop, attention[0])
+    return None
+
+
+@torch.inference_mode()
+def attention_rollout(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor | str:
+    """Images (B, C, S, S) -> float32 (B, rows, columns) in 0..1 on the CPU: how much each patch adds to the output.
+
+    Attention rollout (Abnar and Zuidema, 2020): the product over the layers of (A + I) / 2, A the mean over the heads.
+    The output is the class token, or the mean of the patches if the model pools them. Returns the reason for a
+    model whose layers do not all attend over one grid of patches.
+    """
+    grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    modules = [module for name, module in model.named_modules() if name.endswith("attn_drop")]
+    if grid is None or not modules:
+        return "attention maps need a ViT: this model has no attention over one grid of patches"
+    num_prefix = getattr(model, "num_prefix_tokens", 1)
+    identity = torch.eye(num_prefix + grid[0] * grid[1], device=images.device)
+    product, fits = identity.expand(len(images), -1, -1), True
+
+    def add_layer(module: nn.Module, inputs: tuple[torch.Tensor, ...], maps: torch.Tensor) -> None:
+        """The output of timm's modules `attn_drop` are maps (B, H, T, T) if the layer attends over all tokens.
+
+        timm's AttentionExtract would keep the maps of all layers.
+        """
+        nonlocal product, fits
+        fits = fits and maps.ndim == 4 and (maps.shape[0], *maps.shape[2:]) == (len(product), *identity.shape)
+        if fits:
+            with torch.autocast(maps.device.type, enabled=False):
+                product = (maps.float().mean(1) + identity) / 2 @ product
+
+    handles = [module.register_forward_hook(add_layer) for module in modules]
+    try:
+        with explicit_attention(model), evaluator.precision.autocast(), run_eagerly():
+            model(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not fits:
+        return "attention maps need a ViT: the layers of this model attend over different sets of patches"
+    output = product[:, 0] if reads_class_token(model) else product[:, num_prefix:].mean(1)
+    return to_unit_range(output[:, num_prefix:].unflatten(1, grid))
+
+
+def to_unit_range(maps: torch.Tensor) -> torch.Tensor:
+    """Maps (B, rows, columns), each scaled to 0..1, on the CPU."""
+    low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
+    return ((maps - low) / (high - low).clamp(min=1e-30)).cpu()
+
+
+def reads_class_token(model: nn.Module) -> bool:
+    """Tells whether the output of a ViT is its class token, not the mean of the patches."""
+    return getattr(model, "num_prefix_tokens", 1) > 0 and getattr(model, "global_pool", "token") == "token"
+
+
+def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
+    """uint8 (C, H, W) -> RGB, its longer side of `side` pixels; small images are enlarged pixel by pixel."""
+    pixels = crop.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+    picture, longer = Image.fromarray(pixels), max(crop.shape[1:])
+    resampling = Image.Resampling.NEAREST if longer < side else Image.Resampling.LANCZOS
+    return picture.resize([max(1, side * length // longer) for length in picture.size], resampling)
+
+
+def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _SIDE) -> None:
+    """Writes the gray crop, uint8 (C, H, W), colored by the map (rows, columns) in 0..1, as `to_picture`."""
+    gray = to_picture(crop, side).convert("L").convert("RGB")
+    values = F.interpolate(heat[None, None], size=(gray.height, gray.width), mode="bilinear")[0, 0].numpy()
+    points = np.linspace(0, 1, len(_COLORS))
+    colors = np.stack([np.interp(values, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
+    save_picture(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    encoded = io.BytesIO()  # the temporary file is open for a short time: the folder may be moved meanwhile
+    picture.save(encoded, "PNG" if path.suffix == ".png" else "JPEG", quality=_JPEG_QUALITY)
+    atomic_write(path, encoded.getvalue())
+
+
+EXPLANATIONS = "explanations"
+_CELLS = 14  # of a gradient map on a side: patches of 16 pixels of 224
+
+
+def explanation_file(index: int, name: str) -> str:
+    """The file of the map of image `index`, relative to the folder of the prediction, in characters that are safe."""
+    return f"{EXPLANATIONS}/{index:06d}-{re.sub('[^A-Za-z0-9_-]+', '_', PurePath(name).stem)[:60]}.png"
+
+
+def write_maps(
+    folder: Path, samples: Samples, model: nn.Module, evaluator: Evaluator, batch: Batch, keys: list[Key]
+) -> None:
+    """Writes the map of each image of a batch that could be read; raises OSError."""
+    make_own_folder(folder / EXPLANATIONS)
+    is_sample = (batch.targets != PADDING).reshape(len(keys), -1).any(1).tolist()
+    for crop, (_, index, _) in compress(zip(batch.images, keys, strict=True), is_sample):
+        # One by one: the maps or the graph of a large model take gigabytes.
+        heat = heat_map(model, evaluator.transform(crop[None]), evaluator)[0]
+        write_map(folder / explanation_file(index, samples.name(index)), crop.cpu(), heat, max(*crop.shape[1:], 160))
+
+
+def heat_map(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
+    """The attention rollout if the model reads a class token that attends over one grid, else the gradient."""
+    maps = attention_rollout(model, images, evaluator) if reads_class_token(model) else ""
+    return input_gradient(model, images, evaluator) if isinstance(maps, str) else maps
+
+
+def input_gradient(model: nn.Module, images: torch.Tensor, evaluator: Evaluator) -> torch.Tensor:
+    """Input x gradient (Shrikumar et al., 2016): normalized images (B, C, S, S) -> float32 (B, G, G) in 0..1.
+
+    The gradient is of the highest logit. A cell of the map is the mean over its pixels of |sum over the channels|.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        images = images.clone().requires_grad_()
+        with evaluator.precision.autocast(), run_eagerly():
+            logits = evaluator.forward(model, images)
+        (gradients,) = torch.autograd.grad(logits.amax(-1).sum(), images)
+    products = (gradients * images.detach()).sum(1).abs()
+    rows, columns = (min(_CELLS, side) for side in products.shape[1:])
+    return to_unit_range(F.adaptive_avg_pool2d(products, (rows, columns)))
+
+
+_SHOWN_ROWS = 24  # with pictures
+
+
+def write_findings(
+    folder: Path,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    images: Sequence[Sequence[tuple[Samples, int]]],
+    data: Data,
+) -> Path:
+    """Writes a list of images that need a look: `NAME/NAME.csv`, and pictures of its first rows; returns the table.
+
+    images: of each row, samples and the index in them. Raises OSError.
+    """
+    make_own_folder(folder)
+    make_own_folder(folder / PICTURES)
+    for row, of_row in enumerate(images[:_SHOWN_ROWS]):
+        for number, (samples, index) in enumerate(of_row):
+            _write_crop(folder / PICTURES / f"{row}-{number}.jpg", samples, index, data)
+    table = folder / f"{folder.name}.csv"
+    atomic_write(table, table_text(header, rows))
+    return table
+
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells
 MAX_PAIRS, _SHOWN_PAIRS = 1000, 20
@@ -66,8 +269,19 @@ class EvaluationFiles:
         self._tables = {}
         analyze = self._analyze if results.targets.ndim == 1 else self._analyze_several_labels
         figures, mistakes = analyze(results)
-        self._write_logits(results)
-        note = self._write_pictures(sorted({index for _, index in mistakes}), model)
+        if results.logits is None:
+            (self.folder / LOGITS).unlink(missing_ok=True)  # of an earlier evaluation
+        else:
+            rows = results.readable
+            logits, labels = results.logits[rows], results.targets[rows]
+            paths, classes = np.array([*map(self.samples.name, rows)], np.str_), np.array(self.class_names, np.str_)
+            with open_atomically(self.folder / LOGITS, "wb") as opened:
+                np.savez(opened, logits=logits, labels=labels, paths=paths, classes=classes)
+        shown = sorted({index for _, index in mistakes})
+        crops = write_pictures(self.folder / PICTURES, shown, self.samples, self.data)
+        note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
+        if crops and model is not None:
+            note = write_attention(self.folder / PICTURES, crops, model, self.evaluator)
         atomic_write(self.folder / TABLES, json.dumps(self._tables) + "\n")
         summary = {
             **about,
@@ -86,11 +300,8 @@ class EvaluationFiles:
     def _analyze(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
         """Writes the tables; returns the figures of the summary and the worst mistakes."""
         names = self.class_names
-        figures, pairs, bins = (
-            class_figures(results, len(names)),
-            confused_pairs(results, len(names)),
-            calibration(results),
-        )
+        figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
+        bins = calibration(results)
         shares = [figures.precision, figures.recall, figures.f1, figures.recall, figures.top5, figures.specificity]
         shares += [np.resize(results.ranking.auroc, len(names))]
         columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
@@ -102,8 +313,18 @@ class EvaluationFiles:
         columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
         self._write_table("calibration", _BIN_COLUMNS, zip(*columns, strict=True))
         self._write_table("coverage", _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
-        self._write_images(results)
-        self._write_matrix(pairs)
+        # A row per image; the label of an image that could not be read is -1, and its classes are empty.
+        paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
+        targets, predicted, shown = results.targets, results.labels[:, 0], [*map(safe_cell, self.class_names), ""]
+        classes = ([shown[one] for one in labels] for labels in (targets, np.where(targets < 0, -1, predicted)))
+        about = range(len(targets)), paths, self.samples.checksums(), targets, predicted, *classes
+        atomic_write(self.folder / PER_IMAGE, table_text(_IMAGE_COLUMNS, zip(*about, strict=True)))
+        if len(names) <= MAX_CLASSES_IN_MATRIX:
+            matrix = np.zeros((len(names), len(names)), dtype=np.int64)
+            matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
+            atomic_write(self.folder / CONFUSION, matrix_text(names, matrix.tolist()))
+            if len(names) <= MAX_CLASSES_SHOWN:
+                self._tables["confusion"] = [list(names), matrix.tolist()]
         return {**figures.macro(), "ece": bins.error}, self._write_mistakes(worst_mistakes(results), results)
 
     def _analyze_several_labels(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
@@ -124,34 +345,6 @@ class EvaluationFiles:
         safe = ([safe_cell(one) if isinstance(one, str) else one for one in row] for row in cells)
         atomic_write(self.folder / f"{name}.csv", table_text(header, safe))
 
-    def _write_images(self, results: SampleResults) -> None:
-        """A row per image; the label of an image that could not be read is -1, and its classes are empty."""
-        paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
-        targets, predicted, shown = results.targets, results.labels[:, 0], [*map(safe_cell, self.class_names), ""]
-        classes = ([shown[one] for one in labels] for labels in (targets, np.where(targets < 0, -1, predicted)))
-        columns = range(len(targets)), paths, self.samples.checksums(), targets, predicted, *classes
-        atomic_write(self.folder / PER_IMAGE, table_text(_IMAGE_COLUMNS, zip(*columns, strict=True)))
-
-    def _write_logits(self, results: SampleResults) -> None:
-        """The logits of the images that could be read: docs/evaluation.md. Without them, an older file is removed."""
-        file, rows = self.folder / LOGITS, results.readable
-        if results.logits is None:
-            file.unlink(missing_ok=True)
-            return
-        paths, classes = np.array([*map(self.samples.name, rows)], np.str_), np.array(self.class_names, np.str_)
-        with open_atomically(file, "wb") as opened:
-            np.savez(opened, logits=results.logits[rows], labels=results.targets[rows], paths=paths, classes=classes)
-
-    def _write_matrix(self, pairs: np.ndarray) -> None:
-        names = self.class_names
-        if len(names) > MAX_CLASSES_IN_MATRIX:
-            return
-        matrix = np.zeros((len(names), len(names)), dtype=np.int64)
-        matrix[pairs[:, 0], pairs[:, 1]] = pairs[:, 2]
-        atomic_write(self.folder / CONFUSION, matrix_text(names, matrix.tolist()))
-        if len(names) <= MAX_CLASSES_SHOWN:
-            self._tables["confusion"] = [list(names), matrix.tolist()]
-
     def _write_mistakes(self, mistakes: list[tuple[str, int]], results: SampleResults) -> list[tuple[str, int]]:
         rows, names = [], self.class_names
         for kind, index in mistakes:
@@ -162,13 +355,6 @@ class EvaluationFiles:
             rows.append([kind, index, *texts, *map(_cell, probabilities), f"{loss:.6g}"])
         self._write_table("mistakes", _MISTAKE_COLUMNS, rows)
         return mistakes
-
-    def _write_pictures(self, indices: Sequence[int], model: nn.Module | None) -> str | None:
-        """Returns why there are no attention maps; None if there are some."""
-        crops = write_pictures(self.folder / PICTURES, indices, self.samples, self.data)
-        if not crops or model is None:
-            return NOT_DRAWN if crops else "no image is readable"
-        return write_attention(self.folder / PICTURES, crops, model, self.evaluator)
 
 
 _CLASS_COLUMNS = (

@@ -24,7 +24,7 @@ from configs.load import flatten
 from configs.schema import Config
 from datasets.sources.checks import digest_of
 from datasets.sources.samples import Samples
-from engine.evaluation.pictures import explanation_file
+from engine.evaluation.files import explanation_file
 from engine.evaluation.results import SampleResults, name_of_target
 from engine.run.log import RunLogger
 from utils.files import open_atomically, own_file, space_fix
@@ -153,7 +153,9 @@ class Predictions:
                     found = (names[label] for label, is_reached in zip(labels, reached, strict=True) if is_reached)
                     texts["predicted"] = "" if error else " | ".join(found)
                 if self._options.threshold is not None:
-                    texts["label"] = "" if error else self._label(classes)
+                    possible = classes[:1] if self._thresholds is None else classes
+                    labelled = (name for name, value in possible if value >= self._options.threshold)
+                    texts["label"] = "" if error else " | ".join(labelled) or UNKNOWN
                 if self._labelled:
                     texts["target"] = name_of_target(self._samples.targets[index], names)
                 if self._options.explain:
@@ -161,15 +163,9 @@ class Predictions:
                 yield self._samples.listed_name(index), [] if error else classes[:num_ranks], texts, error
                 index += 1
 
-    def _label(self, classes: list[tuple[str, float]]) -> str:
-        possible = classes[:1] if self._thresholds is None else classes
-        labels = [name for name, value in possible if value >= (self._options.threshold or 0)]
-        return " | ".join(labels) or UNKNOWN
-
     def _rows(self, names: Sequence[str], num_ranks: int) -> Iterator[list[str]]:
         """The header, and the cells of each image."""
-        ranks = range(1, num_ranks + 1)
-        columns = [f"{name}_{rank}" for rank in ranks for name in ("class", "probability")]
+        columns = [f"{name}_{rank}" for rank in range(1, num_ranks + 1) for name in ("class", "probability")]
         yield [safe_cell(self._samples.column), *columns, *self._text_columns, "error"]
         for path, ranked, texts, error in self._images(names, num_ranks):
             cells = [cell for name, probability in ranked for cell in (name, f"{probability:.6f}")]
@@ -199,8 +195,7 @@ class Predictions:
             separator = "[\n"
             for path, ranked, texts, error in self._images(self._class_names, self._num_ranks):
                 predictions = [{"class": name, "probability": probability} for name, probability in ranked]
-                image = {"path": path, "predictions": predictions, **texts, "error": error}
-                file.write(separator + json.dumps(image))
+                file.write(separator + json.dumps({"path": path, "predictions": predictions, **texts, "error": error}))
                 separator = ",\n"
             file.write("\n]\n")
         return folder / JSON_FILE

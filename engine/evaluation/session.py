@@ -98,20 +98,6 @@ class EvaluationSession:
     meta_model: nn.Module
 
 
-def _build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
-    plan = plan_evaluation(command, context, logger)
-    built = build_eval_model(plan.config, context, plan.needs_head, plan.weights_size)
-    for note in (*built.notes, *plan.notes):
-        logger.note(note)
-    logger.fact(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
-    record_environment(context, logger)
-    evaluator = built.evaluator
-    if plan.class_mask is not None:
-        evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
-    # At O2 and O3 the fp32 weights of `built` are not needed.
-    return EvaluationSession(plan=plan, model=built.compute, evaluator=evaluator, meta_model=copy_to_meta(built.fp32))
-
-
 @dataclass(frozen=True)
 class _Ensemble(Evaluator):
     """Several runs as one model, a ModuleList: the mean of their probabilities. members: the evaluator of each run."""
@@ -132,7 +118,19 @@ def build_sessions(command: Command, context: ProcessContext, logger: RunLogger)
 
     Raises UserError: the weights do not fit the model; the classes or the images of the runs differ.
     """
-    sessions = [_build_session(one, context, logger) for one in (command, *command.others)]
+    sessions = []
+    for one in (command, *command.others):
+        plan = plan_evaluation(one, context, logger)
+        built = build_eval_model(plan.config, context, plan.needs_head, plan.weights_size)
+        for note in (*built.notes, *plan.notes):
+            logger.note(note)
+        logger.fact(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
+        record_environment(context, logger)
+        evaluator = built.evaluator
+        if plan.class_mask is not None:
+            evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
+        # At O2 and O3 the fp32 weights of `built` are not needed.
+        sessions.append(EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32)))
     first, *rest = map(_comparable, sessions) if command.others else [{}]
     for other, found in zip(command.others, rest, strict=True):
         for subject in (subject for subject in first if found[subject] != first[subject]):

@@ -20,17 +20,9 @@ from datasets.loading.loader import BadImageList
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
 from engine.evaluation.evaluate import Evaluator
-from engine.evaluation.pictures import write_findings
+from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
-from engine.features.classifiers import (
-    ROWS,
-    Loss,
-    Margins,
-    fit_probe,
-    knn_top1,
-    out_of_fold_margins,
-    stratified_folds,
-)
+from engine.features.classifiers import ROWS, Loss, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
 from engine.features.store import extract
 from engine.run.log import RunLogger
 from models.blocks import FeatureModel

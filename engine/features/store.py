@@ -69,25 +69,22 @@ class FeatureFile:
     def append(self, features: np.ndarray, errors: dict[int, str]) -> None:
         """features: float32 (M, F), of the next M samples. Raises OSError if the disk has no space for all samples."""
         if not self.values.size:
-            self.values = self._allocate(features.shape[1])
+            shape = self.num_samples, features.shape[1]
+            values = np.lib.format.open_memmap(self.path, "w+", np.float32, shape)
+            try:  # reserves the space: a write to a mapped file on a full disk kills the process
+                with open(self.path, "r+b", opener=own_file) as file:
+                    os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
+            except OSError as error:
+                self.path.unlink()
+                problem = f"{error.strerror}: {values.nbytes / 1e6:,.1f} MB of features; {space_fix(error.strerror)}"
+                raise OSError(error.errno, f"{problem}, or choose another folder with -output", self.path) from None
+            self.values = values
         features[[index - self.num_done for index in errors]] = np.nan
         end = self.num_done + len(features)
         self.values[self.num_done : end] = features
         crc = zlib.crc32(np.ascontiguousarray(features).data, self._state["crc"])
         self._state |= {"done": end, "crc": crc, "errors": [*self._state["errors"], *errors.items()]}
         atomic_write(self.state_path, json.dumps(self._state))
-
-    def _allocate(self, width: int) -> np.ndarray:
-        """Reserves the space first: a write to a mapped file on a full disk kills the process."""
-        values = np.lib.format.open_memmap(self.path, "w+", np.float32, (self.num_samples, width))
-        try:
-            with open(self.path, "r+b", opener=own_file) as file:
-                os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
-        except OSError as error:
-            self.path.unlink()
-            problem = f"{error.strerror}: {values.nbytes / 1e6:,.1f} MB of features; {space_fix(error.strerror)}"
-            raise OSError(error.errno, f"{problem}, or choose another folder with -output", self.path) from None
-        return values
 
 
 def extract(

@@ -42,7 +42,13 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         return None
     _check_compiler(context.device)
     same_structure = not any(isinstance(module, DropPath) for module in model.modules())
-    mode = _whole_model_mode(options, context)
+    mode = None
+    if options.compile == "max" and context.device.type != "cpu":  # whose default is faster than torch's other kernels
+        # A replay of CUDA graphs overwrites the outputs of the previous one, so it would overwrite accumulated
+        # gradients; graphs are not tried with DDP. Otherwise a step reads no logits and no gradients of earlier steps,
+        # and needs no `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
+        graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
+        mode = "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
     if is_sharded:
         by_block = True
         parts = blocks_of(model) or [model]
@@ -62,22 +68,6 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
 def run_eagerly() -> AbstractContextManager[None]:
     """The context in which compiled modules run eagerly."""
     return torch.compiler.set_stance("force_eager")
-
-
-def _whole_model_mode(options: Train, context: ProcessContext) -> str | None:
-    """The mode for torch.compile; None: its default.
-
-    `max-autotune` replays CUDA graphs of the forward and the backward pass. A replay overwrites the outputs of the
-    previous one, so it would overwrite accumulated gradients; graphs are not tried with DDP. Otherwise a step reads no
-    logits and no gradients of earlier steps, and needs no `cudagraph_mark_step_begin`: for torch a forward pass that
-    follows a backward pass begins a step.
-
-    On CPUs the kernels that torch could choose from are slower than its default.
-    """
-    if options.compile != "max" or context.device.type == "cpu":
-        return None
-    graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
-    return "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
 
 
 def _check_compiler(device: torch.device) -> None:

@@ -29,13 +29,7 @@ from models.blocks import blocks_of, local_tensor
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.processes.failure import has_lost_connection
-from utils.torch_compat import (
-    BatchNorm,
-    ddp_figures,
-    process_group_timeout,
-    set_process_group_timeout,
-    tree_leaves,
-)
+from utils.torch_compat import BatchNorm, ddp_figures, process_group_timeout, set_process_group_timeout, tree_leaves
 
 _SHARD, _REPLICATE = "shard", "replicate"
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
@@ -288,8 +282,7 @@ class FSDP(Strategy):
             wrapped.set_requires_all_reduce(True)
 
     def total_norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        local_norm = nn.utils.get_total_norm([local_tensor(gradient) for gradient in gradients])
-        squared = local_norm.square()
+        squared = nn.utils.get_total_norm([local_tensor(gradient) for gradient in gradients]).square()
         dist.all_reduce(squared, group=self.mesh.get_group(_SHARD))
         return squared.sqrt()
 
@@ -352,10 +345,7 @@ def _like(own: torch.Tensor | None, value: Any) -> Any:
 
 
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
-    """Builds the strategy of the run; one process uses none.
-
-    Raises UserError: as `FSDP`.
-    """
+    """Builds the strategy of the run; one process uses none. Raises UserError: as `FSDP`."""
     if context.world_size == 1:
         return Single()
     return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)

@@ -18,7 +18,7 @@ from configs.data_sets import IMAGENET_CLASSES, properties_of
 from configs.flags import Prediction
 from configs.parts import check_plugins
 from configs.resolve import Facts, resolve
-from configs.schema import Config, Data
+from configs.schema import Config
 from configs.schema.model import Model
 from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
@@ -76,20 +76,28 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     contradicts the options. In a prediction, missing and unreadable images are no errors.
     """
     if command.config.model.resume:
-        command = command.with_weights(_find_weights(command.config, context, logger))
+        found = find_on_all_ranks(command.config, context, logger)
+        if found is None:
+            problem = f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint to evaluate"
+            raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
+        command = command.with_weights(found.path)
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})
     options, record, notes = options_of_weights(replace(command, config=given))
     if record and not (prediction and prediction.path):
         read_before = as_read_before(options.data, record.split, record.is_of(options.data))
-        kind = source_class(options.data.dataset)
-        confirmed = kind.confirm_classes(read_before, record.class_names or ())
+        confirmed = source_class(options.data.dataset).confirm_classes(read_before, record.class_names or ())
         options = options.model_copy(update={"data": confirmed})
     split: str | None = command.split
     split_note = None
     has_split = command.split or properties_of(options.data.dataset).may_lack_splits
     if not split and not (prediction and prediction.path):
-        split, split_note = _default_split(options.data, record, context)
+        trained = record.data if record else {}
+        asked = {"VAL_FRACTION": options.data.val_fraction, "FOLDS": options.data.folds}
+        is_new = any(value not in (None, trained.get(key)) for key, value in asked.items())
+        split = "val"
+        if not is_new and not (record and record.is_of(options.data)):
+            split, split_note = split_to_evaluate(options.data, context)
     if prediction:
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
     samples, names_note = _read(options, record, split or "all", prediction, context)
@@ -118,14 +126,6 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         notes=notes,
         weights_size=record.image_size if record else None,
     )
-
-
-def _find_weights(config: Config, context: ProcessContext, logger: RunLogger) -> Path:
-    found = find_on_all_ranks(config, context, logger)
-    if found is None:
-        problem = f"-resume auto: no run of this experiment in {config.save} has a checkpoint to evaluate"
-        raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
-    return found.path
 
 
 def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[str | Fact]]:
@@ -164,8 +164,7 @@ def _read(
     known = record.split if record else None
     if record and known and not known.held_out and not record.is_of(options.data):
         known = None
-    splitter = Splitter(options.data, known)
-    read = partial(read_samples, class_names=names, predicts=predicts, splitter=splitter)
+    read = partial(read_samples, class_names=names, predicts=predicts, splitter=Splitter(options.data, known))
     (samples,) = read(options.data, classes, context, split)
     if names or not samples.has_class_names or (prediction and prediction.embeds):
         return samples, None
@@ -181,18 +180,6 @@ def _describe(samples: Samples, config: Config, prediction: Prediction | None, s
     present = int(np.count_nonzero(samples.class_counts(num_classes)))
     digest = "" if prediction else digest_of(samples)
     return EvaluationData(number=len(samples), classes=present, model_classes=num_classes, split=split, digest=digest)
-
-
-def _default_split(data: Data, record: WeightsRecord | None, context: ProcessContext) -> tuple[str, str | None]:
-    """The split to read if the user asks for none: of the training data 'val', else as `split_to_evaluate`.
-
-    A VAL_FRACTION or FOLDS that the training did not have ask for 'val'.
-    """
-    trained = record.data if record else {}
-    asked = {"VAL_FRACTION": data.val_fraction, "FOLDS": data.folds}
-    if (record and record.is_of(data)) or any(value not in (None, trained.get(key)) for key, value in asked.items()):
-        return "val", None
-    return split_to_evaluate(data, context)
 
 
 def name_outputs(samples: Samples, record: WeightsRecord | None, config: Config) -> str:

@@ -14,7 +14,7 @@ from configs.compare import check_same_architecture, experiment_mismatch, with_d
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve, warnings
-from configs.schema import Config, Data
+from configs.schema import Config
 from configs.schema.data import AUTO
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
 from configs.yaml_io import parse_value
@@ -160,7 +160,14 @@ def plan_training(
         size, note = find_batch_size(config, context)
         config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
         notes.append(note)
-    notes += _order_notes(train, data)
+    if data.balanced_sampling:
+        sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
+        places = len(train) / data.repeated_augmentation / len(sizes)
+        classes_with = f"classes with {min(sizes)} to {max(sizes)} images"
+        notes.append(f"balanced sampling: {places:,.0f} per class and epoch, of {classes_with}")
+    elif windows := shard_windows(train, data):
+        shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
+        notes.append(f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)")
     if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:
         notes.append("Warning: all training images are of one class: an accuracy of 100% means nothing")
     return Plan(
@@ -177,20 +184,6 @@ def plan_training(
         notes=notes,
         warnings=warnings(config, facts),
     )
-
-
-def _order_notes(train: Samples, data: Data) -> list[str]:
-    """A line for the log about an order of the samples that is not uniform."""
-    if data.balanced_sampling:
-        sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
-        places = len(train) / data.repeated_augmentation / len(sizes)
-        classes = f"classes with {min(sizes)} to {max(sizes)} images"
-        return [f"balanced sampling: {places:,.0f} per class and epoch, of {classes}"]
-    if windows := shard_windows(train, data):
-        shards = len(windows.ends)
-        shuffled = f"{min(windows.size, shards)} of {shards} shards"
-        return [f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"]
-    return []
 
 
 def describe_preprocessing(followed: Followed) -> Preprocessing:

@@ -84,12 +84,17 @@ class MasterWeights:
     def copy_master_to_model(self, seed: int) -> None:
         """Copies the master weights to the compute model, after the optimizer's step. `seed`: equal on all ranks.
 
-        Unchanged weights keep their half value: stochastic rounding never moves a value that half represents.
+        Stochastic rounding, up or down with probabilities that keep the mean, never moves a value that half represents,
+        so that unchanged weights keep theirs. Below its smallest normal number it rounds to the nearest.
         """
         if not self._master_parameters:
             return
         if self._values is not None:
-            _round_stochastically(self._values, self._compute_parameters[0].dtype, seed)
+            lost_bits = 23 - {torch.bfloat16: 7, torch.float16: 10}[self._compute_parameters[0].dtype]
+            generator = torch.Generator(self._values.device).manual_seed(seed)
+            bits = self._values.view(torch.int32)
+            bits += torch.randint(2**lost_bits, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
+            bits &= -(2**lost_bits)
         torch._foreach_copy_(self._compute_parameters, self._master_parameters)
         self._release()
 
@@ -160,12 +165,6 @@ class WeightAverage(ModelEmaV3):
             torch._foreach_copy_(targets, values)
 
 
-def describe_average(options: Train) -> str:
-    """The rule of the decay, for the log."""
-    rule = "1 - step^(-2/3), timm's warm-up, up to" if options.model_ema_warmup else "without warm-up, always"
-    return f"Average of the weights (TRAIN.MODEL_EMA): decay {rule} {options.model_ema_decay:g}"
-
-
 def average_warning(options: Train, total_steps: int) -> str | None:
     """One line if the initial weights make up more than a tenth of the average at the end of the run."""
     initial = options.model_ema_decay**total_steps
@@ -206,18 +205,6 @@ def _flatten_batch_stats(model: nn.Module) -> list[torch.Tensor]:
             buffer.data = view
         tensors.append(flat)
     return tensors
-
-
-def _round_stochastically(values: torch.Tensor, half: torch.dtype, seed: int) -> None:
-    """Rounds fp32 `values` in place to values of `half`, up or down with probabilities that keep the mean.
-
-    Below the smallest normal number of `half` it rounds to the nearest.
-    """
-    lost_bits = 23 - {torch.bfloat16: 7, torch.float16: 10}[half]
-    generator = torch.Generator(values.device).manual_seed(seed)
-    bits = values.view(torch.int32)
-    bits += torch.randint(2**lost_bits, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
-    bits &= -(2**lost_bits)
 
 
 def _transposed(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[list[torch.Tensor]]:

@@ -56,16 +56,13 @@ class _FiniteHooks:
             self._handles.append(module.register_forward_hook(partial(self._after_forward, path)))
         hooked: set[torch.Tensor] = set()
         for _ in gathered:
-            self._hook_parameters(hooked)
-
-    def _hook_parameters(self, hooked: set[torch.Tensor]) -> None:
-        """Hooks into the parameters that are not hooked yet, and that this rank holds as a whole."""
-        for path, module in self.model.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.requires_grad and parameter not in hooked and local_tensor(parameter) is parameter:
-                    hooked.add(parameter)
-                    hook = partial(self._parameter_gradient, path, name, module)
-                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+            # The parameters that are not hooked yet, and that this rank holds as a whole.
+            for path, module in model.named_modules():
+                for name, parameter in module.named_parameters(recurse=False):
+                    if parameter.requires_grad and parameter not in hooked and local_tensor(parameter) is parameter:
+                        hooked.add(parameter)
+                        hook = partial(self._parameter_gradient, path, name, module)
+                        self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def remove(self) -> None:
         for handle in self._handles:

@@ -83,11 +83,16 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     """
     low, high = min(values), max(values)
     if log_base and low > 1 / LARGEST and high / low > _LOG_RANGE:
-        return _log_axis(low, high, max_ticks, log_base)
+        first, last = math.floor(math.log(low, log_base) + 1e-9), math.ceil(math.log(high, log_base) - 1e-9)
+        powers = range(first, last + 1, max(1, math.ceil((last - first) / max_ticks)))
+        ticks = tuple(float(log_base) ** exponent for exponent in powers)
+        return Axis(float(log_base) ** first, float(log_base) ** last, ticks, is_log=True)
     if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
         margin = abs(low) / 2 or 1.0
         low, high = (low, high + max(1, 1e-9 * high)) if integers else (low - margin, high + margin)
-    step = _round_step((high - low) / max_ticks)
+    at_least = (high - low) / max_ticks
+    power = 10.0 ** math.floor(math.log10(at_least))  # the step is the next of 1, 2, 5, 10, 20, 50 and so on
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
     if integers:
         step = max(step, 1)
         return Axis(low, high, _multiples(math.ceil(low / step), math.floor(high / step), step))
@@ -99,19 +104,6 @@ def _multiples(first: int, last: int, step: float) -> tuple[float, ...]:
     """The multiples, rounded so that 3 * 0.1 is 0.3."""
     digits = max(0, 3 - math.floor(math.log10(step)))
     return tuple(round(index * step, digits) for index in range(first, last + 1))
-
-
-def _round_step(at_least: float) -> float:
-    """The next of 1, 2, 5, 10, 20, 50 and so on."""
-    power = 10.0 ** math.floor(math.log10(at_least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
-
-
-def _log_axis(low: float, high: float, max_ticks: int, base: int) -> Axis:
-    first, last = math.floor(math.log(low, base) + 1e-9), math.ceil(math.log(high, base) - 1e-9)
-    step = max(1, math.ceil((last - first) / max_ticks))
-    ticks = tuple(float(base) ** exponent for exponent in range(first, last + 1, step))
-    return Axis(float(base) ** first, float(base) ** last, ticks, is_log=True)
 
 
 def tick_label(value: float) -> str:
@@ -205,8 +197,7 @@ class Chart:
         x_axis, y_axis = self.axes
         summary = f"{self.title} by {self.x_label}. " + " ".join(series.summary for series in self.series)
         frame = f"{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM} {x_axis.low:.10g} {x_axis.high:.10g}"
-        opening = _open_svg(self.title, summary, frame, self.x_label)
-        parts = [opening, _grid(x_axis, y_axis, self.x_label)]
+        parts = [_open_svg(self.title, summary, frame, self.x_label), _grid(x_axis, y_axis, self.x_label)]
         parts += [self._curve(series, x_axis, y_axis) for series in self.series]
         if self.best:
             x, y = _pixel(self.best, x_axis, y_axis)

@@ -120,23 +120,19 @@ def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], proble
 
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
     """
-    entries = [
-        {"name": run.name, "index": index, "link": _link(run, folder), "has_curves": bool(run.epochs or run.reports)}
-        for index, run in enumerate(runs)
-    ]  # fmt: skip
+    entries = []
+    for index, run in enumerate(runs):
+        page = run.folder / REPORT
+        link = quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
+        entries.append({"name": run.name, "index": index, "link": link, "has_curves": bool(run.epochs or run.reports)})
     values = {"runs": entries, "tables": results(runs), "groups": groups, "problems": problems}
     values |= {"options": compared_options(runs), "charts": charts.curves_of_runs(runs)}
     return _render("comparison.html", values)
 
 
-def _link(run: RunContents, folder: Path) -> str:
-    """The relative address of the page of a run; '' if it has none."""
-    page = run.folder / REPORT
-    return quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
-
-
 def _render(template: str, values: dict[str, Any]) -> str:
-    style, script = _assets()
+    folder = Path(__file__).parent / "templates"
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("style.css", "page.js"))
     sources = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
     policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     common = {"policy": policy, "style": Markup(style), "script": Markup(script)}
@@ -152,14 +148,6 @@ def _environment() -> Environment:
     environment.filters |= {"number": number, "percent": percent, "class_table": class_table, "evaluated": _evaluated}
     environment.globals |= {"element_id": charts.element_id, "series_class": charts.series_class}
     return environment
-
-
-@cache
-def _assets() -> tuple[str, str]:
-    """The style sheet and the script; their hashes are in the page's policy."""
-    folder = Path(__file__).parent / "templates"
-    style = (folder / "style.css").read_text(encoding="utf-8")
-    return style, (folder / "page.js").read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

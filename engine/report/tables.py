@@ -342,11 +342,7 @@ def compare_mistakes(a: RunContents, b: RunContents) -> tuple[Rows, Rows]:
             if wrong:
                 names = (safe_cell(name) for _, name in (true, by_a, by_b))
                 images.append([str(index), safe_cell(path), *names, ("A", "B", "both")[wrong - 1]])
-    return _class_rows(counts), images
-
-
-def _class_rows(counts: dict[_Class, list[int]]) -> Rows:
-    """All classes together, then each: the smallest p first, among equal ones the largest difference."""
+    # All classes together, then each: the smallest p first, among equal ones the largest difference.
     total = [sum(numbers[wrong] for numbers in counts.values()) for wrong in range(4)]
     rows = [["all", *map(str, (sum(total), *total)), f"{mcnemar(*total[1:3]):.3g}", ""]]
     tests = [(mcnemar(n[1], n[2]), -abs(n[1] - n[2]), *key, n) for key, n in counts.items()]
@@ -354,7 +350,7 @@ def _class_rows(counts: dict[_Class, list[int]]) -> Rows:
     for rank, (p, _, _, name, n) in enumerate(sorted(tests)):
         corrected = max(corrected, min(1.0, (len(tests) - rank) * p))  # Holm, 1979
         rows.append([safe_cell(name), *map(str, (sum(n), *n)), f"{p:.3g}", f"{corrected:.3g}"])
-    return rows
+    return rows, images
 
 
 def mcnemar(only_a: int, only_b: int) -> float:

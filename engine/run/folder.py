@@ -94,7 +94,9 @@ def enter_folder(
         for plugin in running_plugins():
             make_own_folder(folder / PLUGINS_FOLDER)
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)
-        values |= {"recipe": recipe} if (recipe := _recipe(command)) else {}
+        if command.recipe and command.recipe.name != RUN_OPTIONS:  # a resumed run keeps the options of its start
+            with suppress(UserError):  # it may be complete only with flags, such as one that needs -pretrained
+                values["recipe"] = parse_value(recipe_options(command.recipe))
     logger.open(folder)
     owner = broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
     resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
@@ -135,18 +137,6 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
     figure = f"the best {metric.title}, {metric.text(best.get(metric.name))} (epoch {best['epoch']}), " if best else ""
     line = f"----- Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}"
     logger.info(f"{line}, are ahead of {found.path.name}: moved to {target}, a run of its own for -resume")
-
-
-def _recipe(command: Command) -> dict[str, Any] | None:
-    """The options of the recipe alone, for the report page; a resumed run keeps the options of its start.
-
-    None for a recipe that is complete only with flags, such as one that needs -pretrained.
-    """
-    if command.recipe is None or command.recipe.name == RUN_OPTIONS:
-        return None
-    with suppress(UserError):
-        return parse_value(recipe_options(command.recipe))
-    return None
 
 
 def _options(command: Command) -> str:
@@ -199,7 +189,13 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     devices = gather_objects(device_name(context.device), context)
     if not context.is_main:
         return
-    found = _versions(on_gpu=context.device.type == "cuda") | {"commit": _commit()}
+    found: dict[str, object] = {"Python": platform.python_version()}  # False or None: the version is not known
+    found |= {name: package.version for name in PACKAGES for package in reversed([*distributions(name=name)])}
+    if context.device.type == "cuda":
+        found |= {"CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version()}
+        found["NCCL"] = torch.distributed.is_nccl_available() and ".".join(map(str, torch.cuda.nccl.version()))
+        found |= {"driver": _DRIVER.exists() and _DRIVER.read_text().strip(), "host": device_name(torch.device("cpu"))}
+    found["commit"] = _commit()
     found["devices"] = " and ".join(f"{number} x {name}" for name, number in Counter(devices).items())
     parts = {name: str(part) for name, part in found.items() if part}
     variables = {name: hide_passwords(os.environ[name]) for name in _VARIABLES if name in os.environ}
@@ -216,17 +212,6 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
             variables=variables,
         )
     )
-
-
-def _versions(on_gpu: bool) -> dict[str, object]:
-    """By name; False or None if a version is not known."""
-    found: dict[str, object] = {"Python": platform.python_version()}
-    found |= {name: package.version for name in PACKAGES for package in reversed([*distributions(name=name)])}
-    if on_gpu:
-        found |= {"CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version()}
-        found["NCCL"] = torch.distributed.is_nccl_available() and ".".join(map(str, torch.cuda.nccl.version()))
-        found |= {"driver": _DRIVER.exists() and _DRIVER.read_text().strip(), "host": device_name(torch.device("cpu"))}
-    return found
 
 
 def _commit() -> str:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from engine.precision.loss_scaler import LossScaler
+from engine.precision.policy import LossScaler
 from engine.progress import EpochProgress, Observer, TimeLeft
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
-from engine.run.record import DETAILS, Row
+from engine.run.record import DETAILS
 from engine.run.step_timer import StepTimer, TimerTotals
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
@@ -207,7 +207,15 @@ class Reporter(Observer):
                 self._seconds = time.perf_counter() - self._epoch_start.time
                 self._time_left.end_steps()
                 self._bar.close()
-                self._report_unreadable_images(report)
+                unreadable = self._unreadable_images(report.average)
+                if unreadable == self.images_per_epoch:
+                    problem = f"no training image of epoch {report.epoch} can be read"
+                    raise UserError(f"{problem}; bad_images_*.csv in {self._record.folder} has the reasons")
+                if unreadable:
+                    self.logger.warn(
+                        f"Data: {unreadable} of {self.images_per_epoch} training images could not be read and were "
+                        "skipped: see bad_images_*.csv"
+                    )
 
     def stop(self, progress: EpochProgress) -> None:
         """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""
@@ -252,8 +260,28 @@ class Reporter(Observer):
         epochs_done = progress.epoch + 1
         if validation:
             self.add_evaluation(progress, epochs_done, validation, raw, is_best)
-        figures = self._epoch_figures(progress, to_metrics(sums), speed, train_seconds)
-        self._record.add_row("epoch", epoch=epochs_done, step=progress.step, **figures)
+        trained, times = to_metrics(sums), self.timer.totals().since(self._epoch_start.timer)
+        has_samples = trained.samples > 0  # else all steps were skipped
+        self._record.add_row(
+            "epoch",
+            epoch=epochs_done,
+            step=progress.step,
+            lr=progress.lr,
+            train_loss=trained.loss if has_samples else None,
+            train_top1=trained.values["top1"] if has_samples else None,
+            images_per_second=speed and round(speed, 2),
+            data_wait_share=round(times.data_wait_seconds / max(self._seconds, 1e-9), 4),
+            tflops_per_second=speed and _rounded(self.model.tflops_per_second(speed)),
+            model_flops_utilization=speed and _rounded(self.model.utilization(speed)),
+            loss_scale=self.scaler.get_scale(),
+            skipped_steps=self.scaler.skipped,
+            skipped_images=self._unreadable_images(trained),
+            peak_memory_bytes=peak_memory_bytes(self.context.device),
+            train_seconds=round(train_seconds, 3),
+            grad_norm=_rounded(trained.grad_norm, 6),
+            images_in_skipped_steps=trained.skipped_samples,
+            launch_bound_share=_rounded(times.launch_bound_share),
+        )
 
     def add_evaluation(
         self,
@@ -276,31 +304,7 @@ class Reporter(Observer):
             # First in the alphabet: TensorBoard's table of hyperparameters shows the first five scalars.
             best = {f"best/{metric.name}": value for metric, value in validation.logged().items()}
             self.loggers.scalars(best | {"best/epoch": epochs_done}, progress.step)
-        position = {"epoch": epochs_done, "step": progress.step}
-        self._record.add_row("evaluation", **position, is_best=is_best, **figures)
-
-    def _epoch_figures(
-        self, progress: EpochProgress, trained: Metrics, speed: float | None, train_seconds: float
-    ) -> Row:
-        has_samples = trained.samples > 0  # else all steps were skipped
-        times = self.timer.totals().since(self._epoch_start.timer)
-        return {
-            "lr": progress.lr,
-            "train_loss": trained.loss if has_samples else None,
-            "train_top1": trained.values["top1"] if has_samples else None,
-            "images_per_second": speed and round(speed, 2),
-            "data_wait_share": round(times.data_wait_seconds / max(self._seconds, 1e-9), 4),
-            "tflops_per_second": speed and _rounded(self.model.tflops_per_second(speed)),
-            "model_flops_utilization": speed and _rounded(self.model.utilization(speed)),
-            "loss_scale": self.scaler.get_scale(),
-            "skipped_steps": self.scaler.skipped,
-            "skipped_images": self._unreadable_images(trained),
-            "peak_memory_bytes": peak_memory_bytes(self.context.device),
-            "train_seconds": round(train_seconds, 3),
-            "grad_norm": _rounded(trained.grad_norm, 6),
-            "images_in_skipped_steps": trained.skipped_samples,
-            "launch_bound_share": _rounded(times.launch_bound_share),
-        }
+        self._record.add_row("evaluation", epoch=epochs_done, step=progress.step, is_best=is_best, **figures)
 
     def finish(self) -> None:
         """Ends the loggers with the result of the run."""
@@ -352,15 +356,6 @@ class Reporter(Observer):
         self.loggers.scalars({f"train/{name}": value for name, value in report.values.items()}, report.step)
         self.last, self._last_report = report, self._interval_start(progress, sums)
         return report
-
-    def _report_unreadable_images(self, report: StepReport) -> None:
-        unreadable = self._unreadable_images(report.average)
-        if unreadable == self.images_per_epoch:
-            problem = f"no training image of epoch {report.epoch} can be read"
-            raise UserError(f"{problem}; bad_images_*.csv in {self._record.folder} has the reasons")
-        if unreadable:
-            text = f"Data: {unreadable} of {self.images_per_epoch} training images could not be read and were skipped"
-            self.logger.warn(f"{text}: see bad_images_*.csv")
 
     def _unreadable_images(self, epoch: Metrics) -> int:
         """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""

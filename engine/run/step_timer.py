@@ -165,7 +165,9 @@ class SlowRanks:
             return []
         blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
         self._steps.clear()
-        slow, mean = _are_slow(blocks.sum(2)), blocks.mean(0)
+        totals, mean = blocks.sum(2), blocks.mean(0)
+        middle = totals.median(1, keepdim=True).values  # the lower one of two
+        slow = (totals > (1 + SLOWER) * middle) & (totals - middle > MIN_SECONDS)
         recovered = [rank for rank in self._known if not slow[:, rank].any()]
         for rank in recovered:
             del self._known[rank]
@@ -177,22 +179,15 @@ class SlowRanks:
             if self._known.get(rank) != cause:
                 self._known[rank] = cause
                 self.record.update(slow_rank={"rank": rank, "host": self._host(rank), "cause": cause})
-                notes.append(self._warning(rank, cause, mean.sum(1).tolist(), mean[:, column].tolist()))
+                sums, of_cause = mean.sum(1).tolist(), mean[:, column].tolist()
+                times = f"{1000 * of_cause[rank]:.0f} ms per step against {1000 * median_low(of_cause):.0f} ms"
+                ratio = sums[rank] / max(median_low(sums), 1e-9) - 1
+                more = f"{ratio:.0%}" if ratio < 10 else f"{ratio:.0f} times"
+                notes.append(
+                    f"Warning: rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} "
+                    f"steps; cause: {cause} ({times})"
+                )
         return notes
 
     def _host(self, rank: int) -> str:
         return self.context.hosts[rank] if self.context.hosts else self.context.host
-
-    def _warning(self, rank: int, cause: str, seconds: list[float], cause_seconds: list[float]) -> str:
-        """seconds, cause_seconds: of all ranks per step, for all causes and for this one."""
-        times = f"{1000 * cause_seconds[rank]:.0f} ms per step against {1000 * median_low(cause_seconds):.0f} ms"
-        ratio = seconds[rank] / max(median_low(seconds), 1e-9) - 1
-        more = f"{ratio:.0%}" if ratio < 10 else f"{ratio:.0f} times"
-        text = f"Warning: rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} steps"
-        return f"{text}; cause: {cause} ({times})"
-
-
-def _are_slow(seconds: torch.Tensor) -> torch.Tensor:
-    """(blocks, ranks) -> bool (blocks, ranks). `Tensor.median` is the lower one of two."""
-    middle = seconds.median(1, keepdim=True).values
-    return (seconds > (1 + SLOWER) * middle) & (seconds - middle > MIN_SECONDS)

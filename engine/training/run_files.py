@@ -2,7 +2,7 @@
 
 The files about the best epoch, and the page, take a share of the time of the run. `train_batch.png` has images of a
 training batch as the model gets them, and their targets. The adapters of a run with LoRA are a folder for peft, beside
-its checkpoints.
+its checkpoints. The pixel baseline, and the list of evaluated images like training images, are here, too.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import nn
 
 from configs.schema import Config
 from engine.checkpoint.run_folder import BEST
-from engine.evaluation.pictures import save_picture, to_picture
+from engine.evaluation.files import save_picture, to_picture
 from engine.evaluation.results import SampleResults
 from engine.progress import EpochProgress, Observer
 from engine.report import REPORT, TRAIN_BATCH
@@ -29,6 +29,19 @@ from utils.metrics import Metrics
 
 if TYPE_CHECKING:
     from engine.report.contents import RunContents
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+
+from configs.schema import Data
+from datasets.small_images import Readable, find_similar, pixel_baseline, read_thumbnails
+from datasets.sources.names import names_of_labels
+from datasets.sources.samples import Samples
+from engine.evaluation.files import write_findings
+from engine.evaluation.results import name_of_target
+from engine.run.facts import PixelBaseline, read_fact
+from utils.errors import UserError
+from utils.tables import safe_cell
+from utils.threads import DaemonPool
 
 
 class TimeShare:
@@ -198,3 +211,73 @@ class PeftFolder(Observer):
             write_peft_folder(path, content, self._model, self._lora)
         except OSError as error:  # the checkpoint has the adapters, too
             self._logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
+
+
+COPIES = "copies"
+_MAX_PAIRS = 10_000
+_COPIES_COLUMNS = ("split", "path", "training_image", "similarity", "label", "label_in_training")
+_WAIT_SECONDS = 10.0  # at the end of a run
+
+
+class BaselineThread(Observer):
+    """Computes the baseline of a run from its first step on; a resumed run has it in its record."""
+
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self._plan, self._logger = session.plan, outputs.logger
+        self._future: Future[PixelBaseline | str | None] | None = None
+        self.result = read_fact(outputs.record.values["facts"], PixelBaseline)
+        self._is_due = session.state.context.is_main and self.result is None
+
+    def after_step(self, progress: EpochProgress) -> None:
+        if self._is_due:
+            plan, self._pool, self._is_due = self._plan, DaemonPool(1), False
+            self._future = self._pool.submit(measure_baseline, plan.config.data, plan.train, plan.val)
+
+    def after_evaluation(self) -> None:
+        self.record()
+
+    def record(self, is_end: bool = False) -> None:
+        """Records the result if it is there. A run ends before it only if the images take long to read."""
+        if self._future and wait([self._future], _WAIT_SECONDS * is_end).done:
+            note, self._future = self._future.result(), None
+            self.result = note if isinstance(note, PixelBaseline) else None
+            if note:
+                self._logger.note(note)
+
+
+def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline | str | None:
+    """The baseline, see `pixel_baseline`, or a line for the log: no run fails for it."""
+    try:
+        baseline = pixel_baseline(data, train, val)
+    except Exception as error:
+        return f"No pixel baseline: {error}" if isinstance(error, UserError) else f"No pixel baseline: {error!r}"
+    return PixelBaseline(*baseline) if baseline else None
+
+
+def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) -> str:
+    """Looks for training images, `splits['train']`, that are similar to evaluated ones; returns a line for the log.
+
+    The list is `copies/copies.csv` in `folder`. The thumbnails of files are kept in SAVE/features for later runs.
+
+    Raises OSError.
+    """
+    readable = {split: samples for split, samples in splits.items() if isinstance(samples, Readable)}
+    if len(readable) < len(splits):
+        return f"DATA.NEAR_COPIES: {config.data.dataset} has no images to compare"
+    kept, train = Path(config.save) / "features", readable.pop("train")
+    thumbnails, names = read_thumbnails(config.data, train, kept), names_of_labels(train, config.model.num_logits)
+    counts, rows = [], []
+    for split, samples in readable.items():
+        found = find_similar(thumbnails, read_thumbnails(config.data, samples, kept))
+        counts.append(f"{len(found)} of {len(samples)} {split}")
+        for index, match, similarity in found:
+            both = (samples, index), (train, match)
+            paths = [one.name(place) for one, place in both]
+            labels = [name_of_target(one.targets[place], names) for one, place in both]
+            rows.append((both, [split, *map(safe_cell, paths), f"{similarity:.4f}", *map(safe_cell, labels)]))
+    note = f"similar to training images: {' and '.join(counts)} images"
+    if not rows:
+        return note
+    images, cells = zip(*sorted(rows, key=lambda row: row[1][3], reverse=True)[:_MAX_PAIRS], strict=True)
+    table = write_findings(folder / COPIES, _COPIES_COLUMNS, cells, images, config.data)
+    return f"Warning: {note}; their figures may be too high: {table}"

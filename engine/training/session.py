@@ -25,18 +25,12 @@ from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_fo
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
-from engine.evaluation.session import (
-    apply_op_lists,
-    attention_notes,
-    build_eval_files,
-    build_evaluator,
-    dummy_images,
-)
+from engine.evaluation.session import apply_op_lists, attention_notes, build_eval_files, build_evaluator, dummy_images
 from engine.features.probe import Solved, set_head
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import build_strategy, unused_parameters
 from engine.plan.training import Plan
-from engine.precision.master_weights import WeightAverage, average_warning, describe_average
+from engine.precision.master_weights import WeightAverage, average_warning
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Devices, Fact, TrainingData
 from engine.run.flops import copy_to_meta, count_parameters, describe_model
@@ -103,7 +97,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     if plan.batch.whole_steps:
         logger.info(f"----- Global batch: {plan.batch}; TRAIN.ACCUM_ITER is not used")
     if state.average:
-        logger.info(f"----- {describe_average(config.train)}")
+        rule = "1 - step^(-2/3), timm's warm-up, up to" if config.train.model_ema_warmup else "without warm-up, always"
+        logger.info(f"----- Average of the weights (TRAIN.MODEL_EMA): decay {rule} {config.train.model_ema_decay:g}")
     logger.fact(Devices(context.world_size, str(context.device), state.precision.describe()))
     logger.fact(
         TrainingData(

@@ -137,8 +137,7 @@ def forward_backward(
     state: TrainState, batch: Batch, step: int, micro_step: int, window: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The passes of one micro-step: the loss (), summed over its samples, and the logits (B, classes)."""
-    seed = derive_seed(state.config.seed, "step", step, micro_step, state.context.rank)
-    seed_device(seed, batch.images.device)
+    seed_device(derive_seed(state.config.seed, "step", step, micro_step, state.context.rank), batch.images.device)
     with record_function(Phase.TRANSFORM):
         images, targets = state.transform(batch)
     with record_function(Phase.FORWARD):

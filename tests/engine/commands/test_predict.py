@@ -13,8 +13,8 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
-from engine.evaluation import pictures
-from engine.evaluation.pictures import write_map
+from engine.evaluation import files
+from engine.evaluation.files import write_map
 from engine.evaluation.predictions import PartFile, Predictions
 from engine.evaluation.results import SampleResults
 from utils.distributed import ProcessContext
@@ -235,7 +235,7 @@ def test_explanations_are_complete_after_an_interruption(images, trained, tmp_pa
     with Image.open(tmp_path / "whole" / rows[0]["explanation"]) as picture:
         assert picture.format == "PNG" and picture.size == (160, 160) and picture.mode == "RGB"
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(pictures, "write_map", lambda path, *_: 1 / 0 if "/000039-" in str(path) else write_map(path, *_))
+        patch.setattr(files, "write_map", lambda path, *_: 1 / 0 if "/000039-" in str(path) else write_map(path, *_))
         predict(tmp_path / "out", cpu, *argv)
     assert len(maps_in(tmp_path / "out")) == 39
     assert predict(tmp_path / "out", cpu, *argv) == rows and maps_in(tmp_path / "out") == maps

@@ -13,8 +13,7 @@ from torch import nn
 
 from configs.schema import Amp, Parallel, Train
 from engine.parallel.strategy import build_strategy
-from engine.precision.loss_scaler import LossScaler
-from engine.precision.policy import Precision
+from engine.precision.policy import LossScaler, Precision
 from engine.training.optimizer import build_optimizer
 from utils.distributed import ProcessContext
 

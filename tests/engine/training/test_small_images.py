@@ -24,11 +24,11 @@ from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from engine.training.batch_size import find_batch_size
-from engine.training.small_images import BaselineThread, measure_baseline
+from engine.training.run_files import BaselineThread, measure_baseline
 from tests.datasets.sources.source_helpers import write_image
 from utils.tables import read_rows
 
-MEASURE = "engine.training.small_images.measure_baseline"
+MEASURE = "engine.training.run_files.measure_baseline"
 
 
 def splits_for(cpu, *flags: str):
@@ -140,7 +140,7 @@ def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
     """It is ready when the best epoch has been evaluated."""
     ready, expected = threading.Event(), PixelBaseline(12.5, 10.0, 8, 8)
     monkeypatch.setattr(MEASURE, lambda *arguments: expected if ready.wait(600) else None)
-    monkeypatch.setattr("engine.training.finish._evaluate_best", lambda *arguments: ready.set())
+    monkeypatch.setattr("engine.training.trainer._evaluate_best", lambda *arguments: ready.set())
     folder = train([*digits_argv, *stop], cpu)
     assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
     assert read_fact(read_run(folder)["facts"], PixelBaseline) == (None if stop else expected)

@@ -14,7 +14,7 @@ from torch import nn
 from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Model
 from datasets.batch import Batch
-from engine.precision.loss_scaler import LossScaler
+from engine.precision.policy import LossScaler
 from engine.training import loss as losses_teacher
 from engine.training.batch_size import build_state, ready_batches
 from models.build import build_model
