@@ -31,6 +31,7 @@ from utils.distributed import ProcessContext, broadcast_object
 from utils.errors import Unavailable
 from utils.file_formats.checkpoint_folder import (
     CONTENT,
+    FileEntry,
     describe_file,
     encode_content,
     replace_folder,
@@ -127,24 +128,13 @@ class ShardWriter(CheckpointWriter):
     def _write_parts(
         self, tensors: dict[str, torch.Tensor], content: dict[str, Any], text: str, due: tuple[bool, str | None, bool]
     ) -> None:
-        """Each rank writes its part: torch's planner shares tensors that all ranks hold.
-
-        due: `is_best`, `periodic` and `is_later` of `save`.
-        """
-        import torch.distributed.checkpoint as dcp  # 0.1 s, which runs that are not sharded save
-        from torch.distributed.checkpoint.api import CheckpointException
+        """due: `is_best`, `periodic` and `is_later` of `save`."""
+        from torch.distributed.checkpoint.api import CheckpointException  # imported late, as in `_write_part`
 
         is_best, periodic, is_later = due
         last, files, problem, temporary = folder_path(self.folder / LAST), {}, None, self._temporary
-        number_of_file, total = {}, 0  # equal on all ranks
-        for name, tensor in tensors.items():
-            number_of_file[name] = 1 + total // _FILE_BYTES
-            total += tensor_bytes(tensor) // self.context.world_size
         try:
-            writer = dcp.HuggingFaceStorageWriter(str(temporary), number_of_file, save_distributed=True)
-            dcp.save(tensors, storage_writer=writer, process_group=self._group)
-            own = temporary.glob(f"shard-{self.context.rank + 1:05d}-*.safetensors")
-            files = {path.name: describe_file(path) for path in sorted(own)}
+            files = self._write_part(tensors)
         except OSError as error:
             problem = error.strerror or str(error)
         except CheckpointException as error:  # equal on all ranks
@@ -175,6 +165,19 @@ class ShardWriter(CheckpointWriter):
             )
         if self.context.is_main:
             self.on_written(folder_path(self.folder / BEST) if is_best else last, content)
+
+    def _write_part(self, tensors: dict[str, torch.Tensor]) -> dict[str, FileEntry]:
+        """Writes this rank's part; torch's planner shares tensors that all ranks hold. Returns its files."""
+        import torch.distributed.checkpoint as dcp  # 0.1 s, which runs that are not sharded save
+
+        number_of_file, total = {}, 0  # equal on all ranks
+        for name, tensor in tensors.items():
+            number_of_file[name] = 1 + total // _FILE_BYTES
+            total += tensor_bytes(tensor) // self.context.world_size
+        writer = dcp.HuggingFaceStorageWriter(str(self._temporary), number_of_file, save_distributed=True)
+        dcp.save(tensors, storage_writer=writer, process_group=self._group)
+        own = self._temporary.glob(f"shard-{self.context.rank + 1:05d}-*.safetensors")
+        return {path.name: describe_file(path) for path in sorted(own)}
 
 
 def available_bytes() -> float:

@@ -236,7 +236,8 @@ def profile_run(session: Session, outputs: RunOutputs) -> None:
             pass
     batches = session.batches.iterate(0, 0, _ENDLESS, bad_images=session.bad_images)
     progress = state.new_progress(epoch=0)
-    reporter.num_epochs = math.ceil((_WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS) / state.layout.steps_per_epoch)
+    num_steps = _WARMUP_STEPS + _TIMED_STEPS + _PROFILED_STEPS
+    reporter.num_epochs = math.ceil(num_steps / state.layout.steps_per_epoch)
     reporter.start(epochs_done=0, steps_done=0)
 
     def train(steps: int) -> None:
@@ -278,11 +279,7 @@ def _write(
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
     state, context = session.state, session.state.context
-    on_gpu, ops = context.device.type == "cuda", []
-    for row in profiler.key_averages():
-        if row.device_type == DeviceType.CPU and not row.is_user_annotation:
-            microseconds = row.self_device_time_total if on_gpu else row.self_cpu_time_total
-            ops.append(Op(row.key, 1e-6 * microseconds / _PROFILED_STEPS, row.count / _PROFILED_STEPS))
+    on_gpu = context.device.type == "cuda"
     devices = Devices(context.world_size, device_name(context.device), state.precision.describe())
     waiting = "" if on_gpu else f"; {describe_waiting()}"
     page = profile_page(
@@ -295,7 +292,7 @@ def _write(
             has_fast_half=has_fast_half_precision(context.device),
             is_compiled=any(map(is_compiled, state.precision.weights.compute.modules())),
             times=step_times(events, _PROFILED_STEPS, on_gpu),
-            ops=sorted(ops, key=lambda op: -op.seconds),
+            ops=_ops(profiler, on_gpu),
             images_per_second=images_per_second,
             model=outputs.reporter.model,
             peak_memory_bytes=peak_memory_bytes,
@@ -305,6 +302,16 @@ def _write(
     )
     atomic_write(outputs.folder / PAGE, f"{page}\n")
     outputs.logger.info(f"{page}\n----- Profile: {outputs.folder / PAGE}, {trace} (open it in ui.perfetto.dev)")
+
+
+def _ops(profiler: torch_profile, on_gpu: bool) -> list[Op]:
+    """The slowest first, by their own time; on a GPU by the time of their kernels."""
+    ops = []
+    for row in profiler.key_averages():
+        if row.device_type == DeviceType.CPU and not row.is_user_annotation:
+            microseconds = row.self_device_time_total if on_gpu else row.self_cpu_time_total
+            ops.append(Op(row.key, 1e-6 * microseconds / _PROFILED_STEPS, row.count / _PROFILED_STEPS))
+    return sorted(ops, key=lambda op: -op.seconds)
 
 
 class Span(NamedTuple):
