@@ -7,6 +7,7 @@ The file belongs beside the shards. Without -output it is written there if DATA_
 a stored index has its present ETag or time. An interrupted indexing is resumed.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -24,10 +25,7 @@ from utils.system import require
 
 
 def main(argv: list[str]) -> int:
-    usage = "-data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]"  # such as DATA.CACHE_DIR
-    parser = script_parser("index_shards.py", usage, "Indexes a data set of tar shards.")
-    add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
-    flags, rest = split_flags(parser, argv)
+    flags, rest = split_flags(_parser(), argv)
     config = parse_command_line(rest).config
     require("scripts/index_shards.py", "obstore", "braceexpand")
     from datasets.shards.data_set import TarShards
@@ -55,6 +53,13 @@ def main(argv: list[str]) -> int:
         print(f"{text}, {len(labelled):,} with a label, {len(np.unique(labelled)):,} classes")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; it belongs beside the shards as {INDEX_NAME}")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    usage = "-data_path URL_OR_FOLDER [-output FILE] [-opts KEY=VALUE ...]"  # such as DATA.CACHE_DIR
+    parser = script_parser("index_shards.py", usage, "Indexes a data set of tar shards.")
+    add_flag(parser, "output", type=new_file, metavar="FILE", help=f"the index (default: {INDEX_NAME} in DATA_PATH)")
+    return parser
 
 
 if __name__ == "__main__":

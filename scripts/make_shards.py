@@ -10,6 +10,7 @@ and reads all shards back. With -size N the images are stored decoded, in PPM, a
 smaller images keep their size. docs/data.md describes the files.
 """
 
+import argparse
 import hashlib
 import itertools
 import json
@@ -105,21 +106,8 @@ class Progress(NamedTuple):
 
 
 def main(argv: list[str]) -> int:
-    usage = "-output FOLDER [-shard_mb N] [-size N] [data flags of main_single_gpu.py]"
-    parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
-    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
-    size_help = "size of a shard, MB (default: 256)"
-    add_flag(parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help=size_help)
-    add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
-    flags, rest = split_flags(parser, argv)
-    data = parse_command_line([*rest, "-opts", "DATA.BATCH_SIZE=1"]).config.data
-    without_gpu = single_process("cpu")
-    data = recognize_dataset(data, without_gpu)
-    names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
-    of_names = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
-    if not isinstance(of_names[0], EncodedImages):
-        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
-    splits = dict(zip(names, of_names, strict=True))
+    flags, rest = split_flags(_parser(), argv)
+    data, splits = _read_image_splits(rest)
     torch.set_num_threads(1)  # images are decoded in parallel
     planned = {name: PlannedSplit(name, samples, data, flags.size) for name, samples in splits.items()}
     plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}
@@ -148,6 +136,31 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    usage = "-output FOLDER [-shard_mb N] [-size N] [data flags of main_single_gpu.py]"
+    parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
+    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
+    size_help = "size of a shard, MB (default: 256)"
+    add_flag(parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help=size_help)
+    add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
+    return parser
+
+
+def _read_image_splits(argv: list[str]) -> tuple[Data, dict[str, EncodedImages]]:
+    """The DATA options, and the splits 'train', 'val' and, if there is one, 'test'.
+
+    Raises UserError for a wrong option and a data set without files; and as `read_samples`.
+    """
+    data = parse_command_line([*argv, "-opts", "DATA.BATCH_SIZE=1"]).config.data
+    without_gpu = single_process("cpu")
+    data = recognize_dataset(data, without_gpu)
+    names = ["train", "val", *(["test"] if has_test_split(data, without_gpu)[0] else [])]
+    splits = read_samples(data, _ANY_NUM_CLASSES, without_gpu, *names, is_new=True)
+    if not isinstance(splits[0], EncodedImages):
+        raise UserError(f"-dataset {data.dataset}: has no image files; use it without shards")
+    return data, dict(zip(names, splits, strict=True))
+
+
 class PlannedSplit:
     """The samples of a split in the order in which they are written.
 
@@ -172,9 +185,7 @@ class PlannedSplit:
         pixels = open_image(encoded, self.data.image_channels, name, self.samples.decoding).pixels
         if self.size:
             encoded = encode_ppm(pixels, self.size)
-        with open_with_pillow(encoded, str) as image:
-            kind = str(image.format)  # the real one
-        extension = "pgm" if encoded.startswith(b"P5") else _EXTENSIONS.get(kind, kind.lower())
+        extension = image_extension(encoded)
         return Sample(position, self.keys[index], extension, self._label(index), encoded, *self._group(index))
 
     def _label(self, index: int) -> int | str:
@@ -273,6 +284,12 @@ def _key_of(path: str) -> str:
     stem = _LEADING_UNDERSCORES.sub("_", os.path.splitext(name)[0].replace(".", "_"))
     key = _CONTROL_CHARACTERS.sub("_", "/".join([*folders, stem]))
     return _LEADING_UNDERSCORES.sub("_", key)
+
+
+def image_extension(data: bytes) -> str:
+    """The extension of the real format of an image that can be decoded."""
+    with open_with_pillow(data, str) as image:
+        return "pgm" if data.startswith(b"P5") else _EXTENSIONS.get(str(image.format), str(image.format).lower())
 
 
 def write_shard(

@@ -10,6 +10,7 @@ Runs that differ only in seed or fold are a group: groups.csv beside the page ha
 confusion-N.csv the confusion matrix of all folds of group N. Other folders give a line, and files are ignored.
 """
 
+import argparse
 import csv
 import sys
 from collections.abc import Sequence
@@ -54,21 +55,8 @@ _MAX_OPTIONS, _MAX_COLUMN_CHARS, _MAX_CLASSES = 6, 1000, 21  # in the terminal
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(
-        prog="scripts/report.py",
-        usage="%(prog)s RUN [RUN ...] [-csv | -mistakes] [-output FILE]",
-        description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
-    add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
-    add_flag(parser, "mistakes", action="store_true", help="of two runs: the images each gets wrong")
-    output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
-    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
-    flags = parser.parse_args(argv)
-    folders: list[Path] = []
-    for path in flags.folders:  # of a run, or of runs in it; a file is ignored: output/* has compare.html
-        inside = [] if (path / RUN_OPTIONS).exists() else sorted(path.glob(f"*/{RUN_OPTIONS}"))
-        folders += [file.parent for file in inside] or ([] if path.is_file() else [path])
+    flags = _parser().parse_args(argv)
+    folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
     if flags.mistakes and (flags.csv or len(folders) != 2):
@@ -79,26 +67,10 @@ def main(argv: list[str]) -> int:
         runs = [read_contents(folders[0])]
         _write(page, run_page(runs[0]))
     else:
-        runs, problems = [], []
-        for folder in folders:
-            try:
-                runs.append(read_contents(folder))
-            except UserError as problem:
-                problems.append(f"left out: {problem}")
-        if not runs:
-            raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
-        runs = ranked(runs)
+        runs, problems = _read_runs(folders)
         groups = groups_of(runs)
         _write(page, comparison_page(runs, groups, problems, page.parent))
-        if groups:
-            of_groups = (list(group.cells.values()) for group in groups)
-            _write(page.parent / GROUPS, table_text(list(groups[0].cells), of_groups))
-        for number, group in enumerate(groups, 1):
-            file = page.parent / f"confusion-{number}.csv"
-            if group.confusion:
-                _write(file, matrix_text(*group.confusion))
-            else:
-                file.unlink(missing_ok=True)  # of an earlier comparison
+        _write_groups(page.parent, groups)
         for problem in problems:
             print(escape_control_characters(problem), file=sys.stderr)
         if not flags.csv:
@@ -111,12 +83,57 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="scripts/report.py",
+        usage="%(prog)s RUN [RUN ...] [-csv | -mistakes] [-output FILE]",
+        description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
+    add_flag(parser, "mistakes", action="store_true", help="of two runs: the images each gets wrong")
+    output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
+    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
+    return parser
+
+
+def _folders_in(path: Path) -> list[Path]:
+    """Returns the folder of a run, or the folders of the runs in it. Files are ignored: output/* has compare.html."""
+    inside = [] if (path / RUN_OPTIONS).exists() else sorted(path.glob(f"*/{RUN_OPTIONS}"))
+    return [file.parent for file in inside] or ([] if path.is_file() else [path])
+
+
+def _write_groups(folder: Path, groups: Sequence[Group]) -> None:
+    """Writes a row per group, with a column per option that differs; and the confusion matrix of all folds of each."""
+    if groups:
+        _write(folder / GROUPS, table_text(list(groups[0].cells), (list(group.cells.values()) for group in groups)))
+    for number, group in enumerate(groups, 1):
+        file = folder / f"confusion-{number}.csv"
+        if group.confusion:
+            _write(file, matrix_text(*group.confusion))
+        else:
+            file.unlink(missing_ok=True)  # of an earlier comparison
+
+
 def _write(page: Path, content: str) -> None:
     try:
         atomic_write(page, content)
     except OSError as error:
         fix = "give another file with -output"
         raise error_from(error, f"{page}: cannot be written ({error.strerror}); {fix}") from None
+
+
+def _read_runs(folders: Sequence[Path]) -> tuple[list[RunContents], list[str]]:
+    """The runs in the order of the page, and a line for each folder that is not a run."""
+    runs, problems = [], []
+    for folder in folders:
+        try:
+            runs.append(read_contents(folder))
+        except UserError as problem:
+            problems.append(f"left out: {problem}")
+    if not runs:
+        raise UserError(f"{folders[0]}: no run found; give the folders of runs, such as output/*")
+    return ranked(runs), problems
 
 
 def _options(runs: Sequence[RunContents]) -> list[list[str]]:

@@ -137,18 +137,7 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
     Raises UserError: a flag has no effect, or is missing.
     """
-    parser = flag_parser(SCRIPT, "Measures speed, memory and accuracy of training in each precision.")
-    modes = f"precision modes, of {', '.join(MODES)} (default: {GPU_MODES} on a GPU, {CPU_MODES} on a CPU)"
-    add_flag(parser, "modes", metavar="A,B", help=modes)
-    add_flag(parser, "table", choices=DOCUMENTS, help="the table of this document, by default with its settings")
-    add_flag(parser, "memory_gb", type=positive_number, metavar="X", help="a mode that needs more has failed")
-    add_flag(parser, "loader", action="store_true", help="train on the images of the recipe, not on random ones")
-    add_turn_flags(parser, rounds=5, warmup=8, steps=100)
-    add_flag(parser, "accuracy", action="store_true", help="compare the top-1 of the recipe over several seeds")
-    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="-accuracy: SEED 0 to N-1 (default: 8)")
-    epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's)"
-    add_flag(parser, "epochs", type=numbers, default=[], metavar="A,B", help=epochs)
-    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
+    parser = _parser()
     document = DOCUMENTS.get(parser.parse_known_args(argv)[0].table)
     parser.set_defaults(**document.defaults if document else {})
     flags, rest = split_flags(parser, argv)
@@ -167,6 +156,22 @@ def parse_flags(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return flags, [*defaults, *rest]
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = flag_parser(SCRIPT, "Measures speed, memory and accuracy of training in each precision.")
+    modes = f"precision modes, of {', '.join(MODES)} (default: {GPU_MODES} on a GPU, {CPU_MODES} on a CPU)"
+    add_flag(parser, "modes", metavar="A,B", help=modes)
+    add_flag(parser, "table", choices=DOCUMENTS, help="the table of this document, by default with its settings")
+    add_flag(parser, "memory_gb", type=positive_number, metavar="X", help="a mode that needs more has failed")
+    add_flag(parser, "loader", action="store_true", help="train on the images of the recipe, not on random ones")
+    add_turn_flags(parser, rounds=5, warmup=8, steps=100)
+    add_flag(parser, "accuracy", action="store_true", help="compare the top-1 of the recipe over several seeds")
+    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="-accuracy: SEED 0 to N-1 (default: 8)")
+    epochs = "-accuracy: numbers of epochs, such as 50,90,250 (default: the recipe's)"
+    add_flag(parser, "epochs", type=numbers, default=[], metavar="A,B", help=epochs)
+    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
+    return parser
+
+
 def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
     """The -opts of each row; the first row is the baseline of the others."""
     if flags.table:
@@ -180,7 +185,10 @@ def rows_of(flags: argparse.Namespace) -> dict[str, Sequence[str]]:
 
 
 def measure_speed(argv: list[str], config: Config, flags: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Figures of a turn. Raises UserError: as `run_turn`, or the peak memory is above -memory_gb."""
+    """Figures of a turn.
+
+    Raises UserError: as `run_turn`, or the peak memory is above -memory_gb.
+    """
     size, program = config.data.batch_size, "recipe" if flags.loader else "ready"
     # As the random images have.
     classes = [] if flags.loader else [f"MODEL.NUM_CLASSES={max(1000, config.model.num_logits)}"]

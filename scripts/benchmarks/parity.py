@@ -5,6 +5,7 @@
 The recipe is parity.yaml; an option that timm_command.py cannot translate is an error. See docs/benchmarks.md.
 """
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -32,13 +33,7 @@ NO_LOG = 10**6  # steps between log lines
 
 
 def main(argv: list[str]) -> int:
-    parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
-    add_timm_flag(parser, required=True)
-    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
-    add_flag(parser, "images", type=Path, metavar="DIR", help="has DIR/train and DIR/val (default: the digits)")
-    add_flag(parser, "own_weights", action="store_true", help="timm draws its own initial weights (default: ours)")
-    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
-    flags, rest = split_flags(parser, argv)
+    flags, rest = split_flags(_parser(), argv)
     config = parse_command_line([RECIPE, *rest]).config
     check_recipe(config, parse_command_line([RECIPE]).config)
     with tempfile.TemporaryDirectory() as temporary:
@@ -61,6 +56,16 @@ def main(argv: list[str]) -> int:
 
         compare(SCRIPT, argv, config.data.batch_size, ("ours", "timm"), flags.seeds, train, texts, flags.json)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = flag_parser(SCRIPT, "Compares the top-1 of the entry script and of timm's train.py on the same recipe.")
+    add_timm_flag(parser, required=True)
+    add_flag(parser, "seeds", type=positive, default=8, metavar="N", help="number of seeds: SEED 0 to N-1 (default: 8)")
+    add_flag(parser, "images", type=Path, metavar="DIR", help="has DIR/train and DIR/val (default: the digits)")
+    add_flag(parser, "own_weights", action="store_true", help="timm draws its own initial weights (default: ours)")
+    add_flag(parser, "output", type=Path, metavar="FOLDER", help="keep the runs in this folder (default: delete them)")
+    return parser
 
 
 def write_image_folder(data: Data, folder: Path) -> None:
