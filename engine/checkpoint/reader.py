@@ -163,7 +163,9 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
     if names := [folder.name for folder in runs_newest_first(named)]:
         raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
     problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
-    if not os.path.exists(named):
+    if is_run_folder(named):
+        problem, fix = "the run ended before its first checkpoint", "start it again"
+    elif not os.path.exists(named):
         problem, others = "no such file or folder", runs_newest_first(named.parent)
         fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)
     raise Unavailable(f"-resume {resume}: {problem}; {fix}")

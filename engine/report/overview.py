@@ -227,10 +227,10 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
         text = f"{subject} is worse than the {_RIVALS[rival]}: {scores}."
         if rises:
             return text, longer
+        minutes, is_part = options["TRAIN.MINUTES"], options["TRAIN.EPOCH_STEPS"] and options["TRAIN.NUM_EPOCHS"] == 1
+        if minutes and (is_part or rival in BASELINES):  # a part of an epoch, or too few from scratch
+            return text, _command(run, *same, f"TRAIN.MINUTES={10 * minutes:g}")
         if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
-            minutes = options["TRAIN.MINUTES"]
-            if minutes and options["TRAIN.EPOCH_STEPS"] and options["TRAIN.NUM_EPOCHS"] == 1:  # a part of an epoch
-                return text, _command(run, *same, f"TRAIN.MINUTES={10 * minutes:g}")
             return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
         if rival in BASELINES and properties_of(options["DATA.DATASET"]).has_files:
             text += " Without a download: -cfg=configs/folder_small.yaml as it is."

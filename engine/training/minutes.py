@@ -66,7 +66,9 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: "
     if solved and broadcast_object(left < step, context):
-        logger.info(f"{title}the probe is the result")
+        late = -(left + last)
+        end = f", about {late:.0f} s too late" if late > 0 else ""
+        logger.info(f"{title}no time for a step, so that the run is the probe{end}")
         alone = {"num_epochs": 1, "warmup_epochs": 0.0, "smoothing": train.smoothing}
         changes = {"train": Train().model_copy(update=alone), "eval_raw": False}
         config = config.with_model(tune=Tune("probe")).model_copy(update=changes)

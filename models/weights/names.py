@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
+import timm
 import torch
 from torch import nn
 
@@ -193,7 +194,11 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
     if "_conv_stem.weight" in state:
         pairs = list(zip(own, state.values(), strict=False))
         fits = len(own) == len(state) and all(own[name].shape == one.shape for name, one in pairs if name in body)
-        return (dict(pairs), "names: efficientnet_pytorch's, in timm's order") if fits else (state, "")
+        if not fits:
+            return state, ""
+        name = f"tf_{getattr(model, 'pretrained_cfg', {}).get('architecture')}"
+        better = f"; their padding and normalization are of -model={name}" if timm.is_model(name) else ""
+        return dict(pairs), f"names: efficientnet_pytorch's, in timm's order{better}"
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):

@@ -42,6 +42,7 @@ def flags_of(command: str) -> list[str]:
         (FLAT, ["DATA.DATASET=folder"], "-cfg=configs/probe.yaml"),
         (FLAT, ["TRAIN.MIXUP_ALPHA=0.8", "EVAL.BEST_METRIC=loss"], "-cfg=configs/probe.yaml"),
         (FLAT, ["MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml"),
+        (FLAT, ["TRAIN.MINUTES=1"], "TRAIN.MINUTES=10"),
     ],
 )
 def test_a_model_below_the_baseline(tmp_path, val, options, flag):
