@@ -38,7 +38,7 @@ _WITHOUT_EFFECT = "DATA.NUM_WORKERS DATA.DATA_PATH DATA.CACHE_* DATA.BATCH_SIZE*
 def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tensor], *more: Any) -> str:
     """A digest of all that the results of the samples depend on: options, images in their order, weights, `more`."""
     values = config.model_dump(mode="json", by_alias=True, include={"data", "model", "amp", "eval", "deterministic"})
-    unused = [*_WITHOUT_EFFECT.split(), *unused_keys("predict")]
+    unused = [*_WITHOUT_EFFECT.split(), *unused_keys("eval")]
     options = {key: value for key, value in flatten(values) if not any(fnmatchcase(key, one) for one in unused)}
     digest = sha256(json.dumps([options, *more, digest_of(samples)]).encode())
     for index in range(len(samples)):

@@ -129,8 +129,8 @@ def build_sessions(command: Command, context: ProcessContext, logger: RunLogger)
         evaluator = built.evaluator
         if plan.class_mask is not None:
             evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
-        # At O2 and O3 the fp32 weights of `built` are not needed.
         sessions.append(EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32)))
+        del built  # at O2 and O3 the fp32 weights are not needed
     first, *rest = map(_comparable, sessions) if command.others else [{}]
     for other, found in zip(command.others, rest, strict=True):
         for subject in (subject for subject in first if found[subject] != first[subject]):

@@ -16,6 +16,7 @@ from torch import nn
 
 from configs.schema import Config, Data
 from datasets.batch import PADDING
+from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
 from datasets.sources.samples import Samples
 from datasets.sources.split import hash_paths
@@ -128,6 +129,8 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
     file = extract(task.config, samples, task.evaluator, model, place, task.bad_images, task.after_batch)
     if file is None:
         return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), {})
+    if task.bad_images:  # of features that another run has computed, too
+        task.bad_images.add(BadImage(samples.name(index), reason, "") for index, reason in file.errors.items())
     readable = np.setdiff1d(np.arange(len(samples)), list(file.errors))
     values = torch.from_numpy(file.values[readable])
     fewest = 2 if split == "train" else 1

@@ -65,7 +65,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
     title = f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: "
-    if solved and broadcast_object(left < step, context):
+    if solved and not state.strategy.is_sharded and broadcast_object(left < step, context):
         late = -(left + last)
         end = f", about {late:.0f} s too late" if late > 0 else ""
         logger.info(f"{title}no time for a step, so that the run is the probe{end}")
