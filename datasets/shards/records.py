@@ -4,7 +4,7 @@
 any size and depth. It reads the headers of one member. Formats: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar,
 without sparse files.
 
-Samples are those of WebDataset: consecutive files that differ in their extension only. The key of a file is its path up
+Samples as in WebDataset: consecutive files that differ in their extension only. The key of a file is its path up
 to the first dot of its basename; the rest is its extension, in lower case.
 """
 

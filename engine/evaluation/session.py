@@ -68,7 +68,7 @@ def build_eval_model(
         chosen = np.array(record.thresholds) if record and record.thresholds else None
         known = chosen is not None and len(chosen) == config.model.num_logits
         evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
-        source = "those of the weights, chosen on validation images" if known else "0.5, as the weights have none"
+        source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(f"Thresholds of the classes: {source}")
     return replace(built, evaluator=evaluator, notes=[*switch_notes, *notes, *built.notes, *kernels])
 

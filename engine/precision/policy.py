@@ -345,7 +345,7 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any], changed: Collection[str] = ()) -> None:
         """Restores the loss scale. A run resumed in another dtype starts with its own scale.
 
-        changed: the keys in which the options differ from those of the state.
+        changed: the keys in which the options differ from the state.
         """
         if state["dtype"] == str(self.dtype):
             self.scaler.load_state_dict(state["scaler"], "AMP.INIT_LOSS_SCALING" not in changed)

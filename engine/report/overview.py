@@ -232,7 +232,8 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
             return text, _command(run, *same, f"TRAIN.MINUTES={10 * minutes:g}")
         if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
             return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
-        if rival in BASELINES and properties_of(options["DATA.DATASET"]).has_files:
+        has_files = properties_of(options["DATA.DATASET"]).has_files
+        if rival in BASELINES and has_files and options["MODEL.NAME"] != "resnet10t":
             text += " Without a download: -cfg=configs/folder_small.yaml -model=resnet10t."
         return text, _pretrained(run)
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)

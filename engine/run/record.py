@@ -247,7 +247,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def move_record(folder: Path, target: Path) -> None:
-    """Makes the paths in the copy of the record of `folder` in `target` those of the checkpoints there."""
+    """Makes the copy of the record of `folder` in `target` name the checkpoints there."""
     values = read_run(folder)  # the files of its first format are not in `target`
     for place in (values, values.get("result", {})):
         if path := place.get("checkpoint"):

@@ -5,6 +5,8 @@ import time
 from dataclasses import replace
 
 from configs.batch_plan import plan_batches
+from configs.load import OptionLayers
+from configs.resolve import complete
 from configs.schema.model import Tune
 from configs.schema.train import Train
 from datasets.loading.loader import TrainBatches, build_eval_loader
@@ -52,6 +54,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     warm = ends[min(_WARM_STEPS, len(ends) - 1) :]
     step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else start
 
+    del batches  # its workers would slow down the evaluation
     first = max(0, math.ceil(len(plan.val) / size) - _TIMED_BATCHES * context.world_size) * size
     loader = build_eval_loader(config.data, plan.val, context, config.timeout_seconds, first=first)
     before = time.perf_counter()
@@ -69,9 +72,8 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         late = -(left + last)
         end = f", about {late:.0f} s too late" if late > 0 else ""
         logger.info(f"{title}no time for a step, so that the run is the probe{end}")
-        alone = {"num_epochs": 1, "warmup_epochs": 0.0, "smoothing": train.smoothing}
-        changes = {"train": Train().model_copy(update=alone), "eval_raw": False}
-        config = config.with_model(tune=Tune("probe")).model_copy(update=changes)
+        probe = config.with_model(tune=Tune("probe")).model_dump(by_alias=True)
+        config = complete(OptionLayers(probe))[0]  # the rule of MODEL.TUNE probe
         return replace(plan, config=config, batch=plan_batches(config, context.world_size))
     epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
     epochs, steps = broadcast_object((epochs, steps), context)

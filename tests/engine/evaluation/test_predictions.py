@@ -9,11 +9,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from conftest import GREY, TINY_VIT, samples_for
 from test_evaluation_files import Noise
 
+from configs.command_line import parse_command_line
 from configs.flags import Prediction
 from engine.evaluation import predictions as part_file
-from engine.evaluation.predictions import PartFile, Predictions
+from engine.evaluation.predictions import PartFile, Predictions, digest_inputs
 from engine.evaluation.results import SampleResults
 from utils.tables import read_rows
 
@@ -196,3 +199,21 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="free space") as error:
         part.append(results(0, 4))
     assert error.value.filename == tmp_path / "part" and part.num_samples == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "is_same"),
+    [
+        ("MODEL.TUNE=lora", True), ("MODEL.HEAD=probe", True), ("TRAIN.BASE_LR=1", True), ("DATA.HFLIP_PROB=0", True),
+        ("DATA.BATCH_SIZE_EVAL=7", True), ("DATA.ON_BAD_IMAGE=skip", False), ("DATA.CROP_PCT=0.5", False),
+        ("EVAL.SAVE_LOGITS=true", False), ("EVAL.TTA=flip", False), ("MODEL.DEPTH=3", False),
+    ],
+)  # fmt: skip
+def test_results_of_equal_inputs_are_shared(cpu, option, is_same):
+    """Training keys have no effect on stored features and predictions; a key that changes them, or errors, does."""
+    digests = set()
+    for more in ([], [option]):
+        config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *GREY, *more]).config
+        (samples,) = samples_for(config, cpu, "val")
+        digests.add(digest_inputs(config, samples, [torch.ones(2)]))
+    assert (len(digests) == 1) == is_same

@@ -67,6 +67,18 @@ def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path
     assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
 
 
+def status_of(context, argv):
+    return run(parse_command_line(argv), context)
+
+
+def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
+    """A probe needs whole models."""
+    options = "PARALLEL.STRATEGY=fsdp", "TRAIN.MINUTES=0.001"
+    assert ranks(2)(status_of, [*tuned(tmp_path, backbone, *options), "-device=cpu"]) == [0, 0]
+    (folder,) = run_folders(tmp_path)
+    assert [row["epoch"] for row in rows(folder)] == ["0", "1"] and read_result(folder)["probe_score"] is not None
+
+
 def test_an_unreadable_image_is_skipped(backbone, tmp_path, cpu):
     root = noise_folder(tmp_path / "images", 12, 6, (8, 8))
     for path in ("train/class0/0.png", "val/class1/1.png"):
