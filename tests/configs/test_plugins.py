@@ -1,5 +1,6 @@
 """Plugins: code runs only if -plugin names its file; options of parts are checked, saved and shown."""
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -94,6 +95,11 @@ def test_a_plugin_that_fails_is_one_line(tmp_path, text, error):
         path.write_text(text)
     with pytest.raises(UserError, match=error):
         open_plugin(str(path))
+
+
+def test_pickle_may_ask_our_datasets_for_any_name():
+    """pickle looks for a class of another package in all modules; torch.compile pickles the graph."""
+    assert not hasattr(importlib.import_module("datasets"), "torch")
 
 
 def test_a_worker_has_the_parts_without_the_file(plugin):

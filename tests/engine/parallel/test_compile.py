@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GREY, ROOT, TINY_VIT, assert_same_state, rows, states, train
+from conftest import GREY, ROOT, TINY_VIT, assert_same_state, rows, run_script, states, train
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
@@ -40,6 +40,12 @@ def reset_compiler():
 
 def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"] - 1  # without the graph of the compiler check
+
+
+@pytest.mark.slow
+def test_the_entry_script_compiles():
+    """In a process whose modules have its own order: the compiler pickles classes that it finds in one of them."""
+    run_script("main_single_gpu.py", "-cfg=configs/vit_digits.yaml", "-compile", "-dry_run")
 
 
 @pytest.mark.slow
