@@ -361,7 +361,7 @@ def recipe_follows_data(
     images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
 ) -> tuple[str, int | None]:
     """Without -cfg, own images get finetune.yaml if weights are at hand, probe.yaml on a CPU, else folder_small.yaml
-    with a convolutional network.
+    with a convolutional network; on a GPU with -amp.
 
     trains: keys of TRAIN, as -minutes, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for probe:
     the ones that were measured on 1,854 training images, changed with the square root of their number.

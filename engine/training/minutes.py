@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from itertools import chain
 
 from configs.batch_plan import plan_batches
 from configs.load import OptionLayers
@@ -40,7 +41,9 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
     state, _ = build_train_state(config, context, plan.layout, plan, solved)
-    batches = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, train.num_epochs)
+    loaded = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, train.num_epochs)
+    batches = chain([next(loaded)], loaded)
+    start = time.perf_counter() - started  # the run has it once more
     progress, ends = state.new_progress(0), list[float]()
     for number in range(min(_TIMED_STEPS, train.num_epochs * progress.steps)):
         if number and progress.done_steps == progress.steps:
@@ -50,11 +53,12 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         ends.append(time.perf_counter())
         if broadcast_object(ends[-1] - ends[0] > _MAX_SHARE * 60 * train.minutes, context):
             break
-    start = ends[0] - started  # the run has it once more
+    if train.compile != "none":  # else cuDNN's choice of algorithms, which takes most of the first step, is kept
+        start = ends[0] - started
     warm = ends[min(_WARM_STEPS, len(ends) - 1) :]
-    step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else start
+    step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else ends[0] - started
 
-    del batches  # its workers would slow down the evaluation
+    del loaded, batches  # its workers would slow down the evaluation
     first = max(0, math.ceil(len(plan.val) / size) - _TIMED_BATCHES * context.world_size) * size
     loader = build_eval_loader(config.data, plan.val, context, config.timeout_seconds, first=first)
     before = time.perf_counter()

@@ -135,11 +135,14 @@ def test_other_commands_stay_as_they_are(images, place, flags):
     assert choose_recipe(command, argv) is command
 
 
-def test_a_gpu_has_time_to_train(images, monkeypatch):
+def test_a_gpu_has_time_to_train_and_does_it_in_mixed_precision(images, monkeypatch):
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: "in the cache")
     monkeypatch.setattr(recipe, "lacks_gpus", lambda device: device == "cpu")
-    assert chosen(f"-data_path={images}").run_name == "finetune"
-    assert chosen(f"-data_path={images}", "-device=cpu").run_name == "probe"
+    names = []
+    for flags in ([], ["-amp=no"], ["-opts", "AMP.LEVEL=O2"], ["-device=cpu"]):
+        command = chosen(f"-data_path={images}", *flags)
+        names.append((command.run_name, command.config.amp.enabled))
+    assert names == [("finetune", True), ("finetune", False), ("finetune", False), ("probe", False)]
 
 
 def test_weights_name_their_model(images, place, tmp_path):

@@ -52,11 +52,15 @@ def gradients(model: nn.Module, level: str, device: torch.device, white: tuple =
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_gradient_of_each_parameter_is_close_to_that_of_fp32(kind, level, any_device: ProcessContext):
-    """With layer norms that sum in bf16, their relative errors were up to 0.87 on a CPU."""
+    """With layer norms that sum in bf16, their relative errors were up to 0.87 on a CPU.
+
+    cuDNN's batch norm has 0.049 in each level on an H200, also in O1, which leaves it to torch's autocast.
+    """
     expected = gradients(MODELS[kind](), "O0", any_device.device)
     found = gradients(MODELS[kind](), level, any_device.device)
     errors = {name: ((found[name] - expected[name]).norm() / expected[name].norm()).item() for name in expected}
-    assert max(errors.values()) < 0.03, max(errors.items(), key=lambda item: item[1])
+    limit = 0.06 if (kind, any_device.device.type) == ("batch norm", "cuda") else 0.03
+    assert max(errors.values()) < limit, max(errors.items(), key=lambda item: item[1])
 
 
 class NormDtypes(DispatchMode):
