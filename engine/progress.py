@@ -47,13 +47,14 @@ class EpochProgress:
 class TrainClock:
     """Seconds spent in training steps, and images trained on over all ranks, without evaluation and saving.
 
-    `total_seconds` includes them. All three continue from the checkpoint.
+    `total_seconds` includes them, and the time since `started` (time.perf_counter), as of features. All three continue
+    from the checkpoint.
     """
 
-    def __init__(self, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:
+    def __init__(self, started: float, seconds: float = 0.0, images: int = 0, total_seconds: float = 0.0) -> None:
         self.seconds, self.images = seconds, images
         self._since, self._images_then = time.perf_counter(), 0
-        self._start = self._since - total_seconds
+        self._start = started - total_seconds
 
     @property
     def total_seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
@@ -69,7 +70,7 @@ class RunLogger:
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
-        self.record = RunRecord(context.is_main)
+        self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else "log.txt")]
         if context.is_main:

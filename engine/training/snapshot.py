@@ -135,7 +135,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     Raises UserError: the options of the run do not fit the checkpoint.
     """
     if found is None:
-        return RunPosition(state.new_progress(state.config.train.last_epoch), TrainClock())
+        return RunPosition(state.new_progress(state.config.train.last_epoch), TrainClock(logger.started))
     checkpoint, schedule = found.state, state.schedule
     changed = changed_options(checkpoint["options"], to_yaml(state.config))
     _check_options(state, checkpoint, changed)
@@ -153,7 +153,8 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         logger.info(f"----- Resume: {changed_batch}")
     if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
-    clock = TrainClock(checkpoint["train_seconds"], checkpoint["images"], checkpoint["total_seconds"])
+    seconds, images, total_seconds = (checkpoint[key] for key in ("train_seconds", "images", "total_seconds"))
+    clock = TrainClock(logger.started, seconds, images, total_seconds)
     unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
     if (folder := found.run_folder) and folder.absolute().parent != Path(state.config.save).absolute():
         unused["SAVE"] = f"the run stays in {folder}"
