@@ -4,6 +4,7 @@ python -m configs.help > docs/options.md
 """
 
 import functools
+import inspect
 import textwrap
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -56,7 +57,8 @@ def print_help(topic: str) -> None:
     topic, keys = topic.upper().rstrip("."), all_keys()
     if topic == "RULES":
         for number, rule in enumerate(ALL_RULES, 1):
-            print(f"{number}. {(rule.__doc__ or '').partition(chr(10))[0]}")
+            paragraph = inspect.cleandoc(rule.__doc__ or "").partition("\n\n")[0]
+            print(textwrap.fill(f"{number}. {paragraph}", width=_COLUMNS, subsequent_indent="    "))
         return
     found = [key for key in keys if f"{key.name.upper()}.".startswith(f"{topic}.")]
     if not found:

@@ -56,7 +56,7 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
         flags = [*flags, f"-epochs={epochs}"]
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
-    if not on_cpu and "AMP" not in command.given:
+    if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
         flags = [*flags, "-amp"]
     if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]

@@ -142,7 +142,7 @@ def test_a_gpu_has_time_to_train_and_does_it_in_mixed_precision(images, monkeypa
     for flags in ([], ["-amp=no"], ["-opts", "AMP.LEVEL=O2"], ["-device=cpu"]):
         command = chosen(f"-data_path={images}", *flags)
         names.append((command.run_name, command.config.amp.enabled))
-    assert names == [("finetune", True), ("finetune", False), ("finetune", False), ("probe", False)]
+    assert names == [("finetune", True), ("finetune", False), ("finetune", True), ("probe", False)]
 
 
 def test_weights_name_their_model(images, place, tmp_path):
