@@ -144,12 +144,17 @@ def _serve(listener: int, alive: int, *key: int) -> NoReturn:
 
 
 def start_worker(told_at: ctypes.c_double, worker: int) -> None:
-    """Runs in a worker: makes it exit with its server, even if it is stopped, and the server with the rank.
+    """Runs in a worker."""
+    share_waits(told_at)
+    repair_standard_streams()
+    end_with_server()
+
+
+def end_with_server() -> None:
+    """Makes a child process of the server exit with it, even if it is stopped, and the server with the rank.
 
     The server exits when no process has its pipe open (Python 3.11 to 3.14).
     """
-    share_waits(told_at)
-    repair_standard_streams()
     end_with_parent(signal.SIGKILL)
     server: Any = forkserver._forkserver
     os.close(server._forkserver_alive_fd)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from configs.batch_plan import EpochLayout
+from configs.load import RUN_OPTIONS
 from configs.weights import PADDLE
 from configs.yaml_io import format_value, parse_value
 from datasets.sources.names import list_names
@@ -20,6 +21,7 @@ from engine.checkpoint.run_folder import (
     BEST,
     FILE,
     FORMAT,
+    RECORDS,
     check_same_checkpoint,
     checkpoints_by_progress,
     is_checkpoint,
@@ -163,8 +165,8 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
     if names := [folder.name for folder in runs_newest_first(named)]:
         raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
     problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
-    if is_run_folder(named):
-        problem, fix = "the run ended before its first checkpoint", "start it again"
+    if any((named / record).is_file() for record in RECORDS):
+        problem, fix = "the run ended before its first checkpoint", f"start it again with -cfg={named / RUN_OPTIONS}"
     elif not os.path.exists(named):
         problem, others = "no such file or folder", runs_newest_first(named.parent)
         fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)

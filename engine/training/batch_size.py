@@ -19,7 +19,7 @@ from configs.batch_plan import EpochLayout, plan_batches
 from configs.resolve import Facts, resolve
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.loading.workers import start_worker_server
+from datasets.loading.workers import end_with_server, start_worker_server
 from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes
@@ -93,7 +93,7 @@ def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit
 
 def _measure_in_child(config: Config, device: torch.device) -> float:
     start_worker_server()
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver"))
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("forkserver"), end_with_server)
     try:
         return pool.submit(_train_two_steps, config, device).result()
     except BrokenProcessPool:  # the system has killed it

@@ -165,6 +165,7 @@ NOT_FOUND = {  # -resume, in a folder with two runs and files of PaddleViT -> th
     "runs/train": r"no such file or folder; did you mean runs/train-1-2\?$",
     "nothing": "-resume nothing: no such file or folder",
     ".": "-resume .: no checkpoint found",
+    "killed": r"-resume killed: .* first checkpoint; .*-cfg=killed/config\.yaml$",
     "paddle": PADDLE, "paddle/Epoch-12-Loss-1.6": PADDLE, "paddle/Epoch-12.pdopt": PADDLE,
 }  # fmt: skip
 
@@ -174,6 +175,8 @@ def test_a_search_without_a_result_names_what_works(tmp_path, monkeypatch):
     for name in ("paddle/Epoch-12-Loss-1.6.pdparams", "paddle/Epoch-12.pdopt"):
         Path("paddle").mkdir(exist_ok=True)
         Path(name).touch()
+    Path("killed").mkdir()
+    Path("killed/log.txt").touch()
     for number, folder in enumerate((Path("runs/train-1"), Path("runs/train-1-2")), 1):
         folder.mkdir(parents=True)
         (folder / "log.txt").touch()

@@ -1,11 +1,14 @@
 """-batch_size=auto: the largest size that fits, and a run that equals one with the size given."""
 
 import math
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import assert_same_state, digits_flags, only_run, read_result, rows, states, train
+from conftest import ROOT, assert_same_state, digits_flags, environment, only_run, read_result, rows, states, train
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -102,6 +105,28 @@ def test_the_run_needs_no_more_than_the_limit(tmp_path, cpu):
     run = train([*flags, f"DATA.MEMORY_GB={limit}"], cpu)
     assert 1 < parse_value((run / "config.yaml").read_text())["DATA"]["BATCH_SIZE"] < 64
     assert read_result(run)["peak_memory_bytes"] < 1e9 * limit
+
+
+@pytest.mark.slow
+def test_a_trial_ends_with_its_killed_run():
+    """On a GPU it would keep its memory."""
+    flags = ["-cfg=configs/vit_base_patch16_224.yaml", "-dataset=fake", "-batch_size=auto", "-memory_gb=30", "-dry_run"]
+    command = [sys.executable, "main_single_gpu.py", *flags, "-opts", "DATA.GLOBAL_BATCH_SIZE=256"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
+    while len(others := processes_in(process.pid)) < 4:  # the run, a tracker of resources, the server and the trial
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    ends = time.monotonic() + 20
+    while (others := processes_in(process.pid)) and time.monotonic() < ends:
+        time.sleep(0.1)
+    assert not others
+
+
+def processes_in(session: int) -> list[str]:
+    found = subprocess.run(["ps", "-o", "pid=,stat=,args=", "-s", str(session)], capture_output=True, text=True)
+    return [line for line in found.stdout.splitlines() if line.split()[1][0] != "Z"]
 
 
 def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
