@@ -230,6 +230,8 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
         minutes, is_part = options["TRAIN.MINUTES"], options["TRAIN.EPOCH_STEPS"] and options["TRAIN.NUM_EPOCHS"] == 1
         if minutes and (is_part or rival in BASELINES):  # a part of an epoch, or too few from scratch
             return text, _command(run, *same, f"TRAIN.MINUTES={10 * minutes:g}")
+        if rival in BASELINES and len(val) == 1 < options["TRAIN.NUM_EPOCHS"]:  # one evaluation cannot rise
+            return text, longer
         if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
             return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
         has_files = properties_of(options["DATA.DATASET"]).has_files

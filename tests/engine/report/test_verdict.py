@@ -54,6 +54,15 @@ def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [([], "-epochs=12"), (["TRAIN.NUM_EPOCHS=1", "MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml")],
+)
+def test_a_run_with_one_evaluation_below_the_baseline(tmp_path, options, flag):
+    _, command = verdict(tmp_path / "run", [50], [60], options, baseline=(78.4, 10.2))
+    assert flag in flags_of(command)
+
+
 def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
     data = ["DATA.DATASET=csv", "DATA.ON_BAD_IMAGE=skip", "DATA.VAL_FRACTION=0.3", "DATA.BATCH_SIZE=7"]
     data += ["DATA.DATA_PATH=/my photos.csv", "DATA.COLUMNS={path: id, label: breed}", "SAVE=/runs"]
