@@ -21,7 +21,6 @@ from engine.checkpoint.run_folder import (
     BEST,
     FILE,
     FORMAT,
-    RECORDS,
     check_same_checkpoint,
     checkpoints_by_progress,
     is_checkpoint,
@@ -165,7 +164,7 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
     if names := [folder.name for folder in runs_newest_first(named)]:
         raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
     problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
-    if any((named / record).is_file() for record in RECORDS):
+    if (named / RUN_OPTIONS).is_file():
         problem, fix = "the run ended before its first checkpoint", f"start it again with -cfg={named / RUN_OPTIONS}"
     elif not os.path.exists(named):
         problem, others = "no such file or folder", runs_newest_first(named.parent)

@@ -92,7 +92,7 @@ class Weights:
         """The image size of the position embeddings, of a square grid of patches; None if there is none, or several.
 
         It is the `published` one if that has this grid: 384 leaves a border of 6 pixels beside 27 patches of 14. Models
-        of other patches than the pixels' have no size: those behind convolutions, and those of several widths (Hiera).
+        whose patches are not of pixels, behind convolutions or of several widths (Hiera), have no size.
         """
         sizes = set[int]()
         for state in self.states.values():

@@ -176,7 +176,7 @@ def test_a_search_without_a_result_names_what_works(tmp_path, monkeypatch):
         Path("paddle").mkdir(exist_ok=True)
         Path(name).touch()
     Path("killed").mkdir()
-    Path("killed/log.txt").touch()
+    Path("killed/config.yaml").touch()
     for number, folder in enumerate((Path("runs/train-1"), Path("runs/train-1-2")), 1):
         folder.mkdir(parents=True)
         (folder / "log.txt").touch()

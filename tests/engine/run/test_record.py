@@ -222,6 +222,16 @@ def test_a_damaged_fact_is_none(values):
     assert read_fact({"Devices": values}, Devices) is None
 
 
+def test_the_total_time_counts_from_the_command(digits_argv, cpu, monkeypatch):
+    """The features of a probe, for one, are computed before the clock of the training exists."""
+
+    def compute_for_long(plan, context, logger):
+        logger.started -= 1000
+
+    monkeypatch.setattr("engine.commands.train.solve_new_head", compute_for_long)
+    assert read_result(train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu))["total_seconds"] > 1000
+
+
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
     options = ["TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "MODEL.TUNE=head"]
     folder = train([*digits_argv, *options], cpu)

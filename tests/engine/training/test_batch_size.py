@@ -4,7 +4,9 @@ import math
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,7 +115,7 @@ def test_a_trial_ends_with_its_killed_run():
     flags = ["-cfg=configs/vit_base_patch16_224.yaml", "-dataset=fake", "-batch_size=auto", "-memory_gb=30", "-dry_run"]
     command = [sys.executable, "main_single_gpu.py", *flags, "-opts", "DATA.GLOBAL_BATCH_SIZE=256"]
     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, start_new_session=True)
-    while len(others := processes_in(process.pid)) < 4:  # the run, a tracker of resources, the server and the trial
+    while len(processes_in(process.pid)) < 4:  # the run, a tracker of resources, the server and the trial
         assert process.poll() is None
         time.sleep(0.1)
     process.kill()
@@ -125,8 +127,13 @@ def test_a_trial_ends_with_its_killed_run():
 
 
 def processes_in(session: int) -> list[str]:
-    found = subprocess.run(["ps", "-o", "pid=,stat=,args=", "-s", str(session)], capture_output=True, text=True)
-    return [line for line in found.stdout.splitlines() if line.split()[1][0] != "Z"]
+    """Their folders in /proc."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            state, _, _, number = path.read_text().rpartition(")")[2].split()[:4]
+            found += [str(path.parent)] * (state != "Z" and int(number) == session)
+    return found
 
 
 def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
