@@ -140,7 +140,12 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     tables += [root / name for name in files if name.lower().endswith(".csv")]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
-        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}"
+        with open(table, encoding="utf-8", errors="replace") as stream:
+            head = stream.read(10_000)
+        stems = (Path(name).stem for name in FoundFiles(root).select_images(str(root), files))
+        is_relative = table.parent != root and f"{root.name}/" not in head and any(stem in head for stem in stems)
+        option = f" -opts {shlex.quote(f'DATA.IMAGE_ROOT={root}')}" if is_relative else ""
+        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}{option}"
     if name := next((name for name in files if name.lower().endswith(_OTHER_FORMS)), None):
         return f"{shorten(name)} is not read: save or unpack it as a folder of images per class, or as a table"
     labels = {match[1] for name in files if (match := _LABEL_IN_NAME.fullmatch(name))}

@@ -36,9 +36,10 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-        logger.info(f"global batch size: {plan.batch}")
-        logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
-        logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
+        if config.model.tune.kind != "probe":  # which has no batches
+            logger.info(f"global batch size: {plan.batch}")
+            logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
+            logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
         if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
             logger.note(baseline)
     parameters, trained = count_parameters(model)

@@ -109,7 +109,8 @@ def extract(
             path.parent.mkdir(parents=True, exist_ok=True)
             locks.enter_context(lock_run_folder(path.parent))
             file = FeatureFile(path, digest, len(samples))
-            logging.getLogger(RUN_LOG).info(f"----- Features: {file.num_done} of {len(samples)} are in {path}")
+            images = f"{len(samples)} images, {file.num_done} of them computed before"
+            logging.getLogger(RUN_LOG).info(f"----- Features of {images}: {path}")
         first = broadcast_object(file.num_done if file else 0, context)
         if first < len(samples):
             batches = build_eval_loader(config.data, samples, context, config.timeout_seconds, bad_images, first)

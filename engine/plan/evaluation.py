@@ -20,7 +20,13 @@ from configs.parts import check_plugins
 from configs.resolve import Facts, resolve
 from configs.schema import Config
 from configs.schema.model import Model
-from configs.weights import WeightsRecord, follow, prediction_needs_no_labels
+from configs.weights import (
+    OF_EVERY_MODEL,
+    WeightsRecord,
+    follow,
+    model_follows_weights,
+    prediction_needs_no_labels,
+)
 from datasets.registry import read_samples, read_unlabelled, recognize_dataset, split_to_evaluate
 from datasets.sources.checks import check_images, digest_of
 from datasets.sources.imagenet_sets import class_mask, wordnet_ids
@@ -36,12 +42,13 @@ from datasets.sources.names import (
 from datasets.sources.samples import Samples
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter, as_read_before
-from engine.checkpoint.weights_record import weights_record
+from engine.checkpoint.weights_record import read_record, weights_record
 from engine.parallel.strategy import check_same_options
 from engine.plan.training import describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
 from models.build import outputs_of_weights
+from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -133,8 +140,14 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
 
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
-    options, given = command.config, command.given
-    record, notes = weights_record(options.model), list[str | Fact]()
+    options, given, notes = command.config, command.given, list[str | Fact]()
+    of_model, weights = set(given.get("MODEL", ())), options.model.pretrained
+    is_of_others = weights and weights != "timm" and of_model <= OF_EVERY_MODEL and read_record(weights) is None
+    if weights and is_of_others and (name := read_weights(weights).architecture):
+        named = WeightsRecord(weights, model={"TYPE": "timm", "NAME": name}, data={})
+        options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
+        notes.append(f"Model: {name}, which the file names")
+    record = weights_record(options.model)
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]

@@ -1,11 +1,14 @@
 """Class folders, Caltech-101 and Caltech-256 among them."""
 
 import os
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.registry import has_test_split, read_samples
 from datasets.sources import class_folders
@@ -28,6 +31,22 @@ def test_folder_without_val_is_split(tmp_path):
         assert (
             np.bincount(ClassFolders(options(tmp_path, val_fraction=fraction)).read("val").targets).tolist() == held_out
         )
+
+
+@pytest.mark.parametrize("names", ["{}", "{}.jpg", "train/{}.jpg"])
+def test_the_advice_for_a_table_beside_its_images_reads_them(names, tmp_path):
+    """Kaggle's layout: train.csv beside train/, with or without the folder and the ending in its names."""
+    stems = [f"image{number:02d}" for number in range(12)]
+    for stem in stems:
+        write_image(tmp_path / "train" / f"{stem}.jpg")
+    rows = (f"{names.format(stem)},{number % 2}" for number, stem in enumerate(stems))
+    (tmp_path / "train.csv").write_text("\n".join(["id,label", *rows]))
+    with pytest.raises(UserError) as refused:
+        ClassFolders(options(tmp_path)).read("train")
+    words = shlex.split(str(refused.value).partition("train.csv: ")[2])
+    data = parse_command_line(words).config.data
+    train, val = (source_class(data.dataset)(data).read(split) for split in ("train", "val"))
+    assert {Path(name).stem for name in names_of(train) + names_of(val)} == set(stems)
 
 
 def test_links_are_followed_but_never_up(tmp_path):

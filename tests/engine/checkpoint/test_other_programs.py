@@ -55,6 +55,19 @@ def test_a_file_of_another_program_is_no_checkpoint_to_resume(tmp_path):
         load_checkpoint(tmp_path / "x.pth")
 
 
+def test_an_evaluation_takes_the_model_that_the_file_of_another_program_names(tmp_path):
+    """As timm's train.py and DeiT write it; a given model stays."""
+    model = timm.create_model("test_vit2", num_classes=3)
+    torch.save({"arch": "test_vit2", "state_dict": model.state_dict()}, tmp_path / "x.pth.tar")
+    words = ["-eval", f"-pretrained={tmp_path / 'x.pth.tar'}"]
+    options = options_of_weights(parse_command_line(words))[0]
+    built = build_eval_model(options, CPU).fp32
+    assert options.model.num_classes == 3
+    assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(UserError, match="-model=test_vit2"):
+        build_eval_model(options_of_weights(parse_command_line([*words, "-model=test_vit3"]))[0], CPU)
+
+
 def test_folders_without_the_files_of_timm(tmp_path):
     with pytest.raises(UserError, match=r"is a folder; name the file of weights"):
         find_weights(str(tmp_path))
