@@ -34,7 +34,7 @@ def train(command: Command, context: ProcessContext) -> int:
                 logger.note(note)
         trainer = Trainer(session, outputs)
         if plan.config.model.tune.kind == "probe":
-            run_probe(trainer)
+            run_probe(trainer, solved)
         else:
             trainer.train()
         return finish_run(command, trainer)

@@ -70,7 +70,8 @@ ListSuspects = Callable[[Margins, np.ndarray], str]  # margins, and the indices 
 class ProbeTask(NamedTuple):
     """What a probe needs. model: an evaluated one; its head gets the solution. loss: of the probe.
 
-    bad_images: of the folder of the run, if it exists. after_batch: called after each batch of features.
+    bad_images: of the folder of the run, if it exists. after_batch: called after each batch of features. solved: of the
+    same task, which is not fitted again.
     """
 
     config: Config
@@ -83,6 +84,7 @@ class ProbeTask(NamedTuple):
     bad_images: BadImageList | None = None
     after_batch: Callable[[], None] = lambda: None
     list_suspects: ListSuspects | None = None
+    solved: Solved | None = None
 
 
 def solve_head(task: ProbeTask) -> Solved:
@@ -151,8 +153,11 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         logger.warn("Warning: Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
         group_of = None
     folds = stratified_folds(train.targets, group_of)
-    weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
-    logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+    if task.solved:
+        weight, bias, l2 = task.solved.weight.to(train.values), task.solved.bias.to(train.values), task.solved.l2
+    else:
+        weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
+        logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
     knn = None
     if not config.data.multi_label:
         knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)

@@ -19,9 +19,10 @@ from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 
-def run_probe(trainer: Trainer) -> None:
+def run_probe(trainer: Trainer, solved: Solved | None) -> None:
     """Runs an epoch of one step, which solves for the head; with the evaluation and the files of a training.
 
+    solved: see `ProbeTask`.
     Raises:
         UserError: the head is not one linear layer; or as `solve_head`.
     """
@@ -29,11 +30,11 @@ def run_probe(trainer: Trainer) -> None:
         if not trainer.has_ended():
             trainer.start_epoch()
             if not trainer.progress.done_steps:
-                _solve_in_run(trainer)
+                _solve_in_run(trainer, solved)
             trainer.end_epoch()
 
 
-def _solve_in_run(trainer: Trainer) -> None:
+def _solve_in_run(trainer: Trainer, solved: Solved | None) -> None:
     plan, outputs, progress, config = trainer.plan, trainer.outputs, trainer.progress, trainer.config
     weights, device = trainer.state.precision.weights, trainer.context.device
     if not linear_head(weights.saved):
@@ -51,6 +52,7 @@ def _solve_in_run(trainer: Trainer) -> None:
         bad_images=trainer.session.bad_images,
         after_batch=trainer.after_eval_batch,
         list_suspects=list_suspects if config.eval.suspects else None,
+        solved=solved,
     )
     solved = solve_head(task)
     set_head(weights.saved, solved)

@@ -10,6 +10,8 @@ from torch import nn
 from configs.command_line import parse_command_line
 from configs.schema.model import Model
 from engine.commands.run import run
+from engine.features import probe as probe_module
+from engine.features.classifiers import fit_probe
 from models.tuning import set_training
 
 
@@ -57,11 +59,14 @@ def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path
     assert read_result(evaluated)["top1"] == result["top1"]
 
 
-def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path, cpu):
+def test_without_time_for_a_step_the_run_is_the_probe(backbone, probed, tmp_path, cpu, monkeypatch):
+    fits = []
+    monkeypatch.setattr(probe_module, "fit_probe", lambda *data: fits.append(fit_probe(*data)) or fits[-1])
     folder = train(tuned(tmp_path, backbone, "TRAIN.MODEL_EMA=true", "TRAIN.MINUTES=0.001"), cpu)
     best, probe = (torch.load(one / "best.pth") for one in (folder, probed))
     assert all(torch.equal(best["model"][name], probe["model"][name]) for name in probe["model"])
     assert len([*(tmp_path / "features").iterdir()]) == 2, "the features are computed once: of both splits"
+    assert len(fits) == 1, "the head is fitted once"
     result, expected = read_result(folder), read_result(probed)
     assert all(result[key] == expected[key] for key in ("finished", "top1", "knn_top1", "probe_l2", "epoch"))
     assert run(parse_command_line([f"-resume={folder}"]), cpu) == 0
