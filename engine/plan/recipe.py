@@ -9,7 +9,7 @@ from typing import Any
 from configs.command_line import Command, parse_command_line
 from configs.flags import entry_parser, expand_words, parse_flags
 from configs.load import model_sections
-from configs.resolve import recipe_follows_data
+from configs.resolve import RATE_WITH_BATCH_NORMS, recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL
 from configs.yaml_io import format_value
@@ -54,18 +54,33 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     name, epochs = recipe_follows_data(images, has_weights, on_cpu, trains, probes=model.get("TUNE") == "probe")
     if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
         flags = [*flags, f"-epochs={epochs}"]
+    file, here = _RECIPES / f"{name}.yaml", Path.cwd()
+    if name == "finetune" and "BASE_LR" not in train:
+        backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model.name
+        flags = [*flags, f"-lr={RATE_WITH_BATCH_NORMS:g}"] if _has_batch_norms(backbone) else flags
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
         flags = [*flags, "-amp"]
     if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]
-    file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
     reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
     note = f"Recipe: {name} ({images:,} training images; {reason}). The same: "
     chosen = parse_command_line(words, command.script)
     return replace(chosen, notes=(note + shlex.join(["python", command.script, *words]), *chosen.notes))
+
+
+def _has_batch_norms(name: str) -> bool:
+    """Whether timm's model has batch norms; False for a name that timm does not know, which the plan reports."""
+    import timm
+    import torch
+
+    from utils.torch_compat import BatchNorm
+
+    with suppress(RuntimeError), torch.device("meta"):
+        return any(isinstance(module, BatchNorm) for module in timm.create_model(name).modules())
+    return False
 
 
 def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -> tuple[bool, str, list[str]]:

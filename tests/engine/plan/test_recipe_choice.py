@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 import main_multi_gpu
 import main_single_gpu
 from configs.command_line import parse_command_line
-from configs.resolve import recipe_follows_data
+from configs.resolve import RATE_WITH_BATCH_NORMS, recipe_follows_data
 from engine.commands.run import run
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
@@ -101,6 +101,21 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     assert command.notes[0].startswith(f"Recipe: {command.run_name} (34 training images; ")
     python, script, *words = shlex.split(command.notes[0].partition("The same: ")[2])
     assert (python, script, parse_command_line(words).config) == ("python", "main_single_gpu.py", config)
+
+
+@pytest.mark.parametrize("place", ["in the cache"], indirect=True)
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        ([], 2e-4),
+        (["-model=convnext_atto"], 2e-4),  # layer norms
+        (["-model=resnet18"], RATE_WITH_BATCH_NORMS),
+        (["-model=resnet18", "-lr=3e-4"], 3e-4),
+        (["-model=resnet18", "-cfg=configs/finetune.yaml"], 2e-4),
+    ],
+)
+def test_a_network_with_batch_norms_has_a_higher_rate(images, place, flags, rate):
+    assert chosen(f"-data_path={images}", "-epochs=3", *flags).config.train.base_lr == rate
 
 
 @pytest.mark.parametrize(("train", "size"), [(8, 2), (3, 1), (80, 32)])
