@@ -357,14 +357,15 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 )
 
 
-RATE_WITH_BATCH_NORMS = 5e-4  # of finetune.yaml on a convolutional network (docs/log.md)
+RATE_WITH_BATCH_NORMS = 5e-4  # of finetune.yaml without layer norms (docs/log.md)
 
 
 def recipe_follows_data(
     images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
 ) -> tuple[str, int | None]:
-    """Without -cfg, own images get finetune.yaml if weights are at hand, probe.yaml on a CPU, else folder_small.yaml
-    with a convolutional network; finetune.yaml with -lr=5e-4 for a network with batch norms; on a GPU with -amp.
+    """Without -cfg, own images with weights get finetune.yaml, with -lr=5e-4 for a network with batch norms alone; on a
+    CPU without keys of TRAIN probe.yaml. Without weights they get folder_small.yaml with a convolutional network. A GPU
+    adds -amp.
 
     trains: keys of TRAIN, as -minutes, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for probe:
     the ones that were measured on 1,854 training images, changed with the square root of their number.

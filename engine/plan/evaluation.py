@@ -142,12 +142,14 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
     """
     options, given, notes = command.config, command.given, list[str | Fact]()
     of_model, weights = set(given.get("MODEL", ())), options.model.pretrained
-    is_of_others = weights and weights != "timm" and of_model <= OF_EVERY_MODEL and read_record(weights) is None
-    if weights and is_of_others and (name := read_weights(weights).architecture):
-        named = WeightsRecord(weights, model={"TYPE": "timm", "NAME": name}, data={})
-        options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
-        notes.append(f"Model: {name}, which the file names")
-    record = weights_record(options.model)
+    file = weights if weights != "timm" else None
+    record = read_record(file) if file else None
+    if record is None:
+        if file and of_model <= OF_EVERY_MODEL and (name := read_weights(file).architecture):
+            named = WeightsRecord(file, model={"TYPE": "timm", "NAME": name}, data={})
+            options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
+            notes.append(f"Model: {name}, which the file names")
+        record = weights_record(options.model)
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]

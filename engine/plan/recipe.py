@@ -56,8 +56,9 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
         flags = [*flags, f"-epochs={epochs}"]
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     if name == "finetune" and "BASE_LR" not in train:
-        backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model.name
-        flags = [*flags, f"-lr={RATE_WITH_BATCH_NORMS:g}"] if _has_batch_norms(backbone) else flags
+        backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model
+        is_convolutional = backbone.tune.kind == "full" and backbone.type == "timm" and _has_batch_norms(backbone.name)
+        flags = [*flags, f"-lr={RATE_WITH_BATCH_NORMS:g}"] if is_convolutional else flags
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
@@ -72,15 +73,20 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
 
 
 def _has_batch_norms(name: str) -> bool:
-    """Whether timm's model has batch norms; False for a name that timm does not know, which the plan reports."""
+    """Whether timm's model has batch norms, and no layer norms, as transformers behind convolutions have.
+
+    False for a name that timm does not know, which the plan reports.
+    """
     import timm
     import torch
 
     from utils.torch_compat import BatchNorm
 
+    kinds = set[bool]()
     with suppress(RuntimeError), torch.device("meta"):
-        return any(isinstance(module, BatchNorm) for module in timm.create_model(name).modules())
-    return False
+        modules = timm.create_model(name).modules() if timm.is_model(name) else ()
+        kinds = {isinstance(one, BatchNorm) for one in modules if isinstance(one, BatchNorm | torch.nn.LayerNorm)}
+    return kinds == {True}
 
 
 def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -> tuple[bool, str, list[str]]:

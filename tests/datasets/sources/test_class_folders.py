@@ -12,6 +12,7 @@ from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.registry import has_test_split, read_samples
 from datasets.sources import class_folders
+from datasets.sources.checks import check_files
 from datasets.sources.class_folders import read_class_folders
 from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
@@ -47,6 +48,7 @@ def test_the_advice_for_a_table_beside_its_images_reads_them(names, tmp_path):
     data = parse_command_line(words).config.data
     train, val = (source_class(data.dataset)(data).read(split) for split in ("train", "val"))
     assert {Path(name).stem for name in names_of(train) + names_of(val)} == set(stems)
+    assert not check_files(train, 3, 60).bad and not check_files(val, 3, 60).bad
 
 
 def test_links_are_followed_but_never_up(tmp_path):

@@ -109,6 +109,7 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     [
         ([], 2e-4),
         (["-model=convnext_atto"], 2e-4),  # layer norms
+        (["-model=xcit_nano_12_p16_224"], 2e-4),  # a transformer with batch norms
         (["-model=resnet18"], RATE_WITH_BATCH_NORMS),
         (["-model=resnet18", "-lr=3e-4"], 3e-4),
         (["-model=resnet18", "-cfg=configs/finetune.yaml"], 2e-4),
