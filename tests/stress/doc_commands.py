@@ -60,6 +60,7 @@ ADDED = (
     (r"(?<!-pretrained=)vit_base_patch16_224|vit_tiny\S+ -dataset=imagenet2012", f"-batch_size=4 {_TINY}"),
     (r"-name=(teacher|student)", "-epochs=1 -batch_size=256"),
     (r"-model=(local-dir|test_vit)|main.*(caltech256|cait_)", "-batch_size=4"),
+    (r"vit_base_patch16_dinov3", "-image_size=64"),
     (r"BATCH_SIZE=4096", "-batch_size=8 -opts DATA.GLOBAL_BATCH_SIZE=16"),
     (r"a1.yaml", "-ngpus=2 -batch_size=4 -opts DATA.IMAGE_SIZE=32"),
     (r"test.sh", "tests/test_layers.py"),
