@@ -357,15 +357,16 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 )
 
 
-RATE_WITH_BATCH_NORMS = 5e-4  # of finetune.yaml without layer norms (docs/log.md)
+def rate_follows_norms(has_batch_norms: bool) -> float | None:
+    """Without -cfg, finetune.yaml has TRAIN.BASE_LR 5e-4 for a network with batch norms and no layer norms."""
+    return 5e-4 if has_batch_norms else None  # docs/log.md, Fine-tuning from the probe
 
 
 def recipe_follows_data(
     images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
 ) -> tuple[str, int | None]:
-    """Without -cfg, own images with weights get finetune.yaml, with -lr=5e-4 for a network with batch norms alone; on a
-    CPU without keys of TRAIN probe.yaml. Without weights they get folder_small.yaml with a convolutional network. A GPU
-    adds -amp.
+    """Without -cfg, own images with weights get finetune.yaml; on a CPU without keys of TRAIN probe.yaml. Without
+    weights they get folder_small.yaml with a convolutional network. A GPU adds -amp.
 
     trains: keys of TRAIN, as -minutes, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for probe:
     the ones that were measured on 1,854 training images, changed with the square root of their number.
@@ -376,7 +377,8 @@ def recipe_follows_data(
     return name, min(most, max(fewest, round(epochs * (1854 / images) ** 0.5)))
 
 
-ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES, recipe_follows_data)
+_RECIPE_RULES = (recipe_follows_data, rate_follows_norms)
+ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES, *_RECIPE_RULES)
 
 
 def check_best_metric(options: Config) -> None:

@@ -6,7 +6,6 @@ import shlex
 from array import array
 from collections import Counter
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +40,6 @@ _OTHER_FORMS = (
     *(".7z", ".xlsx", ".xls", ".ods", ".json", ".jsonl", ".xml", "_annotations.txt"),
 )
 _LABEL_IN_NAME = re.compile(r"([^\W\d]\D*?)[ ._-]*\(?\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_1.jpg
-_FIRST_CELL = re.compile(r'\s*"?([^",;|\t]*).*')
 _MAX_ENDINGS = 8  # in a note
 
 
@@ -142,13 +140,7 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     tables += [root / name for name in files if name.lower().endswith(".csv")]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
-        lines, option = list[str](), ""
-        with suppress(OSError), open(table, encoding="utf-8", errors="replace") as stream:
-            lines = stream.read(10_000).splitlines()[1:-1]  # the last one may be cut
-        forms = {form for name in files for form in (name, Path(name).stem)}
-        if table.parent != root and lines and forms.issuperset(_FIRST_CELL.sub(r"\1", line) for line in lines):
-            option = f" -opts {shlex.quote(f'DATA.IMAGE_ROOT={root}')}"
-        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}{option}"
+        return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}"
     if name := next((name for name in files if name.lower().endswith(_OTHER_FORMS)), None):
         return f"{shorten(name)} is not read: save or unpack it as a folder of images per class, or as a table"
     labels = {match[1] for name in files if (match := _LABEL_IN_NAME.fullmatch(name))}

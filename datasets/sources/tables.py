@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from array import array
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -377,9 +377,14 @@ class Rows:
 def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`."""
     file = table.file
-    rows = Rows(file, str(table.root) if table.root else data.image_root, anywhere=bool(table.image_column))
     layout = find_layout(table, data)
-    rows.notes += table.notes
+    path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
+    root, named = table.root or data.image_root, file.with_suffix("")
+    if not root and not table.image_column and named.is_dir():
+        first = (record[path_place] for _, record in table if not isinstance(record, str))
+        root = _find_folder(file, [file.parent, named], islice(first, _FIRST))
+    rows = Rows(file, str(root) if root else None, anywhere=bool(table.image_column))
+    rows.notes += table.notes + [f"{file}: the images are in {named}"] * (root == named)
     used = {layout.path, *layout.labels, layout.split, data.groups}
     if unused := [name for name in table.header if name not in used]:
         rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
@@ -389,7 +394,6 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
     if layout.is_one_hot:
         rows.notes.append(f"{file}: the classes are the columns {shorten(list(layout.labels))}, each of 0 and 1")
-    path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
     split_place = table.header.index(layout.split) if layout.split else path_place
     for line, record in table:
         if isinstance(record, str):
@@ -404,6 +408,18 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
             target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if _is_one(cell))
         rows.add(line, path, target)
     return rows
+
+
+def _find_folder(file: Path, folders: Sequence[Path], paths: Iterable[str]) -> Path | None:
+    """The first of the folders in which one of the first paths of a table is a file."""
+    paths = list(paths)
+    for folder in folders:
+        rows = Rows(file, str(folder), anywhere=True)
+        for path in paths:
+            rows.add(0, path)
+        if any(os.path.isfile(folder / path) for path in rows.paths.strings()):
+            return folder
+    return None
 
 
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
@@ -421,26 +437,27 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
         if len(columns) != 1 or header.count(columns[0]) != 1:
             raise _unclear(table, "path", columns, _option(data.columns or {}, path=[*columns, "NAME"][0]))
         column, place = columns[0], header.index(columns[0])
+
+    def records() -> Iterator[tuple[int, list[str] | str]]:
+        lines = ((number, line.strip()) for number, line in enumerate(read_lines(file), 1))
+        yield from table or ((number, [_LABEL.sub("", line)]) for number, line in lines if line)
+
     given_root = data.image_root if data.image_root != trained_root else None
-    others = [str(file.parent), str(file.parent / file.stem), trained_root or str(file.parent)]
-    folders = [given_root] if given_root else others
-    for folder in [*folders, folders[0]]:
-        rows, listed = Rows(file, folder, anywhere=True), StringPacker()
-        lines = (
-            (number, [_LABEL.sub("", line.strip())]) for number, line in enumerate(read_lines(file), 1) if line.strip()
-        )
-        for line, record in table or lines:
-            if isinstance(record, str):
-                rows.add_finding(line, record)
-            else:
-                rows.add(line, record[place])
-                listed.add(record[place])
-        if any(map(os.path.isfile, (os.path.join(folder, path) for path in islice(rows.paths.strings(), _FIRST)))):
-            notes += [f"{file}: the images are in {folder}"] * (folder != folders[0])
-            break
-    else:
-        fix = NearFiles(rows.root).fix_folder(rows.paths.strings()[0]) if len(rows.paths) else ""
-        notes += [f"Warning: {file}: its images are not in {folders[0]}; {fix}"] * bool(fix)
+    nearby = [file.parent, file.with_suffix(""), Path(trained_root or file.parent)]
+    folders = [Path(given_root)] if given_root else nearby
+    first = (record[place] for _, record in records() if not isinstance(record, str))
+    found = _find_folder(file, folders, islice(first, _FIRST))
+    rows, listed = Rows(file, str(found or folders[0]), anywhere=True), StringPacker()
+    for line, record in records():
+        if isinstance(record, str):
+            rows.add_finding(line, record)
+        else:
+            rows.add(line, record[place])
+            listed.add(record[place])
+    if found and found != folders[0]:
+        notes.append(f"{file}: the images are in {found}")
+    elif not found and len(rows.paths) and (fix := NearFiles(rows.root).fix_folder(rows.paths.strings()[0])):
+        notes.append(f"Warning: {file}: its images are not in {folders[0]}; {fix}")
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

@@ -9,7 +9,7 @@ from typing import Any
 from configs.command_line import Command, parse_command_line
 from configs.flags import entry_parser, expand_words, parse_flags
 from configs.load import model_sections
-from configs.resolve import RATE_WITH_BATCH_NORMS, recipe_follows_data
+from configs.resolve import rate_follows_norms, recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL
 from configs.yaml_io import format_value
@@ -57,8 +57,9 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     if name == "finetune" and "BASE_LR" not in train:
         backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model
-        is_convolutional = backbone.tune.kind == "full" and backbone.type == "timm" and _has_batch_norms(backbone.name)
-        flags = [*flags, f"-lr={RATE_WITH_BATCH_NORMS:g}"] if is_convolutional else flags
+        is_timms = backbone.tune.kind == "full" and backbone.type == "timm"
+        rate = rate_follows_norms(has_batch_norms=is_timms and _has_batch_norms(backbone.name))
+        flags = [*flags, f"-lr={rate:g}"] if rate else flags
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):

@@ -197,6 +197,41 @@ def test_status_of_a_launch(monkeypatch, tmp_path, capsys, case, status, line):
     assert launch._KEY_PIPE not in os.environ
 
 
+END_SCRIPT = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from utils import status
+from utils.processes.entry import run_and_report_errors
+rank, folder = os.environ["RANK"], Path(sys.argv[2])
+def main(argv):
+    Path(folder, rank).touch()
+    while len(list(folder.glob("[01]"))) < 2:
+        time.sleep(0.01)
+    if rank == "1":
+        os._exit(3) if sys.argv[3] == "fails" else os.kill(os.getppid(), 15)
+    time.sleep(600)
+status.on_run_end = lambda **values: Path(folder, "end" + rank).write_text(f"{values}")
+sys.exit(run_and_report_errors(main, []))
+"""
+
+
+@pytest.mark.usefixtures("handlers_after_test")
+@pytest.mark.parametrize(
+    ("case", "status", "end"),
+    [
+        ("fails", 3, "{'state': 'failed', 'exit_status': 143, 'message': 'the process of rank 1 ended with status 3'}"),
+        ("signal", 143, "{'state': 'interrupted', 'exit_status': 143, 'signal': 'SIGTERM'}"),
+    ],
+)
+def test_a_rank_that_the_launcher_ends_after_another_one_has_failed(monkeypatch, tmp_path, case, status, end):
+    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
+    (tmp_path / "rank.py").write_text(END_SCRIPT)
+    words = [str(ROOT), str(tmp_path), case]
+    assert launch.launch_processes(str(tmp_path / "rank.py"), words, num_processes=2) == status
+    assert (tmp_path / "end0").read_text() == end
+
+
 KEY_SCRIPT = """
 import os, sys
 from pathlib import Path

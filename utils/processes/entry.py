@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from utils.errors import Findings, Unavailable, UserError, print_error, to_single_line
-from utils.processes.launch import rank_of_process
+from utils.processes.launch import failure_of_another_rank, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
 
@@ -40,6 +40,9 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         print_error(message)
         return error.status
     except Interrupted as signal:
+        if failure := failure_of_another_rank():
+            record_run_end("failed", signal.status, message=failure)
+            return signal.status
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0:
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.errors import ERROR_LINE, Unavailable, UserError, print_error
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Environment variables of the processes that `launch_processes` starts: a process, and an open file.
 _PARENT_PID, _KEY_PIPE = "AMPVIT_PARENT_PID", "AMPVIT_KEY_PIPE"
+_FAILED = ".failed"  # beside the file of ERROR_LINE: what the launcher says of the rank that failed first
 SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
 _TERMINATION_SECONDS = 30  # the same after the failure of one of them
 _POLL_SECONDS = 0.1
@@ -281,6 +283,10 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
         if deadline == math.inf and (num_sent or any(ended.values())):
             interrupted = num_sent > 0
             if not interrupted:
+                rank, status = next(one for one in ended.items() if one[1])
+                end = f"was terminated by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+                with contextlib.suppress(OSError):
+                    Path(os.environ[ERROR_LINE] + _FAILED).write_text(f"the process of rank {rank} {end}")
                 _send(processes, signal.SIGTERM)
             deadline = time.monotonic() + (SHUTDOWN_SECONDS if interrupted else _TERMINATION_SECONDS)
         time.sleep(_POLL_SECONDS)
@@ -293,6 +299,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
     hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
     print_error(f"the process of rank {rank} was terminated by {signal_name(-status)}{hint}")
     return 128 - status
+
+
+def failure_of_another_rank() -> str:
+    """Why the launcher terminates this process; empty if it does not, or without `launch_processes`."""
+    try:
+        return Path(os.environ[ERROR_LINE] + _FAILED).read_text()
+    except (KeyError, OSError):
+        return ""
 
 
 def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_seconds: float) -> None:

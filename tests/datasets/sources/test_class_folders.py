@@ -46,6 +46,7 @@ def test_the_advice_for_a_table_beside_its_images_reads_them(names, tmp_path):
         ClassFolders(options(tmp_path)).read("train")
     words = shlex.split(str(refused.value).partition("train.csv: ")[2])
     data = parse_command_line(words).config.data
+    assert data.image_root is None
     train, val = (source_class(data.dataset)(data).read(split) for split in ("train", "val"))
     assert {Path(name).stem for name in names_of(train) + names_of(val)} == set(stems)
     assert not check_files(train, 3, 60).bad and not check_files(val, 3, 60).bad

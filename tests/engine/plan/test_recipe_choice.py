@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 import main_multi_gpu
 import main_single_gpu
 from configs.command_line import parse_command_line
-from configs.resolve import RATE_WITH_BATCH_NORMS, recipe_follows_data
+from configs.resolve import recipe_follows_data
 from engine.commands.run import run
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
@@ -110,7 +110,7 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
         ([], 2e-4),
         (["-model=convnext_atto"], 2e-4),  # layer norms
         (["-model=xcit_nano_12_p16_224"], 2e-4),  # a transformer with batch norms
-        (["-model=resnet18"], RATE_WITH_BATCH_NORMS),
+        (["-model=resnet18"], 5e-4),
         (["-model=resnet18", "-lr=3e-4"], 3e-4),
         (["-model=resnet18", "-cfg=configs/finetune.yaml"], 2e-4),
     ],
