@@ -357,9 +357,11 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 )
 
 
-def rate_follows_norms(has_batch_norms: bool) -> float | None:
-    """Without -cfg, finetune.yaml has TRAIN.BASE_LR 5e-4 for a network with batch norms and no layer norms."""
-    return 5e-4 if has_batch_norms else None  # docs/log.md, Fine-tuning from the probe
+def rate_follows_norms(only_batch_norms: bool) -> float | None:
+    """Without -cfg, finetune.yaml trains all weights of timm's model with batch norms and no layer norms at
+    TRAIN.BASE_LR=5e-4.
+    """
+    return 5e-4 if only_batch_norms else None  # docs/log.md, Fine-tuning from the probe
 
 
 def recipe_follows_data(

@@ -120,13 +120,13 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
 
 def _recognize_table(data: Data) -> str | None:
-    """The data set of DATA_PATH if it is a table, or a folder of images with a table of Hugging Face's; else None."""
+    """The data set of DATA_PATH if it is a table, or a folder of images with a table of a split; else None."""
     root = Path(data.data_path)
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
     tables = [root / name for name in METADATA] + [table_file(root, split) for split in ("train", "val")]
     kind = "parquet" if parquet_files(root) else None
-    if any(table.name in METADATA and table.is_file() for table in tables):
+    if any(map(Path.is_file, tables)) and not any(root.glob("*_list.txt")):
         kind = "csv"
     folders = [path for path in root.glob("*/") if kind and not path.name.startswith(".")]
     are_splits = all(path.name.lower() in SPLIT_NAMES for path in folders)

@@ -375,14 +375,17 @@ class Rows:
 
 
 def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
-    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`."""
+    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
+
+    The images are in DATA.IMAGE_ROOT, else in the table's folder, else in the split's folder: train/ of train.csv.
+    """
     file = table.file
     layout = find_layout(table, data)
     path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
     root, named = table.root or data.image_root, file.with_suffix("")
-    if not root and not table.image_column and named.is_dir():
-        first = (record[path_place] for _, record in table if not isinstance(record, str))
-        root = _find_folder(file, [file.parent, named], islice(first, _FIRST))
+    if not root and not table.image_column and named.name.lower() in SPLIT_NAMES and named.is_dir():
+        paths = (record[path_place] for _, record in table if not isinstance(record, str))
+        root = _find_folder(file, [file.parent, named], islice((path for path in paths if ".." not in path), _FIRST))
     rows = Rows(file, str(root) if root else None, anywhere=bool(table.image_column))
     rows.notes += table.notes + [f"{file}: the images are in {named}"] * (root == named)
     used = {layout.path, *layout.labels, layout.split, data.groups}

@@ -57,8 +57,8 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()
     if name == "finetune" and "BASE_LR" not in train:
         backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model
-        is_timms = backbone.tune.kind == "full" and backbone.type == "timm"
-        rate = rate_follows_norms(has_batch_norms=is_timms and _has_batch_norms(backbone.name))
+        is_measured = backbone.tune.kind == "full" and backbone.type == "timm"
+        rate = rate_follows_norms(is_measured and _has_only_batch_norms(backbone.name))
         flags = [*flags, f"-lr={rate:g}"] if rate else flags
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
@@ -73,7 +73,7 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     return replace(chosen, notes=(note + shlex.join(["python", command.script, *words]), *chosen.notes))
 
 
-def _has_batch_norms(name: str) -> bool:
+def _has_only_batch_norms(name: str) -> bool:
     """Whether timm's model has batch norms, and no layer norms, as transformers behind convolutions have.
 
     False for a name that timm does not know, which the plan reports.

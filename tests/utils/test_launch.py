@@ -220,7 +220,7 @@ sys.exit(run_and_report_errors(main, []))
 @pytest.mark.parametrize(
     ("case", "status", "end"),
     [
-        ("fails", 3, "{'state': 'failed', 'exit_status': 143, 'message': 'the process of rank 1 ended with status 3'}"),
+        ("fails", 3, "{'state': 'failed', 'exit_status': 1, 'message': 'the process of rank 1 ended with status 3'}"),
         ("signal", 143, "{'state': 'interrupted', 'exit_status': 143, 'signal': 'SIGTERM'}"),
     ],
 )

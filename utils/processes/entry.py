@@ -41,8 +41,8 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         return error.status
     except Interrupted as signal:
         if failure := failure_of_another_rank():
-            record_run_end("failed", signal.status, message=failure)
-            return signal.status
+            record_run_end("failed", message=failure)
+            return 1
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0:
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)

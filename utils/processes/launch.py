@@ -283,10 +283,9 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
         if deadline == math.inf and (num_sent or any(ended.values())):
             interrupted = num_sent > 0
             if not interrupted:
-                rank, status = next(one for one in ended.items() if one[1])
-                end = f"was terminated by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+                first = next(one for one in ended.items() if one[1])
                 with contextlib.suppress(OSError):
-                    Path(os.environ[ERROR_LINE] + _FAILED).write_text(f"the process of rank {rank} {end}")
+                    Path(os.environ[ERROR_LINE] + _FAILED).write_text(_describe_end(*first))
                 _send(processes, signal.SIGTERM)
             deadline = time.monotonic() + (SHUTDOWN_SECONDS if interrupted else _TERMINATION_SECONDS)
         time.sleep(_POLL_SECONDS)
@@ -296,9 +295,14 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
     rank, status = min(failed, key=lambda one: one[1] == -signal.SIGTERM, default=(0, 0))  # sent by this process
     if status >= 0:
         return status
-    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
-    print_error(f"the process of rank {rank} was terminated by {signal_name(-status)}{hint}")
+    print_error(_describe_end(rank, status))
     return 128 - status
+
+
+def _describe_end(rank: int, status: int) -> str:
+    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
+    end = f"was terminated by {signal_name(-status)}{hint}" if status < 0 else f"ended with status {status}"
+    return f"the process of rank {rank} {end}"
 
 
 def failure_of_another_rank() -> str:

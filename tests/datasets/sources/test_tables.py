@@ -200,6 +200,30 @@ def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
     assert recognize_dataset(options(tmp_path), cpu).dataset == "folder"
 
 
+def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
+    """train.csv beside train/, as Kaggle's, with ids or names of files, and with groups of images."""
+    groups = [f"patient{number // 2}" for number in range(12)]
+    table("train.csv", [f"train/{number}.png" for number in range(12)], id=range(12), label=LABELS[:12], who=groups)
+    train, val = read(tmp_path, cpu, groups="who")
+    held_out = {groups[int(name.removesuffix(".png"))] for name in names_of(val)}
+    assert len(train) + len(val) == 12 and len(val) == 2 * len(held_out)
+    table("valid.csv", [f"valid/{number}.png" for number in range(4)], id=FILES[:4], label=LABELS[:4])
+    notes = [note for samples in read(tmp_path, cpu, checked=True) for note in samples.notes]
+    for split in ("train", "valid"):
+        assert f"{tmp_path}/{split}.csv: the images are in {tmp_path}/{split}" in notes
+    write_image(tmp_path / "0.png", size=(3, 3))
+    train, val = read(tmp_path, cpu)
+    assert (train.open(0, 3).size, val.open(0, 3).size) == ((3, 3), (3, 3))
+
+
+@pytest.mark.parametrize(("name", "path"), [("labels", "{}"), ("train", "../images/{}.png")])
+def test_other_folders_than_those_of_splits_are_not_taken(table, tmp_path, name, path, cpu):
+    """Masks beside labels.csv; paths that lead out of a table's folder."""
+    files = [f"{folder}/{number}.png" for number in range(30) for folder in (name, "images")]
+    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT=|is not inside"):
+        read(table(f"{name}.csv", files, id=map(path.format, range(30)), label=LABELS), cpu, checked=True)
+
+
 @pytest.mark.parametrize(
     ("listed", "files"),
     [
