@@ -120,17 +120,20 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
 
 
 def _recognize_table(data: Data) -> str | None:
-    """The data set of DATA_PATH if it is a table, or a folder of images with a table of a split; else None."""
+    """The data set of DATA_PATH if it is a table, or a folder of images with train.csv or a table of Hugging Face's."""
     root = Path(data.data_path)
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
-    tables = [root / name for name in METADATA] + [table_file(root, split) for split in ("train", "val")]
+    train, val = (table_file(root, split) for split in ("train", "val"))
+    tables = [root / name for name in METADATA] + [table for table in (train, val) if table.name in METADATA]
     kind = "parquet" if parquet_files(root) else None
-    if any(map(Path.is_file, tables)) and not any(root.glob("*_list.txt")):
+    is_train = train.is_file() and not (kind or any(root.glob("*_list.txt")) or data.class_folders)
+    if is_train or any(map(Path.is_file, tables)):
         kind = "csv"
     folders = [path for path in root.glob("*/") if kind and not path.name.startswith(".")]
-    are_splits = all(path.name.lower() in SPLIT_NAMES for path in folders)
-    return None if any(map(has_class_folders, folders if are_splits else [root])) else kind
+    if not all(path.name.lower() in SPLIT_NAMES for path in folders):  # others, such as masks, may be beside train
+        folders = [path for path in folders if SPLIT_NAMES.get(path.name.lower()) == "train"] or [root]
+    return None if not data.image_root and any(map(has_class_folders, folders)) else kind
 
 
 def has_test_split(

@@ -218,18 +218,30 @@ sys.exit(run_and_report_errors(main, []))
 
 @pytest.mark.usefixtures("handlers_after_test")
 @pytest.mark.parametrize(
-    ("case", "status", "end"),
+    ("case", "status", "line", "end"),
     [
-        ("fails", 3, "{'state': 'failed', 'exit_status': 1, 'message': 'the process of rank 1 ended with status 3'}"),
-        ("signal", 143, "{'state': 'interrupted', 'exit_status': 143, 'signal': 'SIGTERM'}"),
+        (
+            "fails",
+            3,
+            "error: the process of rank 1 ended with status 3\n",
+            "{'state': 'failed', 'exit_status': 1, 'message': 'the process of rank 1 ended with status 3'}",
+        ),
+        (
+            "signal",
+            143,
+            "interrupted by SIGTERM\n",
+            "{'state': 'interrupted', 'exit_status': 143, 'signal': 'SIGTERM'}",
+        ),
     ],
 )
-def test_a_rank_that_the_launcher_ends_after_another_one_has_failed(monkeypatch, tmp_path, case, status, end):
+def test_a_rank_that_the_launcher_ends_after_another_one_has_failed(
+    monkeypatch, tmp_path, capfd, case, status, line, end
+):
     monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
     (tmp_path / "rank.py").write_text(END_SCRIPT)
     words = [str(ROOT), str(tmp_path), case]
     assert launch.launch_processes(str(tmp_path / "rank.py"), words, num_processes=2) == status
-    assert (tmp_path / "end0").read_text() == end
+    assert (capfd.readouterr().err, (tmp_path / "end0").read_text()) == (line, end)
 
 
 KEY_SCRIPT = """

@@ -42,6 +42,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
     except Interrupted as signal:
         if failure := failure_of_another_rank():
             record_run_end("failed", message=failure)
+            print_error(failure)
             return 1
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0:

@@ -283,9 +283,10 @@ def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
         if deadline == math.inf and (num_sent or any(ended.values())):
             interrupted = num_sent > 0
             if not interrupted:
-                first = next(one for one in ended.items() if one[1])
+                rank, status = next(one for one in ended.items() if one[1])
                 with contextlib.suppress(OSError):
-                    Path(os.environ[ERROR_LINE] + _FAILED).write_text(_describe_end(*first))
+                    if status < 128:  # else a signal, which the rank has handled
+                        Path(os.environ[ERROR_LINE] + _FAILED).write_text(_describe_end(rank, status))
                 _send(processes, signal.SIGTERM)
             deadline = time.monotonic() + (SHUTDOWN_SECONDS if interrupted else _TERMINATION_SECONDS)
         time.sleep(_POLL_SECONDS)

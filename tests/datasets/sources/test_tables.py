@@ -211,9 +211,33 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
     notes = [note for samples in read(tmp_path, cpu, checked=True) for note in samples.notes]
     for split in ("train", "valid"):
         assert f"{tmp_path}/{split}.csv: the images are in {tmp_path}/{split}" in notes
+    write_image(tmp_path / "masks" / "0.png")
     write_image(tmp_path / "0.png", size=(3, 3))
     train, val = read(tmp_path, cpu)
     assert (train.open(0, 3).size, val.open(0, 3).size) == ((3, 3), (3, 3))
+
+
+@pytest.mark.parametrize(
+    ("files", "values", "dataset"),
+    [
+        (["train.csv", "0.png"], {}, "csv"),
+        (["train.csv", "train/0.png", "test/1.png"], {}, "csv"),
+        (["train.csv", "train/0.png", "masks/0.png"], {}, "csv"),
+        (["train.csv", "images/0.png", "test/1.png"], {"image_root": "images"}, "csv"),
+        (["train.csv", "images/0.png", "test/1.png"], {}, "folder"),
+        (["train.csv", "a/0.png", "b/0.png"], {}, "folder"),
+        (["train.csv", "train/a/0.png", "train/b/0.png", "test/0.png"], {}, "folder"),
+        (["train.csv", "0.png"], {"class_folders": True}, "folder"),
+        (["val.csv", "a/0.png"], {}, "folder"),
+        (["train.csv", "train_list.txt", "0.png"], {}, "imagenet2012"),
+        (["train.csv", "data/train-00000-of-00001.parquet"], {}, "parquet"),
+    ],
+)
+def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path, files, values, dataset, cpu):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        write_image(tmp_path / file) if file.endswith(".png") else (tmp_path / file).touch()
+    assert recognize_dataset(options(tmp_path, dataset="imagenet2012", **values), cpu).dataset == dataset
 
 
 @pytest.mark.parametrize(("name", "path"), [("labels", "{}"), ("train", "../images/{}.png")])
