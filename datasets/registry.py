@@ -133,7 +133,7 @@ def _recognize_table(data: Data) -> str | None:
     folders = [path for path in root.glob("*/") if kind and not path.name.startswith(".")]
     if not all(path.name.lower() in SPLIT_NAMES for path in folders):  # others, such as masks, may be beside train
         folders = [path for path in folders if SPLIT_NAMES.get(path.name.lower()) == "train"] or [root]
-    return None if not data.image_root and any(map(has_class_folders, folders)) else kind
+    return None if any(map(has_class_folders, folders)) and not (is_train and data.image_root) else kind
 
 
 def has_test_split(
