@@ -131,8 +131,9 @@ def _recognize_table(data: Data) -> str | None:
     if is_train or any(map(Path.is_file, tables)):
         kind = "csv"
     folders = [path for path in root.glob("*/") if kind and not path.name.startswith(".")]
-    if not all(path.name.lower() in SPLIT_NAMES for path in folders):  # others, such as masks, may be beside train
-        folders = [path for path in folders if SPLIT_NAMES.get(path.name.lower()) == "train"] or [root]
+    if not all(path.name.lower() in SPLIT_NAMES for path in folders):  # masks may be beside train, which may be a class
+        named = [path for path in folders if is_train and SPLIT_NAMES.get(path.name.lower()) == "train"]
+        folders = named or [root]
     return None if any(map(has_class_folders, folders)) and not (is_train and data.image_root) else kind
 
 

@@ -229,6 +229,7 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
         (["train.csv", "train/a/0.png", "train/b/0.png", "test/0.png"], {}, "folder"),
         (["train.csv", "0.png"], {"class_folders": True}, "folder"),
         (["val.csv", "a/0.png"], {}, "folder"),
+        (["metadata.csv", "car/0.png", "train/0.png"], {}, "folder"),
         (["train.csv", "train_list.txt", "0.png"], {}, "imagenet2012"),
         (["train.csv", "data/train-00000-of-00001.parquet"], {}, "parquet"),
     ],
