@@ -124,17 +124,16 @@ def _recognize_table(data: Data) -> str | None:
     root = Path(data.data_path)
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
-    train, val = (table_file(root, split) for split in ("train", "val"))
-    tables = [root / name for name in METADATA] + [table for table in (train, val) if table.name in METADATA]
-    kind = "parquet" if parquet_files(root) else None
-    is_train = train.is_file() and not (kind or any(root.glob("*_list.txt")) or data.class_folders)
-    if is_train or any(map(Path.is_file, tables)):
-        kind = "csv"
-    folders = [path for path in root.glob("*/") if kind and not path.name.startswith(".")]
-    if not all(path.name.lower() in SPLIT_NAMES for path in folders):  # masks may be beside train, which may be a class
-        named = [path for path in folders if is_train and SPLIT_NAMES.get(path.name.lower()) == "train"]
-        folders = named or [root]
-    return None if any(map(has_class_folders, folders)) and not (is_train and data.image_root) else kind
+    folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
+    with_classes = folders if all(path.name.lower() in SPLIT_NAMES for path in folders) else [root]
+    tables, has_parquet = [table_file(root, split) for split in ("train", "val")], bool(parquet_files(root))
+    if tables[0].is_file() and not (has_parquet or any(root.glob("*_list.txt")) or data.class_folders):
+        of_train = [path for path in folders if SPLIT_NAMES.get(path.name.lower()) == "train"]  # masks may be beside it
+        is_table = data.image_root or not any(map(has_class_folders, of_train or with_classes))
+        return "csv" if is_table else None
+    metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]
+    kind = "csv" if any(map(Path.is_file, metadata)) else "parquet" if has_parquet else None
+    return kind if kind and not any(map(has_class_folders, with_classes)) else None
 
 
 def has_test_split(
