@@ -23,8 +23,8 @@ from utils.device import synchronize
 from utils.distributed import ProcessContext, broadcast_object
 from utils.system import seconds_since_start
 
-_TIMED_STEPS, _WARM_STEPS, _TIMED_BATCHES = 20, 2, 4
-_MAX_SHARE = 0.1  # of the time of the run, for the timed steps
+_TIMED_STEPS, _WARM_STEPS, _MAX_TIMED_BATCHES = 20, 2, 16
+_MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
 
 
@@ -59,14 +59,17 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else ends[0] - started
 
     del loaded, batches  # its workers would slow down the evaluation
-    first = max(0, math.ceil(len(plan.val) / size) - _TIMED_BATCHES * context.world_size) * size
+    longest = step * size * context.world_size / plan.batch.global_size  # seconds of a batch: less than in training
+    number = min(max(4, int(_MAX_SHARE / 2 * 60 * train.minutes / longest)), _MAX_TIMED_BATCHES)
+    first = max(0, math.ceil(len(plan.val) / size) - broadcast_object(number, context) * context.world_size) * size
     loader = build_eval_loader(config.data, plan.val, context, config.timeout_seconds, first=first)
-    before = time.perf_counter()
     evaluator = build_evaluator(config, state.precision, state.strategy, context)
-    for _ in evaluator.classify(state.eval_model, loader, TOP_K, len(loader)):
-        pass  # without metrics: no image of this part may be readable
-    per_image = (time.perf_counter() - before) / (len(plan.val) - first)
-    evaluation, test = per_image * len(plan.val), per_image * (len(plan.test) if plan.test else 0)
+    ends = [time.perf_counter()]
+    for _ in evaluator.classify(state.eval_model, loader, TOP_K, every=1):
+        ends.append(time.perf_counter())  # without metrics: no image of this part may be readable
+    counts = (len(plan.val), len(plan.test) if plan.test else 0)
+    share = len(plan.val) - first, min(size, len(plan.val)) * context.world_size
+    evaluation, test = (evaluation_seconds(ends, *share, images) if images else 0.0 for images in counts)
 
     last = 2 * evaluation  # of an average and of the raw weights
     left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
@@ -85,6 +88,16 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     logger.info(f"{title}{chosen}")
     limit = steps if steps < progress.steps else None
     return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+
+
+def evaluation_seconds(ends: list[float], timed: int, batch: int, images: int) -> float:
+    """Seconds of an evaluation of `images`, from one of `timed` images; only its first batch waits for the workers.
+
+    ends: its start and the ends of its batches, in seconds. batch: images of the first one, on all ranks.
+    """
+    seconds, after_first = ends[-1] - ends[0], timed - batch
+    per_image = (ends[-1] - ends[1]) / after_first if after_first > 0 else seconds / timed
+    return seconds + (images - timed) * per_image
 
 
 def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -> tuple[int, int]:

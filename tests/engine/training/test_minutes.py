@@ -9,7 +9,7 @@ from configs.command_line import parse_command_line
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
 from engine.commands.run import run
-from engine.training.minutes import epochs_in
+from engine.training.minutes import epochs_in, evaluation_seconds
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,15 @@ def test_the_time_is_used(seconds, expected):
     epochs, steps = epochs_in(seconds, step=1.0, pause=1.0, steps_per_epoch=10)
     assert (epochs, steps) == expected
     assert epochs == 1 or seconds - epochs < epochs * (steps + 1) <= seconds
+
+
+@pytest.mark.parametrize("timed", [10, 30, 35])
+@pytest.mark.parametrize("images", [4, 40, 5000])
+def test_an_evaluation_starts_its_workers_once(timed, images):
+    """Three seconds until the first batch of 10 is loaded, 0.1 for each image; one batch does not tell them apart."""
+    ends = [5.0, *(8 + 0.1 * min(done, timed) for done in range(10, timed + 10, 10))]
+    expected = 0.4 * images if timed == 10 else 3 + 0.1 * images
+    assert evaluation_seconds(ends, timed, 10, images) == pytest.approx(expected)
 
 
 def test_short_epochs_have_the_first_images_of_the_order():
