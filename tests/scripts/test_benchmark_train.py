@@ -82,8 +82,8 @@ def test_our_log_is_read_as_the_reporter_writes_it():
 def test_child_processes_end_with_the_program(tmp_path):
     pid_file = tmp_path / "pid"
     child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])"
-    code = f"import subprocess, sys\nchild = {child}\n{STEPS}"
-    code = code.replace("print(", f"open({str(pid_file)!r}, 'w').write(str(child.pid)); print(")
+    write = f"open({str(pid_file)!r}, 'w').write(str(child.pid))"
+    code = f"import subprocess, sys\nchild = {child}\n{write}\n{STEPS}"
     found = run_turn(python(code), warmup=3, steps=5, limit_seconds=60, images_per_step=8)
     assert found["images_per_second"] > 0 and found["peak_memory_bytes"] == 1e9
     assert 0 <= found["cpu_seconds_per_second"] <= os.cpu_count()

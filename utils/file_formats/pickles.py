@@ -183,13 +183,20 @@ class Inert(list[Any], metaclass=_InertType):
     __hash__ = object.__hash__  # type: ignore[assignment]  # a key of a dict, such as a member of an Enum
 
 
+class _EmptyList(Inert):
+    """The class of an object to which the file appends: its objects are plain lists, without a state."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return []
+
+
 def read_torch_file(file: Path) -> Any:
     """The content, with an `ArrayRecord` for each array, and an `Inert` for each other object that is no plain data.
 
     Raises UserError: the file names a function that acts on the machine, or too many classes; Exception: of almost any
     type, from a damaged file.
     """
-    names, arrays = set[str](), {".".join(name): call for name, call in ARRAYS.items()}
+    names, lists, arrays = set[str](), set[str](), {".".join(name): call for name, call in ARRAYS.items()}
     try:
         names = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     except pickle.UnpicklingError:  # below
@@ -203,7 +210,7 @@ def read_torch_file(file: Path) -> Any:
             _check_name(file, name)
         if len(names) > _MAX_NAMES:
             raise UserError(f"{file}: names more than {_MAX_NAMES} classes; give a plain state_dict")
-        inert = {name: _InertType(name, (Inert,), {}) for name in names} | arrays
+        inert = {name: _InertType(name, (_EmptyList if name in lists else Inert,), {}) for name in names} | arrays
         known: Any = [(call, name) for name, call in inert.items()]
         try:
             with torch.serialization.safe_globals(known):
@@ -214,6 +221,10 @@ def read_torch_file(file: Path) -> Any:
             if "Unsupported operand" in str(error):
                 fix = "save it with torch.save's own protocol"
                 raise UserError(f"{file}: has a pickle protocol that torch does not read; {fix}") from None
+            of_list = re.search(rf"Can only append to lists, but got <class '{__name__}\.([^']+)'>", str(error))
+            if of_list and of_list[1] not in lists:  # torch 2.11 appends to no class of a list
+                lists.add(of_list[1])
+                continue
             if (found := re.search(r"GLOBAL ([\w.]+)", str(error))) is None:
                 raise
             name = found[1] if "." in found[1] else f"builtins.{found[1]}"

@@ -46,11 +46,17 @@ def losses_of(recipe: str, folder: Path) -> list[float]:
     return [row["loss"] for row in reports if row["kind"] == "report"]
 
 
+def torch_minor(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
+
+
 @pytest.mark.parametrize("recipe", ["vit_digits", "folder_small", "finetune"])
 def test_losses_are_the_recorded_ones(tmp_path, recipe):
     if recipe == "vit_digits":
         pytest.importorskip("sklearn")
     golden = json.loads(FILE.read_text())
+    if recipe == "vit_digits" and torch_minor(torch.__version__) < torch_minor(golden["torch"]):
+        pytest.skip("an older trunc_normal_ of torch draws other initial weights")
     np.testing.assert_allclose(losses_of(recipe, tmp_path), golden[recipe], rtol=_TOLERANCE)
 
 
