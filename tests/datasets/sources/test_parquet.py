@@ -102,7 +102,10 @@ def test_views_of_other_programs(tmp_path, cpu):
         "image": pa.array(map(encoded, range(8)), pa.binary_view()),
         "label": pa.array("ab" * 4, pa.string_view()),
     }
-    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    try:
+        pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this pyarrow writes no views")
     train, val = read(tmp_path, cpu)
     assert train.class_names == ["a", "b"] and len(train) + len(val) == 8
     assert train.open(0, 1).pixels.shape == (1, 4, 6)
