@@ -125,6 +125,12 @@ def print_error(message: str) -> None:
     print_escaped(f"error: {message}", sys.stderr)
 
 
+def print_resume(command: str | None) -> None:
+    """Prints the command that resumes a run which has failed, if there is one."""
+    if command:
+        print_escaped(f"resume with: {command}", sys.stderr)
+
+
 def print_escaped(text: str, file: TextIO | None = None) -> None:
     print(escape_control_characters(text), file=file, flush=True)
 

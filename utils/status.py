@@ -11,13 +11,15 @@ STATUS = "status.json"
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
-on_run_end: Callable[..., None] | None = None  # takes the keys of `status.json`; set by the record of the run
+on_run_end: Callable[..., str | None] | None = None  # takes the keys of `status.json`; set by the record of the run
 
 
-def record_run_end(state: str, exit_status: int = 1, **values: Any) -> None:
-    """Records how the run of this process ended, if there is a run."""
-    if on_run_end:
-        on_run_end(state=state, exit_status=exit_status, **values)
+def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | None:
+    """Records how the run of this process ended, if there is a run.
+
+    Returns the command that resumes it, in the first of its processes; None without a checkpoint.
+    """
+    return on_run_end(state=state, exit_status=exit_status, **values) if on_run_end else None
 
 
 def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.run.facts import Fact
-from engine.run.record import RunRecord
+from engine.run.record import LOG, RunRecord
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
 from utils.files import own_file
@@ -72,13 +72,13 @@ class RunLogger:
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
         self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
-        self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else "log.txt")]
+        self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG)]
         if context.is_main:
             console = _ConsoleHandler()
             console.setFormatter(_EscapingFormatter())
             self._run.addHandler(console)
             self._run.addHandler(_Warnings(self.record))
-            self._files.append((self._run, "log.txt"))
+            self._files.append((self._run, LOG))
         self._buffers = [MemoryHandler(sys.maxsize, sys.maxsize) for _ in self._files]
         for (logger, _), buffer in zip(self._files, self._buffers, strict=True):
             logger.addHandler(buffer)

@@ -21,13 +21,13 @@ from configs.load import RECIPE_OPTIONS
 from configs.yaml_io import read_yaml
 from engine.run.facts import Fact, Start
 from utils import status
-from utils.errors import UserError
+from utils.errors import UserError, escape_control_characters
 from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
 from utils.metric_table import METRICS
 from utils.status import STATUS, UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
-RUN, ROWS, TABLE = "run.json", "metrics.jsonl", "metrics.csv"
+RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
 STEPS_TABLE = "steps.csv"  # of a run from before `metrics.jsonl`
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
 EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
@@ -123,11 +123,13 @@ class RunRecord:
                 self._write()
         status.on_run_end = self.update
 
-    def update(self, **values: Any) -> None:
+    def update(self, **values: Any) -> str | None:
         """Sets keys while the run has not ended, and no other process has resumed it.
 
-        The first final state is kept: the first process to fail knows why.
+        The first final state is kept: the first process to fail knows why. Returns how to resume the run, if the keys
+        were set and it has a checkpoint.
         """
+        resume: str | None = None
         if "checkpoint" in values:
             values["resume"] = self._resume_command
         with self._lock:
@@ -135,10 +137,20 @@ class RunRecord:
             if written.get("state", "running") in UNFINISHED and self._is_own(written):
                 self.values |= values
                 self._write(None if self.is_main else read_run(self.folder) | values)
+                resume = self.values["resume"] or written.get("resume")
+                if message := values.get("message"):
+                    self._log(f"error: {message}", f"resume with: {resume}" if resume else "")
         if values.get("state", "running") not in UNFINISHED:
             on_end, self.on_end = self.on_end, lambda: None
             with suppress(Exception):
                 on_end()
+        return resume
+
+    def _log(self, *lines: str) -> None:
+        """Appends to log.txt, whose logger only the main process has: it may be the one that was lost."""
+        with suppress(OSError, UserError), open(self.folder / LOG, "a", encoding="utf-8", opener=own_file) as file:
+            for line in filter(None, lines):
+                print(time.strftime("%Y-%m-%d %H:%M:%S"), escape_control_characters(line), file=file)
 
     def set_result(self, **values: Any) -> None:
         """Sets entries of `result`; the next `update` writes them."""

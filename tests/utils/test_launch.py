@@ -211,7 +211,7 @@ def main(argv):
     if rank == "1":
         os._exit(3) if sys.argv[3] == "fails" else os.kill(os.getppid(), 15)
     time.sleep(600)
-status.on_run_end = lambda **values: Path(folder, "end" + rank).write_text(f"{values}")
+status.on_run_end = lambda **values: Path(folder, "end" + rank).write_text(f"{values}") and None
 sys.exit(run_and_report_errors(main, []))
 """
 

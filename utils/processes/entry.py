@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, Unavailable, UserError, print_error, to_single_line
+from utils.errors import Findings, Unavailable, UserError, print_error, print_resume, to_single_line
 from utils.processes.launch import failure_of_another_rank, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
@@ -32,17 +32,19 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         return _run_in_limited_memory(main, argv)
     except UserError as error:
         message = str(error) if isinstance(error, Findings) else to_single_line(str(error))
-        record_run_end("failed", error.status, message=message)
+        resume = record_run_end("failed", error.status, message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
         # An error of all ranks is printed once: the launcher terminates the ranks that wait.
         time.sleep(min(0.5 * rank_of_process(), 3.0))
         print_error(message)
+        print_resume(resume)
         return error.status
     except Interrupted as signal:
         if failure := failure_of_another_rank():
-            record_run_end("failed", message=failure)
+            resume = record_run_end("failed", message=failure)
             print_error(failure)
+            print_resume(resume)
             return 1
         record_run_end("interrupted", signal.status, signal=str(signal))
         if rank_of_process() == 0:

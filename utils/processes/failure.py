@@ -6,7 +6,6 @@ of NCCL that does not end: the main thread, which waits for the GPU, receives no
 process without a message.
 """
 
-import logging
 import os
 import re
 import signal
@@ -20,9 +19,9 @@ from enum import StrEnum
 
 import torch.distributed as dist
 
-from utils.errors import Unavailable, UserError, print_error
+from utils.errors import Unavailable, UserError, print_error, print_resume
 from utils.signals import Interrupted, PendingSignal, exit_now, handle_signals
-from utils.status import RANK_LOG, record_run_end
+from utils.status import record_run_end
 from utils.system import read_stat
 from utils.threads import DaemonPool, wait_for
 from utils.torch_compat import collective_numbers
@@ -331,9 +330,7 @@ class Membership:
         for one in lost:
             if one.has_same_launcher():
                 os.kill(one.pid, signal.SIGKILL)
-        if is_printed:
-            logging.getLogger(RANK_LOG).info(f"error: {message}")
-        record_run_end("failed", message=message)
+        print_resume(record_run_end("failed", message=message))
 
 
 @contextmanager

@@ -98,6 +98,16 @@ def test_the_command_that_resumes_is_known_from_the_first_checkpoint_on(tmp_path
     assert read_json(tmp_path / STATUS)["resume"] == "python main.py -resume=run"
 
 
+def test_the_first_process_that_fails_writes_why_and_how_to_resume_into_the_log(tmp_path):
+    command = "python main.py -resume=run"
+    main, other = record_in(tmp_path, command), record_in(tmp_path, command, is_main=False)
+    assert main.update(checkpoint="last.pth") == command
+    assert other.update(state="failed", message="rank 0\x1b has ended") == command
+    assert main.update(state="failed", message="late") is None
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line[20:] for line in lines] == ["error: rank 0\\x1b has ended", f"resume with: {command}"]
+
+
 @pytest.mark.parametrize("message", ["no space: " + "x" * 900, "short"])
 def test_a_full_disk_has_room_for_the_last_state(tmp_path, monkeypatch, message):
     record = record_in(tmp_path)

@@ -39,6 +39,22 @@ def test_an_evaluation_starts_its_workers_once(timed, images):
     assert evaluation_seconds(ends, timed, 10, images) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("batch", "expected"), [(16, (16, 248, 16, 360)), (50, (8, 360, 50, 360))])
+def test_the_last_sixteen_batches_are_timed(tmp_path, cpu, monkeypatch, batch, expected):
+    """Of the 360 validation images of the digits: batches, their images, those of the first one, and all."""
+    pytest.importorskip("sklearn")
+    calls = []
+
+    def record(ends, timed, first, images):
+        calls.append((len(ends) - 1, timed, first, images))
+        return 1.0
+
+    monkeypatch.setattr("engine.training.minutes.evaluation_seconds", record)
+    options = ["TRAIN.MAX_STEPS=1", f"DATA.BATCH_SIZE_EVAL={batch}"]
+    train([*digits_flags(tmp_path), *options, "-minutes=30"], cpu)
+    assert calls == [expected]
+
+
 def test_short_epochs_have_the_first_images_of_the_order():
     full, short = TrainSampler(100, 8, 3, seed=1), TrainSampler(100, 8, 3, seed=1, max_batches=5)
     batches = [*full]
