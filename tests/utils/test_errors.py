@@ -15,6 +15,7 @@ from datasets.shards.store import ShardStore
 from engine.checkpoint import run_folder
 from engine.checkpoint.reader import find_checkpoint
 from engine.run.log import RunLogger
+from utils import status
 from utils.device import visible_gpus
 from utils.errors import (
     MAY_PASS,
@@ -66,8 +67,8 @@ def test_status_of(name, tmp_path, cpu, monkeypatch):
 
 
 def test_an_error_about_an_error_keeps_its_status():
-    for cause, status in ((UserError("a"), REFUSED), (Unavailable("a"), MAY_PASS), (OSError(28, "full"), MAY_PASS)):
-        assert error_from(cause, f"-resume: {cause}").status == status
+    for cause, expected in ((UserError("a"), REFUSED), (Unavailable("a"), MAY_PASS), (OSError(28, "full"), MAY_PASS)):
+        assert error_from(cause, f"-resume: {cause}").status == expected
 
 
 def test_status_of_a_signal():
@@ -101,6 +102,14 @@ def printed_by(capsys, error: Exception) -> str:
 
     assert run_and_report_errors(main, []) == error.status
     return capsys.readouterr().err
+
+
+def test_the_command_that_resumes_follows_an_error(capsys, monkeypatch):
+    monkeypatch.setattr(status, "on_run_end", lambda **values: "again")
+    assert printed_by(capsys, UserError("3.jpg")) == "error: 3.jpg\nresume with: again\n"
+    with pytest.raises(ZeroDivisionError):
+        run_and_report_errors(lambda argv: 1 // 0, [])
+    assert capsys.readouterr().err == "resume with: again\n"  # before Python's traceback
 
 
 def test_control_sequences_are_escaped(capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from utils import distributed, threads
+from utils import distributed, status, threads
 from utils.distributed import connect_store
 from utils.errors import UserError
 from utils.processes import failure
@@ -83,6 +83,14 @@ def test_the_owner_of_a_store_that_does_not_answer_is_named():
     assert describe_silent_store([])[1] == []
     message, lost = describe_silent_store([NEAR, OWN])
     assert message.startswith(f"{NEAR} or its launcher") and lost == []  # it is alive
+
+
+def test_the_rank_that_records_a_loss_prints_how_to_resume(capsys, monkeypatch):
+    membership = Membership(RunStore(dist.HashStore(), 0, 1), LIMIT_SECONDS)
+    for resume, printed in (("again", "resume with: again\n"), (None, "")):
+        monkeypatch.setattr(status, "on_run_end", lambda resume=resume, **values: resume)
+        membership._report("rank 1 ended", [], is_printed=True)
+        assert capsys.readouterr().err == f"error: rank 1 ended\n{printed}"
 
 
 def test_messages_of_ranks_and_the_first_that_has_left():

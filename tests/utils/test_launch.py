@@ -211,7 +211,7 @@ def main(argv):
     if rank == "1":
         os._exit(3) if sys.argv[3] == "fails" else os.kill(os.getppid(), 15)
     time.sleep(600)
-status.on_run_end = lambda **values: Path(folder, "end" + rank).write_text(f"{values}") and None
+status.on_run_end = lambda **values: Path(folder, "end" + rank).write_text(f"{values}") and "again"
 sys.exit(run_and_report_errors(main, []))
 """
 
@@ -223,7 +223,7 @@ sys.exit(run_and_report_errors(main, []))
         (
             "fails",
             3,
-            "error: the process of rank 1 ended with status 3\n",
+            "error: the process of rank 1 ended with status 3\nresume with: again\n",
             "{'state': 'failed', 'exit_status': 1, 'message': 'the process of rank 1 ended with status 3'}",
         ),
         (

@@ -51,7 +51,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
         return signal.status
     except Exception as error:
-        record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}"))
+        print_resume(record_run_end("failed", message=to_single_line(f"{type(error).__name__}: {error}")))
         raise
 
 
