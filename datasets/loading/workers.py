@@ -238,7 +238,8 @@ class _WorkerWait:
     def _kill(self) -> None:
         for worker in self._workers:
             worker.kill()
-        if self._workers and (iterator := self._iterator()):  # else it has ended with its workers
+        iterator = self._iterator() if self._workers else None
+        if iterator is not None:  # else it has ended with its workers
             release_loader_event(iterator)
 
     def receive(self, iterator: Any, receive: Callable[[], Any]) -> Any:

@@ -25,7 +25,7 @@ from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
 from datasets.loading.loader import BatchReader, Loader, num_workers
-from datasets.loading.sampler import EvalSampler
+from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import default_num_workers, start_worker_server
 from datasets.sources.in_memory import FakeImages, ImageArray
 from datasets.transforms.host import build_eval_host_transform, build_host_transform
@@ -38,12 +38,25 @@ from utils.torch_compat import loader_workers
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
 
 
+class KeysOfBatches:
+    """Those of a sampler, without a length, as of remote shards: torch's iterators over them have no truth value."""
+
+    def __init__(self, sampler: EvalSampler) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        yield from self.sampler
+
+
 class Images(FakeImages):
     """Noise; reading the image 100 fails or hangs."""
 
     def __init__(self, fault: str = "none") -> None:
         super().__init__(num_samples=400, num_classes=2, size=(8, 8))
         self.fault = fault
+
+    def for_loader(self, sampler: EvalSampler, source_timeout: float) -> tuple[FakeImages, KeysOfBatches]:
+        return self, KeysOfBatches(sampler)
 
     def open(self, index: int, channels: int) -> LazyImage:
         if index == 100 and self.fault == "a bug":
