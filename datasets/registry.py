@@ -21,6 +21,8 @@ from datasets.sources.names import (
     number_by,
     number_of_classes,
     ordered_classes,
+    split_of,
+    split_of_images,
 )
 from datasets.sources.parquet import Parquet, parquet_files
 from datasets.sources.samples import Samples
@@ -125,10 +127,12 @@ def _recognize_table(data: Data) -> str | None:
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
-    with_classes = folders if all(path.name.lower() in SPLIT_NAMES for path in folders) else [root]
+    are_splits = all(split_of(path.name) or split_of_images(path.name) is not None for path in folders)
+    with_classes = folders if are_splits else [root]
     tables, has_parquet = [table_file(root, split) for split in ("train", "val")], bool(parquet_files(root))
     if tables[0].is_file() and not (has_parquet or any(root.glob("*_list.txt")) or data.class_folders):
-        of_train = [path for path in folders if SPLIT_NAMES.get(path.name.lower()) == "train"]  # masks may be beside it
+        split = split_of if are_splits else lambda name: SPLIT_NAMES.get(name.lower())  # masks may be beside train/
+        of_train = [path for path in folders if split(path.name) == "train"]
         is_table = data.image_root or not any(map(has_class_folders, of_train or with_classes))
         return "csv" if is_table else None
     metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]

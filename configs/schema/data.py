@@ -65,7 +65,7 @@ class Data(Section):
     )
     data_path: Path = option("/dataset/imagenet/", "folder or file of the data set")
     image_root: Path | None = option(
-        None, "folder of relative paths in lists and tables; null: the list's folder, or train/ of train.csv"
+        None, "folder of relative paths in lists and tables; null: the list's folder, or one in it with the images"
     )
     dataset: str = option("imagenet2012", "name of the data set: a key of configs/data_sets.py")
     class_folders: bool = option(

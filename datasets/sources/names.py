@@ -24,7 +24,10 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
+_IMAGES = "images?|imgs?|pictures?|photos?|jpe?gs?|pngs?"
+_SPLIT_OF_IMAGES = re.compile(rf"({'|'.join(SPLIT_NAMES)})(?:[ ._-]?(?:{_IMAGES}))?|(?:{_IMAGES})", re.IGNORECASE)
 _MAX_BYTES = 10**8
+_NOT_UNIQUE = "case, zeros or the Unicode form of accents decide"
 _MAX_NAMES = 20  # in an error message
 
 
@@ -37,6 +40,11 @@ def list_names(names: Sequence[str], most: int = _MAX_NAMES) -> str:
 def split_of(name: str) -> str | None:
     """Returns the split that a name contains first: 'in1k-train-0000.tar', 'val/0.tar', 'Training_set'."""
     return next((SPLIT_NAMES[token] for token in re.split(r"[/\-_.]", name.lower()) if token in SPLIT_NAMES), None)
+
+
+def split_of_images(folder: str) -> str | None:
+    """The split in the name of a folder of images, 'Train' or 'train_images'; '' for 'images', None for other names."""
+    return SPLIT_NAMES.get((found[1] or "").lower(), "") if (found := _SPLIT_OF_IMAGES.fullmatch(folder)) else None
 
 
 def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:
@@ -81,7 +89,9 @@ def find_ambiguity(names: Sequence[str]) -> str | None:
         return None
     natural, by_bytes = (sort_names(names, order) for order in (NATURAL, BYTES))
     if natural is None or by_bytes is None:
-        return f"the order of their names is not unique in all programs; set DATA.CLASSES to {CLASS_FILE}"
+        return (
+            f"the order of their names is not unique in all programs ({_NOT_UNIQUE}); set DATA.CLASSES to {CLASS_FILE}"
+        )
     for number, (one, other) in enumerate(zip(natural, by_bytes, strict=True)):
         if one != other:
             orders = f"class {number} is {shorten(one)} in timm's order, {shorten(other)} in torchvision's"
@@ -97,7 +107,9 @@ def ordered_classes(names: Sequence[str], order: str) -> list[str]:
     if order not in (NATURAL, BYTES):
         return read_class_list(Path(order))
     if (ordered := sort_names(names, order)) is None:
-        raise UserError(f"DATA.CLASSES {order}: the order of the names is not unique; set it to {CLASS_FILE}")
+        raise UserError(
+            f"DATA.CLASSES {order}: the order of the names is not unique ({_NOT_UNIQUE}); set it to {CLASS_FILE}"
+        )
     return ordered
 
 

@@ -21,7 +21,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.image_files import Listing, NearFiles, listing_arrays
-from datasets.sources.names import SPLIT_NAMES
+from datasets.sources.names import SPLIT_NAMES, split_of, split_of_images
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -377,17 +377,20 @@ class Rows:
 def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
-    The images are in DATA.IMAGE_ROOT, else in the table's folder, else in the split's folder: train/ of train.csv.
+    The images are in DATA.IMAGE_ROOT, else in the table's folder, else in the split's folder in it (train/ or
+    train_images/ of train.csv), else in the only folder in it that has them.
     """
     file = table.file
     layout = find_layout(table, data)
     path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
-    root, named = table.root or data.image_root, file.with_suffix("")
-    if not root and not table.image_column and named.name.lower() in SPLIT_NAMES and named.is_dir():
+    root = table.root or data.image_root
+    if not root and not table.image_column:
         paths = (record[path_place] for _, record in table if not isinstance(record, str))
-        root = _find_folder(file, [file.parent, named], islice((path for path in paths if ".." not in path), _FIRST))
+        root = _find_folder(file, islice((path for path in paths if ".." not in path), _FIRST)) or file.parent
     rows = Rows(file, str(root) if root else None, anywhere=bool(table.image_column))
-    rows.notes += table.notes + [f"{file}: the images are in {named}"] * (root == named)
+    rows.notes += table.notes
+    if root not in (None, table.root, data.image_root, file.parent):
+        rows.notes.append(f"{file}: the images are in {root}")
     used = {layout.path, *layout.labels, layout.split, data.groups}
     if unused := [name for name in table.header if name not in used]:
         rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
@@ -413,16 +416,28 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     return rows
 
 
-def _find_folder(file: Path, folders: Sequence[Path], paths: Iterable[str]) -> Path | None:
-    """The first of the folders in which one of the first paths of a table is a file."""
+def _find_folder(file: Path, paths: Iterable[str], others: Sequence[Path] = ()) -> Path | None:
+    """The first folder with one of the first paths of a table as a file, in the order of `table_rows`.
+
+    others: come before the only folder that has one. None if no folder has one, or if several of the last kind do.
+    """
     paths = list(paths)
-    for folder in folders:
+
+    def contains(folder: Path) -> bool:
         rows = Rows(file, str(folder), anywhere=True)
         for path in paths:
             rows.add(0, path)
-        if any(os.path.isfile(folder / path) for path in rows.paths.strings()):
-            return folder
-    return None
+        return any(os.path.isfile(folder / path) for path in rows.paths.strings())
+
+    if contains(file.parent):
+        return file.parent
+    inside = [path for path in sorted(file.parent.glob("*/")) if not path.name.startswith(".")]
+    split = split_of(file.stem)
+    of_split = [path for path in inside if split and split_of_images(path.name) == split]
+    if found := next(filter(contains, (*of_split, *others)), None):
+        return found
+    having = [path for path in inside if contains(path)]
+    return having[0] if len(having) == 1 else None
 
 
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
@@ -446,21 +461,20 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
         yield from table or ((number, [_LABEL.sub("", line)]) for number, line in lines if line)
 
     given_root = data.image_root if data.image_root != trained_root else None
-    nearby = [file.parent, file.with_suffix(""), Path(trained_root or file.parent)]
-    folders = [Path(given_root)] if given_root else nearby
     first = (record[place] for _, record in records() if not isinstance(record, str))
-    found = _find_folder(file, folders, islice(first, _FIRST))
-    rows, listed = Rows(file, str(found or folders[0]), anywhere=True), StringPacker()
+    others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
+    found = Path(given_root) if given_root else _find_folder(file, islice(first, _FIRST), others)
+    rows, listed = Rows(file, str(found or file.parent), anywhere=True), StringPacker()
     for line, record in records():
         if isinstance(record, str):
             rows.add_finding(line, record)
         else:
             rows.add(line, record[place])
             listed.add(record[place])
-    if found and found != folders[0]:
+    if found and found not in (file.parent, Path(given_root or file.parent)):
         notes.append(f"{file}: the images are in {found}")
     elif not found and len(rows.paths) and (fix := NearFiles(rows.root).fix_folder(rows.paths.strings()[0])):
-        notes.append(f"Warning: {file}: its images are not in {folders[0]}; {fix}")
+        notes.append(f"Warning: {file}: its images are not in {file.parent}; {fix}")
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

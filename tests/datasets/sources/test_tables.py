@@ -224,7 +224,11 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
         (["train.csv", "train/0.png", "test/1.png"], {}, "csv"),
         (["train.csv", "train/0.png", "masks/0.png"], {}, "csv"),
         (["train.csv", "images/0.png", "test/1.png"], {"image_root": "images"}, "csv"),
-        (["train.csv", "images/0.png", "test/1.png"], {}, "folder"),
+        (["train.csv", "images/0.png", "test/1.png"], {}, "csv"),
+        (["train.csv", "train_images/0.png", "test_images/1.png", "train_tfrecords/0.tfrec"], {}, "csv"),
+        (["train.csv", "train_images/a/0.png", "train_images/b/0.png", "test_images/1.png"], {}, "folder"),
+        (["train.csv", "images/a/0.png", "images/b/0.png"], {}, "folder"),
+        (["train.csv", "train_station/0.png", "car/0.png"], {}, "folder"),
         (["train.csv", "a/0.png", "b/0.png"], {}, "folder"),
         (["train.csv", "train/a/0.png", "train/b/0.png", "test/0.png"], {}, "folder"),
         (["train.csv", "0.png"], {"class_folders": True}, "folder"),
@@ -239,6 +243,36 @@ def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         write_image(tmp_path / file) if file.endswith(".png") else (tmp_path / file).touch()
     assert recognize_dataset(options(tmp_path, dataset="imagenet2012", **values), cpu).dataset == dataset
+
+
+@pytest.mark.parametrize(
+    ("table_name", "folders", "expected"),
+    [
+        ("train.csv", ["train_images", "test_images"], "train_images"),
+        ("train.csv", ["train_images", "train_masks", "test_images"], "train_images"),
+        ("test.csv", ["train_images", "test_images"], "test_images"),
+        ("train.csv", ["images"], "images"),
+        ("Training_set.csv", ["train", "test"], "train"),
+        ("labels.csv", ["train"], "train"),
+        ("labels.csv", ["anything"], "anything"),
+        ("labels.csv", ["train", "test"], None),
+    ],
+)
+def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
+    table, tmp_path, table_name, folders, expected, cpu
+):
+    """As in APTOS 2019, Plant Pathology 2020, Cassava, dog breeds; the same ids are in each folder."""
+    write_image(tmp_path / "sample" / "other.png")
+    files = [f"{folder}/{number}.png" for folder in folders for number in range(30)]
+    file = table(table_name, files, id=range(30), label=LABELS)
+    if expected is None:
+        with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT="):
+            read(file, cpu, checked=True)
+        return
+    for samples in read(file, cpu, checked=True):
+        assert samples.listing.root == tmp_path / expected
+    images = unlabelled(str(file), options(tmp_path), None)
+    assert images.name(3) == str(tmp_path / expected / "3.png")
 
 
 @pytest.mark.parametrize(("name", "path"), [("labels", "{}"), ("train", "../images/{}.png")])
@@ -258,7 +292,7 @@ def test_other_folders_than_those_of_splits_are_not_taken(table, tmp_path, name,
         ("/home/me/data/x/{}.png", "x/{}.png"),
         ("C:\\data\\x\\{}.png", "x/{}.png"),
         ("e\u0301{}.png", "\u00e9{}.png"),
-        ("y/{}.png", "a b/y/{}.png"),
+        ("y/{}.png", "a b/z/y/{}.png"),
     ],
 )
 def test_near_paths_are_one_line(table, tmp_path, listed, files, cpu):
@@ -267,7 +301,7 @@ def test_near_paths_are_one_line(table, tmp_path, listed, files, cpu):
     with pytest.raises(UserError) as error:
         read(file, cpu, checked=True)
     fixes = [f"as in {files.format(number)!r}" for number in range(30)]
-    fixes += [f"set -opts 'DATA.IMAGE_ROOT={tmp_path}/a b'"] if "a b" in files else []
+    fixes += [f"set -opts 'DATA.IMAGE_ROOT={tmp_path}/a b/z'"] if "a b" in files else []
     assert str(error.value).endswith(tuple(fixes)) and "\n" not in str(error.value)
 
 
