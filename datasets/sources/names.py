@@ -133,13 +133,15 @@ def read_class_list(file: Path) -> list[str]:
 
 
 def names_by_number(content: Any) -> dict[int, str] | None:
-    """The names of numbered classes: of a list, of {number: name}, or of {name: number} with integers; else None."""
+    """The names of numbered classes: of a list, of {number: name}, or of {name: number}; else None."""
     if isinstance(content, list | tuple):
         content = dict(enumerate(content))
     if not isinstance(content, dict) or not content:
         return None
-    if all(type(value) is int and isinstance(key, str) for key, value in content.items()):
-        numbers = {value: key for key, value in content.items()}
+    if all(re.fullmatch("[0-9]+", str(value)) and isinstance(key, str) for key, value in content.items()) and not (
+        all(isinstance(value, str) and key.isdecimal() for key, value in content.items())
+    ):
+        numbers = {int(value): key for key, value in content.items()}
         return numbers if len(numbers) == len(content) else None
     named = {key: name for key, name in content.items() if name is not None}
     names = {int(key): str(name) for key, name in named.items() if str(key).isdecimal() and isinstance(name, str | int)}

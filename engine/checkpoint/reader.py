@@ -165,7 +165,7 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
         raise UserError(f"-resume {resume}: is a folder of {len(names)} runs; give one of them: {list_names(names)}")
     problem, fix = "no checkpoint found", "give a .pth file, the folder of a run, or auto"
     if (named / RUN_OPTIONS).is_file():
-        problem, fix = "the run ended before its first checkpoint", f"start it again with -cfg={named / RUN_OPTIONS}"
+        problem, fix = "the run has no checkpoint", f"start it again with -cfg={named / RUN_OPTIONS}"
     elif not os.path.exists(named):
         problem, others = "no such file or folder", runs_newest_first(named.parent)
         fix = next((f"did you mean {run}?" for run in others if run.name.startswith(f"{named.name}-")), fix)

@@ -39,12 +39,15 @@ from models.weights.read import Weights, has_backing_storage, read_weights
 from models.weights.shards import read_stored
 from utils.file_formats.checkpoint_folder import SHARDS, read_content
 from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
-from utils.file_formats.pickles import checked_archive_bytes
+from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
 from utils.files import atomic_write
 
 ENTRY = "split"
 THRESHOLDS = "thresholds"  # with several labels per image: of each class, see `SampleResults`
-_NAME_ENTRIES = ("class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label")
+_NAME_ENTRIES = (  # the first one decides
+    "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
+    "class2idx", "idx2class", "class_mapping", "label_map", "target_names", "categories", "labels", "names", "vocab",
+)  # fmt: skip
 HELD_OUT_FILE = "held_out.json"
 
 
@@ -182,10 +185,15 @@ def weights_record(model: Model) -> WeightsRecord | None:
     for stated in (weights.size_of_positions(data.get("IMAGE_SIZE")), weights.trained_size):  # the last one decides
         with suppress(ValidationError):
             size = Data.model_validate({"IMAGE_SIZE": stated}).image_size
-    entries = {**weights.arguments, **weights.content}
-    for by_number in (names_by_number(entries[key]) or {} for key in reversed(_NAME_ENTRIES) if key in entries):
-        if by_number and sorted(by_number) == list(range(len(by_number))):
-            names = [to_nfc(by_number[output]) for output in range(len(by_number))]
+    meta = _entries_of(weights.content.get("meta"))  # of mmengine
+    others = map(_entries_of, map(weights.content.get, ("config", "datamodule_hyper_parameters")))
+    places = [*others, meta, _entries_of(meta.get("dataset_meta")), weights.arguments, weights.content]
+    entries = {str(key).lower(): value for place in places for key, value in place.items()}
+    for key in reversed(_NAME_ENTRIES):
+        with suppress(Exception):  # a damaged array
+            by_number = names_by_number(_plain(entries.get(key))) or {}
+            if by_number and sorted(by_number) == list(range(len(by_number))):
+                names = [to_nfc(by_number[output]) for output in range(len(by_number))]
     if size and size != data.get("IMAGE_SIZE"):
         data, evaluation = data | {"IMAGE_SIZE": size}, {key: evaluation[key] for key in evaluation if key == "RESIZE"}
         source = f"{source}, with the image size of the file" if source else "the file"
@@ -194,6 +202,25 @@ def weights_record(model: Model) -> WeightsRecord | None:
     if model.type != "timm" and not (names or data):
         return None
     return WeightsRecord(source, {}, data, names, evaluation=evaluation, built_for=weights.trained_size)
+
+
+def _entries_of(content: Any) -> Mapping[Any, Any]:
+    """The entries of a dict, or of an object of another program; none of anything else."""
+    content = content.entries | content.attributes if isinstance(content, Inert) else content
+    return content if isinstance(content, dict) else {}
+
+
+def _plain(content: Any) -> Any:
+    """Lists, dicts, texts and numbers in place of numpy's arrays and scalars, and of dicts of other classes.
+
+    Raises an exception of any type if an array is damaged.
+    """
+    if isinstance(content, ArrayRecord):
+        return content.content if isinstance(content.content, list) else content.array().tolist()
+    if isinstance(content, list | tuple) and not isinstance(content, Inert):
+        return list(map(_plain, content))
+    entries = _entries_of(content)
+    return {_plain(key): _plain(value) for key, value in entries.items()} if entries else content
 
 
 def read_record(weights: str) -> WeightsRecord | None:

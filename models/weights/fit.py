@@ -29,6 +29,9 @@ from utils.errors import UserError
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_KNOWN_CLASS = "none of the classes in the file"
 _POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
+_OF_THE_INPUT = {  # parameters without a module; a model without them computes something else
+    "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
+}  # fmt: skip
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
 _MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
 _ROOT = "the file itself"
@@ -92,6 +95,8 @@ def load_pretrained(
     if new and not state.keys() & new.keys() and "norm.weight" not in own and "norm.weight" in state:
         state.update(new)  # weights of a class token, such as MAE's, in a model that averages the patches
         new_heads.append("fc_norm: not in the file, whose norm is of all tokens: new")
+    counts = {name: own[name] for name in own if name.endswith(".num_batches_tracked")}  # torch before 0.4.1 had none
+    state.update({name: count for name, count in counts.items() if name not in state})
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits", zero_head)
     checked = _check_tensors(file, weights, state, own, _head_names(model))
     if new_heads and needs_head:
@@ -332,7 +337,7 @@ def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads
     """The tensors of `state` that the model has, cast to the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
-    `heads`, such as `blocks`, has tensors in `state` that the model lacks.
+    `heads`, such as `blocks`, or the input of the blocks, has tensors in `state` that the model lacks.
     """
     parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
 
@@ -350,7 +355,8 @@ def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads
     refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
-    refuse([name for name in state if name not in own and _part(name) in parts], "the model has no place for")
+    lacks = [name for name in state if name not in own and (_part(name) in parts or _part(name) in _OF_THE_INPUT)]
+    refuse(lacks, "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
     cast = {name: state[name].to(own[name].dtype) for name in own}

@@ -85,8 +85,12 @@ class Weights:
     @property
     def trained_size(self) -> Any:
         """The size of the training images by the arguments: a number, or [height, width]; None if they lack it."""
-        size = self.arguments.get("input_size") or self.arguments.get("img_size")
-        return size[-2:] if isinstance(size, list | tuple) else size
+        stated = (self.arguments.get(name) for name in ("input_size", "img_size", "image_size"))
+        size = next(filter(None, stated), None)
+        if not isinstance(size, list | tuple) or len(size) == 1:
+            return size[0] if isinstance(size, list | tuple) else size
+        is_channels_last = len(size) > 2 and size[-1] in (1, 3) and size[-3] not in (1, 3)
+        return size[-3:-1] if is_channels_last else size[-2:]
 
     def size_of_positions(self, published: Any = None) -> int | None:
         """The image size of the position embeddings, of a square grid of patches; None if there is none, or several.
@@ -104,7 +108,10 @@ class Weights:
                 has_one_width = len({state[name].shape for name in norms}) <= 1
                 if patch is None or len(shape) != 3 or len(patch.shape) != 4 or not has_one_width:
                     continue
-                grid, length = math.isqrt(shape[1]), patch.shape[3]
+                tokens = [state.get(f"{prefix}{name}") for name in ("cls_token", "dist_token", "reg_token")]
+                patches = shape[1] - sum(token.shape[1] for token in tokens if token is not None and token.ndim == 3)
+                patches = patches if patches > 0 and math.isqrt(patches) ** 2 == patches else shape[1]
+                grid, length = math.isqrt(patches), patch.shape[3]
                 if patch.shape[1] in (1, 3):  # channels of images
                     fits = isinstance(published, int) and published // length == grid
                     sizes.add(published if fits else grid * length)

@@ -124,6 +124,10 @@ ARRAYS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy.core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
 }
+_SCALARS: dict[str, Callable[..., Any]] = {
+    f"numpy.{core}.multiarray.scalar": lambda dtype, data: ArrayRecord((), dtype, False, data)
+    for core in ("core", "_core")
+}
 _CALLS = ARRAYS | {
     ("_codecs", "encode"): _encode,
     ("collections", "OrderedDict"): dict,
@@ -191,12 +195,13 @@ class _EmptyList(Inert):
 
 
 def read_torch_file(file: Path) -> Any:
-    """The content, with an `ArrayRecord` for each array, and an `Inert` for each other object that is no plain data.
+    """The content, with an `ArrayRecord` for each array, also of one number, and an `Inert` for each other object that
+    is no plain data.
 
     Raises UserError: the file names a function that acts on the machine, or too many classes; Exception: of almost any
     type, from a damaged file.
     """
-    names, lists, arrays = set[str](), set[str](), {".".join(name): call for name, call in ARRAYS.items()}
+    names, lists, arrays = set[str](), set[str](), {".".join(name): call for name, call in ARRAYS.items()} | _SCALARS
     try:
         names = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
     except pickle.UnpicklingError:  # below

@@ -165,7 +165,7 @@ NOT_FOUND = {  # -resume, in a folder with two runs and files of PaddleViT -> th
     "runs/train": r"no such file or folder; did you mean runs/train-1-2\?$",
     "nothing": "-resume nothing: no such file or folder",
     ".": "-resume .: no checkpoint found",
-    "killed": r"-resume killed: .* first checkpoint; .*-cfg=killed/config\.yaml$",
+    "killed": r"-resume killed: .* no checkpoint; .*-cfg=killed/config\.yaml$",
     "paddle": PADDLE, "paddle/Epoch-12-Loss-1.6": PADDLE, "paddle/Epoch-12.pdopt": PADDLE,
 }  # fmt: skip
 

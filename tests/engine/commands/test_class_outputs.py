@@ -6,6 +6,8 @@ The expected figures are computed with timm and torch, for the order of classes 
 import json
 import re
 import shutil
+from argparse import Namespace
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +247,7 @@ def test_orders_of_names(names, reason):
         ({"1": "b", "0": "a"}, {0: "a", 1: "b"}),
         ({"b": 1, "a": 0}, {0: "a", 1: "b"}),
         ({"1": 0, "10": 1, "2": 2}, {0: "1", 1: "10", 2: "2"}),  # torchvision's class_to_idx
+        ({"b": "1", "a": "0"}, {0: "a", 1: "b"}),
         ({"0": "a", "1": None}, {0: "a"}),
         ({"0": "a", "x": "b"}, None),
         ({"a": 0, "b": 0}, None),
@@ -266,6 +269,28 @@ def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, folder, tmp_
     with pytest.raises(UserError, match=f"DATA.CLASSES: {tmp_path / 'list'}: ") as error:
         evaluate(folder, tmp_path / "data", cpu, f"DATA.CLASSES={tmp_path / 'list'}")
     assert "\n" not in str(error.value)
+
+
+OTHERS = {
+    "numpy's array": {"classes": np.array(["dog", "cat", "bee"])},
+    "scikit-learn's classes_": {"classes": np.array(["dog", "cat", "bee"], dtype=object)},
+    "numpy's numbers": {"class_to_idx": {"dog": np.int64(0), "cat": np.int64(1), "bee": np.int64(2)}},
+    "numpy's keys": {"idx_to_class": {np.int64(0): "dog", np.int64(1): "cat", np.int64(2): "bee"}},
+    "MMPretrain": {"meta": {"epoch": 1, "dataset_meta": {"classes": ("dog", "cat", "bee")}}},
+    "MMClassification": {"meta": {"CLASSES": ["dog", "cat", "bee"]}},
+    "transformers": {"config": {"label2id": {"dog": 0, "cat": 1, "bee": 2}}},
+    "Lightning": {"datamodule_hyper_parameters": {"class_names": ["dog", "cat", "bee"]}},
+    "a Namespace": {"args": Namespace(classes=["dog", "cat", "bee"])},
+    "a defaultdict": {"label_map": defaultdict(int, {"dog": 0, "cat": 1, "bee": 2})},
+}
+
+
+@pytest.mark.parametrize("program", OTHERS)
+def test_names_as_other_programs_write_them(program, folder, tmp_path, cpu):
+    model, pixels = write_weights(folder, 3), write_images(tmp_path, ["bee", "cat", "dog"])
+    torch.save({"state_dict": model.state_dict(), **OTHERS[program]}, folder / "named.pth")
+    expected = figures(model, pixels, [2, 1, 0])
+    assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("key", ["class_to_idx", "idx_to_class", "classes"])

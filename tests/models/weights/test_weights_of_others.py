@@ -473,6 +473,8 @@ def test_arrays_that_share_one_string_are_refused(tmp_path):
 
 @pytest.mark.parametrize("arguments", [
     {"img_size": None, "input_size": [3, 48, 64]}, {"input_size": 48}, {"img_size": 48, "input_size": None}, {},
+    {"img_size": None, "input_size": (48, 64, 3)}, {"img_size": None, "input_size": (1, 3, 48, 64)},
+    {"image_size": [48]},
 ])  # fmt: skip
 def test_the_image_size_and_the_model_that_a_file_states(tmp_path, arguments):
     model = timm.create_model("test_vit", img_size=32, num_classes=3)
@@ -489,12 +491,28 @@ def test_the_image_size_and_the_model_that_a_file_states(tmp_path, arguments):
 
 @pytest.mark.parametrize(("name", "published", "expected"), [
     ("vit_tiny_patch16_384", 224, 384), ("vit_so400m_patch14_siglip_384", 384, 384), ("hiera_tiny_224", 224, None),
+    ("vit_medium_patch16_reg4_gap_256", 224, 256), ("vit_small_patch14_reg4_dinov2", 224, 518),
     ("vit_tiny_r_s16_p8_224", 224, None), ("vit_base_r50_s16_224", 224, None), ("deit3_small_patch16_224", [9], 224),
 ])  # fmt: skip
 def test_positions_tell_the_image_size_of_models_of_plain_patches(name, published, expected):
     with torch.device("meta"):
         state = timm.create_model(name).state_dict()
     assert Weights({"model": state}).size_of_positions(published) == expected
+
+
+def test_registers_beside_the_positions_of_four_patches(tmp_path):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, reg_tokens=4, embed_dim=64, depth=1, num_heads=2)
+    assert Weights({"model": model.state_dict()}).size_of_positions() == 32  # not 48, of nine
+
+
+def test_batch_norms_without_a_count_of_batches_are_read_as_timm_reads_them(tmp_path):
+    """As torchvision's files of 2017, and conversions from Caffe, JAX and ONNX."""
+    source, target, timms = (randomized(timm.create_model("test_resnet", num_classes=3)) for _ in range(3))
+    state = {name: tensor for name, tensor in source.state_dict().items() if "num_batches" not in name}
+    torch.save(state, tmp_path / "x.pth")
+    load_pretrained(target, str(tmp_path / "x.pth"))
+    timm.models.load_checkpoint(timms, str(tmp_path / "x.pth"))
+    assert torch.equal(logits(target), logits(timms)) and torch.equal(logits(target), logits(source))
 
 
 @pytest.mark.parametrize("name", ["test_efficientnet", "test_convnext"])

@@ -31,6 +31,8 @@ HUGE = torch.zeros(1).as_strided((10**12,), (0,))
         ("norm.bias", torch.full((48,), torch.nan), "NaN or infinite values: norm.bias;"),
         ("blocks.0.ls1.gamma", torch.ones(48), "no place for: blocks.0.ls1.gamma;"),  # as in DINOv2
         ("blocks.12.norm1.bias", torch.ones(48), "no place for: blocks.12.norm1.bias;"),
+        ("register_tokens", torch.ones(1, 4, 48), "no place for: register_tokens;"),  # as in DINOv2
+        ("dist_token", torch.ones(1, 1, 48), "no place for: dist_token;"),
         ("norm.bias", HUGE, "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48, device="meta"), "norm.bias is larger than its data"),
         ("norm.bias", torch.ones(48).to_sparse(), "norm.bias is larger than its data"),
