@@ -5,7 +5,7 @@ import re
 import shlex
 from array import array
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
-from datasets.sources.names import list_names
+from datasets.sources.names import list_names, split_of
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -40,6 +40,12 @@ _OTHER_FORMS = (
     *(".7z", ".xlsx", ".xls", ".ods", ".json", ".jsonl", ".xml", "_annotations.txt"),
 )
 _LABEL_IN_NAME = re.compile(r"([^\W\d]\D*?)[ ._-]*\(?\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_1.jpg
+_SUBMISSION = re.compile("submission|sample_?sub", re.IGNORECASE)  # Kaggle's example: its labels mean nothing
+_MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
+IS_MASK = re.compile(_MASK, re.IGNORECASE)
+_BESIDE_AN_IMAGE = re.compile(
+    rf"(.+?)[ ._-]+(?:{_MASK}|thumb(?:nail)?s?|copy(?: ?\(\d+\))?)", re.IGNORECASE
+)  # the name of a mask or a copy: of the name of its image
 _MAX_ENDINGS = 8  # in a note
 
 
@@ -76,7 +82,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     found, class_folders = FoundFiles(root), class_folders_in(root, excluded)
     names = sorted([*map(to_nfc, class_folders), *set(known or ()).difference(map(to_nfc, class_folders))])
     label_of = {name: label for label, name in enumerate(names)}
-    paths, targets, missing = StringPacker(), array("q"), set(known or ())
+    paths, targets, missing, beside_images = StringPacker(), array("q"), set(known or ()), list[str]()
     for name in class_folders:
         num_findings, undecodable = len(found.findings), found.undecodable.copy()
         images = _images_in(root / name, found, {root.resolve()})
@@ -90,16 +96,46 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         for path in images:
             paths.add(path)
             targets.append(label_of[to_nfc(name)])
+        beside_images += _named_after_images(images)
     notes, (folders, files) = [], _list(root)
     found.select_folders(folders)
     if beside := len(found.select_images(root, files)):
         notes.append(f"{root}: {beside} image(s) beside the class folders are not read")
+    if len(beside_images) > len(targets) / 4:
+        shown = f"{len(beside_images)} of {len(targets)} images, such as {shorten(beside_images[0])}"
+        notes.append(f"Warning: {root}: {shown}, have the name of another image: move masks and copies out of it")
+    if known is None and len(names) > 1 and (inner := _inner_folders(found.sizes, class_folders)):
+        shown = f"each contains folders with images, such as {shorten(inner[0])}, which are no classes"
+        fix = "if they are, move all of them into one folder"
+        notes.append(f"{root}: the classes are {list_names(names, 4)}; {shown}; {fix}")
     if missing and not paths and not found.findings:
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
     elif missing:
         notes.append(f"Warning: {root}: has no image of {list_names(sorted(missing))}, unlike the training images")
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
+
+
+def _named_after_images(paths: Sequence[str]) -> list[str]:
+    """The paths with the name of another one: with another ending, or as a mask, a thumbnail or a copy of it."""
+    stems = [path.rpartition(".")[0] for path in paths]
+    known, seen, found = set(stems), set[str](), list[str]()
+    for path, stem in zip(paths, stems, strict=True):
+        is_named_after = stem in seen or ((match := _BESIDE_AN_IMAGE.fullmatch(stem)) and match[1] in known)
+        found += [path] * bool(is_named_after)
+        seen.add(stem)
+    return found
+
+
+def _inner_folders(sizes: Mapping[str, int], class_folders: Sequence[str]) -> list[str]:
+    """The folders in the class folders, if each of those has two of them with images, and no image of its own."""
+    inside: dict[str, list[str]] = {name: [] for name in class_folders}
+    for path, size in sizes.items():
+        name, _, below = path.partition(os.sep)
+        if size and name in inside:
+            inside[name].append(path if below else "")
+    plain = any(len(paths) < 2 or "" in paths for paths in inside.values())
+    return [] if plain else [path for paths in inside.values() for path in paths]
 
 
 def read_images(root: Path) -> Listing:
@@ -136,8 +172,14 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     files = sorted(_list(root)[1] if files is None else files)
     if any(name.endswith(".tar") for name in files):
         return "it contains tar shards: use -dataset=tar"
+    if "data_batch_1" in files:
+        return "it contains CIFAR-10: use -dataset=cifar10"
     tables = [folder / name for folder in (root, root.parent) for name in ("train.csv", "labels.csv")]
-    tables += [root / name for name in files if name.lower().endswith(".csv")]
+    named = [
+        name for name in files if name.lower().endswith((".csv", ".tsv", ".jsonl")) and not _SUBMISSION.search(name)
+    ]
+    of_train = [name for name in named if split_of(name) == "train"]
+    tables += [root / name for name in of_train or named if split_of(name) != "test"]
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
         return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}"

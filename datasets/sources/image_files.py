@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
+from datasets.sources.names import split_of
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
 from utils.errors import Finding, did_you_mean
@@ -195,7 +196,8 @@ class NearFiles:
         """How to read paths such as `path`, if such a file is in a folder below; '' if there is none."""
         name, root = glob.escape(path), Path(self._root)
         patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
-        found = next((file for pattern in patterns for file in root.glob(pattern)), None)
+        of_test = lambda file: split_of(str(file.relative_to(root))) == "test"  # noqa: E731
+        found = next((file for pattern in patterns for file in sorted(root.glob(pattern), key=of_test)), None)
         return f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={found.parents[path.count(os.sep)]}')}" if found else ""
 
 

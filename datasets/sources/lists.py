@@ -5,6 +5,7 @@ Legend: N images, C classes.
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -54,6 +55,8 @@ class Lists(Source):
     @classmethod
     def recognize(cls, data: Data) -> str:
         root = Path(data.data_path)
+        if root.is_file() and not root.name.lower().endswith((".tar", ".zip", ".gz", ".tgz")):
+            raise UserError(f"{root}: is a file; give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)")
         if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
             return data.dataset
         return "folder" if any(root.glob("*/")) or other_form(root) else data.dataset
@@ -243,6 +246,9 @@ def _to_listing(
         (line, path), others = rows.outside[0], len(rows.outside) - 1
         problem = f"path {shorten(path)} is not inside {rows.root}{f', nor {others} others' if others else ''}"
         fix = NearFiles(rows.root).fix(path) or "write paths relative to it, or set DATA.IMAGE_ROOT"
+        if os.path.isfile(rows.root / path):
+            folder = os.path.dirname(os.path.abspath(rows.root / path))
+            fix = f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={folder}')}"
         rows.add_finding(line, f"{problem}; {fix}")
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")

@@ -50,7 +50,8 @@ class Parquet(Tables):
         by_split, names = defaultdict[str, list[Path]](list), dict[str, None]()
         for file in parquet_files(root) if root.is_dir() else [root]:
             shard, folder = _SHARD.fullmatch(file.stem), file.parent
-            of_folder = SPLIT_NAMES.get(folder.name.lower()) if root not in (file, folder) else None
+            name = folder.name.lower().removeprefix("partial-")  # the hub's first gigabytes of a split
+            of_folder = SPLIT_NAMES.get(name) if root not in (file, folder) else None
             split = (split_of(shard[1] if shard else file.stem) if file != root else None) or of_folder
             folders[folder.parent if split and split == of_folder else folder] = None
             names |= {} if split else {shard[1] if shard else "": None}

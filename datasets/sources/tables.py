@@ -35,11 +35,12 @@ _FIRST = 20  # images of which one shows the folder
 _ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 _PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
+_INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
 _MAX_DISTINCT = 30  # values of a column that are compared
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
-    re.compile("(image|img|file)?ids?|idcode"),
+    re.compile("(image|img|file|photo|isic)?ids?|idcode"),
 )
 _LABELS = (
     re.compile("(class|label|category|species|target)(name)?s?|classes|categories|breed|diagnosis"),
@@ -124,7 +125,10 @@ class Table:
                 if record is None:
                     yield line, "is not a JSON object; write one for each image in a line"
                 else:
-                    values = map(record.get, self.header)
+                    values = [
+                        value[0] if isinstance(value, list) and len(value) == 1 else value
+                        for value in map(record.get, self.header)
+                    ]
                     yield line, ["" if value is None else str(value).strip() for value in values]
             return
         reader, width = self._reader(), len(self.header)
@@ -347,7 +351,8 @@ class Rows:
         elif not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
         self.paths.add(self._with_ending(line, path))
-        self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
+        target = to_nfc(target.strip(_INVISIBLE))
+        self.row_target_ids.append(self.target_ids.setdefault(target, len(self.target_ids)))
         self.lines.append(line)
 
     def _with_ending(self, line: int, path: str) -> str:

@@ -1,6 +1,7 @@
 """Tables as people download them: columns, splits, encodings, numbers, ids, near paths."""
 
 import csv
+import json
 import re
 import shlex
 
@@ -273,6 +274,34 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
         assert samples.listing.root == tmp_path / expected
     images = unlabelled(str(file), options(tmp_path), None)
     assert images.name(3) == str(tmp_path / expected / "3.png")
+
+
+def test_of_several_folders_with_the_images_the_one_of_test_is_not_proposed(table, tmp_path, cpu):
+    files = [f"{folder}/{number}.png" for folder in ("test", "train", "atest") for number in range(30)]
+    with pytest.raises(UserError, match=rf"DATA\.IMAGE_ROOT={tmp_path}/(train|atest)") as error:
+        read(table("labels.csv", files, id=range(30), label=LABELS), cpu, checked=True)
+    root = re.search(r"IMAGE_ROOT=(\S+)", str(error.value))[1]
+    assert len(read(tmp_path / "labels.csv", cpu, checked=True, image_root=root)[0]) == 26
+
+
+def test_the_advice_for_paths_out_of_the_folder_works(table, tmp_path, cpu):
+    file = table(
+        "csv/train.csv", [f"images/{name}" for name in FILES], id=[f"../images/{name}" for name in FILES], label=LABELS
+    )
+    with pytest.raises(UserError) as error:
+        read(file, cpu, checked=True)
+    root = re.search(r"IMAGE_ROOT=(\S+)", str(error.value))[1]
+    assert len(read(file, cpu, checked=True, image_root=root)[0]) == 26
+
+
+def test_labels_in_lists_of_one_and_with_invisible_signs(table, tmp_path, cpu):
+    table("images.csv", FILES, id=FILES, label=LABELS)
+    rows = [{"file_name": name, "label": [label]} for name, label in zip(FILES, LABELS, strict=True)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    labels = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
+    for file in (tmp_path / "a.jsonl", table("b.csv", file=FILES, label=labels)):
+        train, val = read(file, cpu)
+        assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
 
 
 @pytest.mark.parametrize(("name", "path"), [("labels", "{}"), ("train", "../images/{}.png")])

@@ -131,12 +131,54 @@ REFUSED = {
     "flat splits": (["{train,val}"], [], "train: contains no folders"),
     "one folder": (["Dataset/{a,b}", "__MACOSX/"], ["Dataset"], "only one folder"),
     "wrong folder": (["{train,val}/Dataset/{a,b}"], ["train/Dataset"], "only one folder"),
+    "COVID-19 Radiography": (["{COVID,Normal}/{images,masks}"], [], "move the folders 'masks' out of"),
+    "CIFAR-10": (["data_batch_1!", "test_batch!"], [], "use -dataset=cifar10"),
     "masks": (["images", "masks"], [], "is 'images' a class, beside 'masks'"),
     "ChestX-ray14": (["images_{001,002,012}/images"], [], BOTH),
     "batches": (["batch1/{a,b}", "batch2/{a,c}"], [], BOTH),
     "Oxford Pets": (["{great_pyrenees,Abyssinian}_{1,2,12}.jpg!"], [], "'Abyssinian_1.jpg', are not read"),
     "archive": (["images.zip!"], [], "'images.zip' is not read"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tables", "proposed_table"),
+    [
+        (["train_labels.csv", "test_labels.csv"], "train_labels.csv"),
+        (["Testing_set.csv", "Training_set.csv"], "Training_set.csv"),
+        (["sample_submission.csv", "solution.csv"], "solution.csv"),
+        (["train.jsonl"], "train.jsonl"),
+    ],
+)
+def test_a_table_of_the_training_is_proposed_and_no_other(tables, proposed_table, tmp_path, cpu):
+    root = make(tmp_path / "R", "{0,1}.jpg!", *(f"{name}!" for name in tables))
+    assert [Path(path).name for path in proposed(refusal(root, cpu))] == [proposed_table]
+
+
+@pytest.mark.parametrize(
+    ("files", "num_named"),
+    [
+        ("{0,1,2}.png {0,1,2}_mask.png", 3),
+        ("ISIC_{0,1}.jpg ISIC_{0,1}_segmentation.png ISIC_{0,1}_superpixels.png", 4),
+        ("{0,1,2}.jpg {0,1,2}.png", 3),
+        ("{0,1,2}.jpg {0,1}_copy.jpg", 2),
+        ("{0,1,2,3}.jpg 0.png", 0),  # few, perhaps by chance
+        ("cat_{0,1,2}.jpg mask_{0,1}.jpg maskray.jpg 3_mask.jpg", 0),
+    ],
+)
+def test_masks_and_copies_beside_their_images_are_a_warning(files, num_named, tmp_path, cpu):
+    root = make(tmp_path / "R", *(f"{{a,b}}/{file}!" for file in files.split()))
+    notes = {note for note in read(root, cpu)[1].split(" | ") if "have the name of another image" in note}
+    assert [f": {2 * num_named} of " in note for note in notes] == [True] * bool(num_named)
+
+
+def test_folders_in_all_classes_are_noted(tmp_path, cpu):
+    """As in LC25000, whose classes are one level deeper."""
+    _, notes = read(make(tmp_path / "1", "colon/{aca,n}", "lung/{aca2,n2,scc}"), cpu)
+    assert "the classes are 'colon', 'lung'" in notes and "'colon/aca'" in notes
+    for parts in (["colon/{aca,n}", "lung"], ["{colon,lung}/all"]):
+        _, notes = read(make(tmp_path / parts[0][:3], *parts), cpu)
+        assert "which are no classes" not in notes
 
 
 @pytest.mark.parametrize("name", REFUSED)
