@@ -21,7 +21,6 @@ from datasets.sources.names import (
     number_by,
     number_of_classes,
     ordered_classes,
-    split_of,
     split_of_images,
 )
 from datasets.sources.parquet import Parquet, parquet_files
@@ -127,12 +126,14 @@ def _recognize_table(data: Data) -> str | None:
     if root.suffix.lower() in TABLE_SUFFIXES and root.is_file():
         return "parquet" if root.suffix.lower() == PARQUET else "csv"
     folders = [path for path in root.glob("*/") if not path.name.startswith(".")]
-    are_splits = all(split_of(path.name) or split_of_images(path.name) is not None for path in folders)
+    splits = {path: split_of_images(path.name) for path in folders}
+    are_splits = None not in splits.values() and list(splits.values()).count("") < 2
     with_classes = folders if are_splits else [root]
     tables, has_parquet = [table_file(root, split) for split in ("train", "val")], bool(parquet_files(root))
     if tables[0].is_file() and not (has_parquet or any(root.glob("*_list.txt")) or data.class_folders):
-        split = split_of if are_splits else lambda name: SPLIT_NAMES.get(name.lower())  # masks may be beside train/
-        of_train = [path for path in folders if split(path.name) == "train"]
+        if not are_splits:  # masks may be beside train/
+            splits = {path: SPLIT_NAMES.get(path.name.lower()) for path in folders}
+        of_train = [path for path in folders if splits[path] == "train"]
         is_table = data.image_root or not any(map(has_class_folders, of_train or with_classes))
         return "csv" if is_table else None
     metadata = [root / name for name in METADATA] + [table for table in tables if table.name in METADATA]

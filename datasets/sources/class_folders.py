@@ -14,7 +14,7 @@ import numpy as np
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, kind_of_file, missing_decoder
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link, listing_arrays
-from datasets.sources.names import list_names, split_of
+from datasets.sources.names import MASK, list_names, split_of
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -41,10 +41,8 @@ _OTHER_FORMS = (
 )
 _LABEL_IN_NAME = re.compile(r"([^\W\d]\D*?)[ ._-]*\(?\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_1.jpg
 _SUBMISSION = re.compile("submission|sample_?sub", re.IGNORECASE)  # Kaggle's example: its labels mean nothing
-_MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
-IS_MASK = re.compile(_MASK, re.IGNORECASE)
 _BESIDE_AN_IMAGE = re.compile(
-    rf"(.+?)[ ._-]+(?:{_MASK}|thumb(?:nail)?s?|copy(?: ?\(\d+\))?)", re.IGNORECASE
+    rf"(.+?)[ ._-]+(?:{MASK}|thumb(?:nail)?s?|copy(?: ?\(\d+\))?)", re.IGNORECASE
 )  # the name of a mask or a copy: of the name of its image
 _MAX_ENDINGS = 8  # in a note
 
@@ -118,7 +116,8 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
 
 def _named_after_images(paths: Sequence[str]) -> list[str]:
     """The paths with the name of another one: with another ending, or as a mask, a thumbnail or a copy of it."""
-    stems = [path.rpartition(".")[0] for path in paths]
+    parts = map(os.path.splitext, paths)
+    stems = [stem if ending.lower() in IMAGE_EXTENSIONS else stem + ending for stem, ending in parts]
     known, seen, found = set(stems), set[str](), list[str]()
     for path, stem in zip(paths, stems, strict=True):
         is_named_after = stem in seen or ((match := _BESIDE_AN_IMAGE.fullmatch(stem)) and match[1] in known)

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,6 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
-from datasets.sources.names import split_of
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
 from utils.errors import Finding, did_you_mean
@@ -196,8 +196,11 @@ class NearFiles:
         """How to read paths such as `path`, if such a file is in a folder below; '' if there is none."""
         name, root = glob.escape(path), Path(self._root)
         patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
-        of_test = lambda file: split_of(str(file.relative_to(root))) == "test"  # noqa: E731
-        found = next((file for pattern in patterns for file in sorted(root.glob(pattern), key=of_test)), None)
+        files = [file for pattern in patterns for file in root.glob(pattern)]
+        of_others = [
+            file for file in files if not re.search(r"(?i)(?:^|[/_-])test", str(file.parent.relative_to(root)))
+        ]
+        found = next(iter(of_others or files), None)
         return f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={found.parents[path.count(os.sep)]}')}" if found else ""
 
 

@@ -246,8 +246,9 @@ def _to_listing(
         (line, path), others = rows.outside[0], len(rows.outside) - 1
         problem = f"path {shorten(path)} is not inside {rows.root}{f', nor {others} others' if others else ''}"
         fix = NearFiles(rows.root).fix(path) or "write paths relative to it, or set DATA.IMAGE_ROOT"
-        if os.path.isfile(rows.root / path):
-            folder = os.path.dirname(os.path.abspath(rows.root / path))
+        folders = {os.path.dirname(os.path.abspath(rows.root / outside)) for _, outside in rows.outside}
+        folder = os.path.commonpath(folders)
+        if os.path.isfile(rows.root / path) and os.path.abspath(f"{folder}/{path}").startswith(f"{folder}/"):
             fix = f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={folder}')}"
         rows.add_finding(line, f"{problem}; {fix}")
     if not rows.target_ids and not rows.findings:

@@ -24,9 +24,10 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test",
     "testing": "test",
 }  # fmt: skip
-_IMAGES = "images?|imgs?|pictures?|photos?|jpe?gs?|pngs?"
+_IMAGES = "images?|imgs?|pictures?|photos?|jpe?gs?|pngs?|tfrecords?"
 _SPLIT_OF_IMAGES = re.compile(rf"({'|'.join(SPLIT_NAMES)})(?:[ ._-]?(?:{_IMAGES}))?|(?:{_IMAGES})", re.IGNORECASE)
 _MAX_BYTES = 10**8
+MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
 _NOT_UNIQUE = "case, zeros or the Unicode form of accents decide"
 _MAX_NAMES = 20  # in an error message
 
@@ -138,9 +139,12 @@ def names_by_number(content: Any) -> dict[int, str] | None:
         content = dict(enumerate(content))
     if not isinstance(content, dict) or not content:
         return None
-    if all(re.fullmatch("[0-9]+", str(value)) and isinstance(key, str) for key, value in content.items()) and not (
-        all(isinstance(value, str) and key.isdecimal() for key, value in content.items())
-    ):
+    items = content.items()
+    are_numbers = all(
+        isinstance(key, str) and type(value) in (int, str) and re.fullmatch("[0-9]{1,9}", str(value))
+        for key, value in items
+    )
+    if are_numbers and not all(isinstance(value, str) and key.isdecimal() for key, value in items):
         numbers = {int(value): key for key, value in content.items()}
         return numbers if len(numbers) == len(content) else None
     named = {key: name for key, name in content.items() if name is not None}

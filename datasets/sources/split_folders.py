@@ -12,9 +12,9 @@ from shlex import quote
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
-from datasets.sources.class_folders import IS_MASK, class_folders_in, has_images, other_form, read_class_folders
+from datasets.sources.class_folders import class_folders_in, has_images, other_form, read_class_folders
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link
-from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
+from datasets.sources.names import MASK, SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
@@ -297,7 +297,7 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
             fix = "give the folder of the classes"
             if all(map(_word_in, equal)):
                 fix = f"move them above the classes, as {sorted(equal)[0]}/{same[0]}"
-            elif masks := sorted(name for name in equal if IS_MASK.fullmatch(name)):
+            elif masks := sorted(name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)):
                 fix = f"move the folders {list_names(masks)} out of {root}"
             return refuse(f"{root}: {shown}, as variants or splits do", same, fix, "they are the classes")
     classes, total = set(names), sum(sizes.values())

@@ -21,7 +21,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.image_files import Listing, NearFiles, listing_arrays
-from datasets.sources.names import SPLIT_NAMES, split_of, split_of_images
+from datasets.sources.names import MASK, SPLIT_NAMES, split_of, split_of_images
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -40,7 +40,8 @@ _MAX_DISTINCT = 30  # values of a column that are compared
 # Names of columns, in lower case without signs; names of the second kind count if there is none of the first kind.
 _PATHS = (
     re.compile("(image|img|file|rel|relative)*paths?|(image|img|file)+names?|(image|img)*files?|images?|imgs?"),
-    re.compile("(image|img|file|photo|isic)?ids?|idcode"),
+    re.compile("(image|img|file)?ids?|idcode"),
+    re.compile("(photo|isic)ids?"),
 )
 _LABELS = (
     re.compile("(class|label|category|species|target)(name)?s?|classes|categories|breed|diagnosis"),
@@ -129,13 +130,13 @@ class Table:
                         value[0] if isinstance(value, list) and len(value) == 1 else value
                         for value in map(record.get, self.header)
                     ]
-                    yield line, ["" if value is None else str(value).strip() for value in values]
+                    yield line, ["" if value is None else str(value).strip().strip(_INVISIBLE) for value in values]
             return
         reader, width = self._reader(), len(self.header)
         try:
             next(reader, None)
             for row in reader:
-                line, texts = reader.line_num + self._start, [text.strip() for text in row]
+                line, texts = reader.line_num + self._start, [text.strip().strip(_INVISIBLE) for text in row]
                 if len(row) == width and any(texts):
                     yield line, texts
                 elif any(texts):  # spreadsheets write empty rows
@@ -351,8 +352,7 @@ class Rows:
         elif not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
         self.paths.add(self._with_ending(line, path))
-        target = to_nfc(target.strip(_INVISIBLE))
-        self.row_target_ids.append(self.target_ids.setdefault(target, len(self.target_ids)))
+        self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
 
     def _with_ending(self, line: int, path: str) -> str:
@@ -383,7 +383,8 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
 
     The images are in DATA.IMAGE_ROOT, else in the table's folder, else in the split's folder in it (train/ or
-    train_images/ of train.csv), else in the only folder in it that has them.
+    train_images/ of train.csv), else in the only folder in it that has them, apart from other splits
+    and masks.
     """
     file = table.file
     layout = find_layout(table, data)
@@ -424,7 +425,7 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
 def _find_folder(file: Path, paths: Iterable[str], others: Sequence[Path] = ()) -> Path | None:
     """The first folder with one of the first paths of a table as a file, in the order of `table_rows`.
 
-    others: come before the only folder that has one. None if no folder has one, or if several of the last kind do.
+    others: come before the only folder of neither masks nor another split that has one. None without such a folder.
     """
     paths = list(paths)
 
@@ -441,8 +442,18 @@ def _find_folder(file: Path, paths: Iterable[str], others: Sequence[Path] = ()) 
     of_split = [path for path in inside if split and split_of_images(path.name) == split]
     if found := next(filter(contains, (*of_split, *others)), None):
         return found
-    having = [path for path in inside if contains(path)]
-    return having[0] if len(having) == 1 else None
+    of_others = {"train", "val", "test"} - {split} if split else {"test"}
+    usable = (path for path in inside if _split_in(path.name) not in of_others and not _is_of_masks(path.name))
+    with_images = list(islice(filter(contains, usable), 2))
+    return with_images[0] if len(with_images) == 1 else None
+
+
+def _split_in(folder: str) -> str | None:
+    return "test" if folder.lower().startswith("test") else split_of_images(folder) or split_of(folder)
+
+
+def _is_of_masks(folder: str) -> bool:
+    return any(re.fullmatch(MASK, part, re.IGNORECASE) for part in re.split(r"[ ._-]+", folder))
 
 
 def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:

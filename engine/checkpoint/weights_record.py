@@ -8,6 +8,7 @@ fold.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -46,8 +47,11 @@ ENTRY = "split"
 THRESHOLDS = "thresholds"  # with several labels per image: of each class, see `SampleResults`
 _NAME_ENTRIES = (  # the first one decides
     "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
-    "class2idx", "idx2class", "class_mapping", "label_map", "target_names", "categories", "labels", "names", "vocab",
+    "class2idx", "idx2class", "class_mapping", "label_map",
 )  # fmt: skip
+_MAYBE_NAMES = ("target_names", "categories", "labels", "names")  # unless they are numbers
+_NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
+_MAX_NAMES_BYTES, _MAX_SCALAR_BYTES = 10**7, 10**4  # of an array of names; of one name or number
 HELD_OUT_FILE = "held_out.json"
 
 
@@ -188,12 +192,15 @@ def weights_record(model: Model) -> WeightsRecord | None:
     meta = _entries_of(weights.content.get("meta"))  # of mmengine
     others = map(_entries_of, map(weights.content.get, ("config", "datamodule_hyper_parameters")))
     places = [*others, meta, _entries_of(meta.get("dataset_meta")), weights.arguments, weights.content]
-    entries = {str(key).lower(): value for place in places for key, value in place.items()}
-    for key in reversed(_NAME_ENTRIES):
+    entries = {str(key).lower(): value for place in places for key, value in place.items()}  # the last place decides
+    for key in (*_NAME_ENTRIES, *_MAYBE_NAMES):
         with suppress(Exception):  # a damaged array
             by_number = names_by_number(_plain(entries.get(key))) or {}
-            if by_number and sorted(by_number) == list(range(len(by_number))):
-                names = [to_nfc(by_number[output]) for output in range(len(by_number))]
+            stated = [to_nfc(by_number[output]) for output in range(len(by_number))]  # KeyError: some have no name
+            is_named = not (key in _MAYBE_NAMES and all(map(str.isdecimal, stated)))
+            if stated and is_named and not all(map(_NO_NAME.fullmatch, stated)):
+                names = stated
+                break
     if size and size != data.get("IMAGE_SIZE"):
         data, evaluation = data | {"IMAGE_SIZE": size}, {key: evaluation[key] for key in evaluation if key == "RESIZE"}
         source = f"{source}, with the image size of the file" if source else "the file"
@@ -211,16 +218,22 @@ def _entries_of(content: Any) -> Mapping[Any, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """Lists, dicts, texts and numbers in place of numpy's arrays and scalars, and of dicts of other classes.
+    """A list or dict of texts and numbers in place of numpy's, and of dicts of other classes; else the content itself.
 
-    Raises an exception of any type if an array is damaged.
+    Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
     if isinstance(content, ArrayRecord):
-        return content.content if isinstance(content.content, list) else content.array().tolist()
-    if isinstance(content, list | tuple) and not isinstance(content, Inert):
-        return list(map(_plain, content))
-    entries = _entries_of(content)
-    return {_plain(key): _plain(value) for key, value in entries.items()} if entries else content
+        if len(content.shape) != 1 or len(content.content) > _MAX_NAMES_BYTES or content.dtype.code[0] not in "UO":
+            raise ValueError("no names")
+        content = content.content if isinstance(content.content, list) else content.array().tolist()
+    if entries := _entries_of(content):
+        return {_plain_scalar(key): _plain_scalar(value) for key, value in entries.items()}
+    return list(map(_plain_scalar, content)) if isinstance(content, list | tuple) else content
+
+
+def _plain_scalar(value: Any) -> Any:
+    is_scalar = isinstance(value, ArrayRecord) and value.shape == () and len(value.content) < _MAX_SCALAR_BYTES
+    return value.array().item() if is_scalar else value
 
 
 def read_record(weights: str) -> WeightsRecord | None:

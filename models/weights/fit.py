@@ -29,7 +29,7 @@ from utils.errors import UserError
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NO_KNOWN_CLASS = "none of the classes in the file"
 _POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
-_OF_THE_INPUT = {  # parameters without a module; a model without them computes something else
+_OF_THE_INPUT = {  # of a transformer: without them it computes something else
     "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
 }  # fmt: skip
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
@@ -355,7 +355,8 @@ def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads
     refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
-    lacks = [name for name in state if name not in own and (_part(name) in parts or _part(name) in _OF_THE_INPUT)]
+    parts |= _OF_THE_INPUT if "patch_embed" in parts else set()
+    lacks = [name for name in state if name not in own and _part(name) in parts]
     refuse(lacks, "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")

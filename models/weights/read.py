@@ -109,7 +109,9 @@ class Weights:
                 if patch is None or len(shape) != 3 or len(patch.shape) != 4 or not has_one_width:
                     continue
                 tokens = [state.get(f"{prefix}{name}") for name in ("cls_token", "dist_token", "reg_token")]
-                patches = shape[1] - sum(token.shape[1] for token in tokens if token is not None and token.ndim == 3)
+                patches = shape[1] - sum(
+                    token.shape[1] for token in tokens if token is not None and len(token.shape) == 3
+                )
                 patches = patches if patches > 0 and math.isqrt(patches) ** 2 == patches else shape[1]
                 grid, length = math.isqrt(patches), patch.shape[3]
                 if patch.shape[1] in (1, 3):  # channels of images
@@ -164,11 +166,11 @@ def find_states(content: Any, max_array_bytes: int = 0) -> Weights:
         if not isinstance(entries, dict) or id(value) in seen:
             continue
         seen.add(id(value))
-        records = [one for one in entries.values() if isinstance(one, ArrayRecord)]
+        records = [one for one in entries.values() if type(one) is ArrayRecord]
         max_array_bytes -= sum(len(one.content) for one in records if isinstance(one.content, bytes | str))
         if records and max_array_bytes < 0:
             raise ValueError("arrays share their data")
-        arrays = ((name, _from_numpy(one) if isinstance(one, ArrayRecord) else one) for name, one in entries.items())
+        arrays = ((name, _from_numpy(one) if type(one) is ArrayRecord else one) for name, one in entries.items())
         tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor | StoredTensor)}
         tensors = {name: one for name, one in tensors.items() if not _OF_OPTIMIZER.search(name)}
         if tensors:

@@ -80,6 +80,10 @@ class ArrayRecord:
         return numbers.reshape(self.shape, order="F" if self.column_major else "C")
 
 
+class ScalarRecord(ArrayRecord):
+    """A pickled number or text of numpy."""
+
+
 def read_plain_pickle(stream: BinaryIO) -> Any:
     """The content of the file, with an `ArrayRecord` for each array.
 
@@ -125,7 +129,7 @@ ARRAYS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy._core.multiarray", "_reconstruct"): lambda *_: ArrayRecord(),
 }
 _SCALARS: dict[str, Callable[..., Any]] = {
-    f"numpy.{core}.multiarray.scalar": lambda dtype, data: ArrayRecord((), dtype, False, data)
+    f"numpy.{core}.multiarray.scalar": lambda dtype, data: ScalarRecord((), dtype, False, data)
     for core in ("core", "_core")
 }
 _CALLS = ARRAYS | {

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pandas
 import pytest
@@ -230,6 +231,9 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
         (["train.csv", "train_images/a/0.png", "train_images/b/0.png", "test_images/1.png"], {}, "folder"),
         (["train.csv", "images/a/0.png", "images/b/0.png"], {}, "folder"),
         (["train.csv", "train_station/0.png", "car/0.png"], {}, "folder"),
+        (["train.csv", "freight_train/0.png", "passenger_train/0.png"], {}, "folder"),
+        (["train.csv", "test_positive/0.png", "test_negative/0.png"], {}, "folder"),
+        (["train.csv", "photo/0.png", "picture/0.png"], {}, "folder"),
         (["train.csv", "a/0.png", "b/0.png"], {}, "folder"),
         (["train.csv", "train/a/0.png", "train/b/0.png", "test/0.png"], {}, "folder"),
         (["train.csv", "0.png"], {"class_folders": True}, "folder"),
@@ -256,7 +260,13 @@ def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path
         ("Training_set.csv", ["train", "test"], "train"),
         ("labels.csv", ["train"], "train"),
         ("labels.csv", ["anything"], "anything"),
-        ("labels.csv", ["train", "test"], None),
+        ("labels.csv", ["train", "other"], None),
+        ("labels.csv", ["test"], None),
+        ("labels.csv", ["TestImages"], None),
+        ("labels.csv", ["masks"], None),
+        ("train.csv", ["test"], None),
+        ("train.csv", ["train_masks"], None),
+        ("val.csv", ["train"], None),
     ],
 )
 def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
@@ -276,18 +286,21 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
     assert images.name(3) == str(tmp_path / expected / "3.png")
 
 
-def test_of_several_folders_with_the_images_the_one_of_test_is_not_proposed(table, tmp_path, cpu):
-    files = [f"{folder}/{number}.png" for folder in ("test", "train", "atest") for number in range(30)]
-    with pytest.raises(UserError, match=rf"DATA\.IMAGE_ROOT={tmp_path}/(train|atest)") as error:
+def test_of_several_folders_with_the_images_the_one_of_test_is_not_proposed(table, tmp_path, cpu, monkeypatch):
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: sorted(glob(path, pattern)))  # the one of test first
+    files = [f"{folder}/{number}.png" for folder in ("a-test", "b", "z") for number in range(30)]
+    with pytest.raises(UserError) as error:
         read(table("labels.csv", files, id=range(30), label=LABELS), cpu, checked=True)
     root = re.search(r"IMAGE_ROOT=(\S+)", str(error.value))[1]
-    assert len(read(tmp_path / "labels.csv", cpu, checked=True, image_root=root)[0]) == 26
+    assert root == f"{tmp_path}/b" and len(read(tmp_path / "labels.csv", cpu, checked=True, image_root=root)[0]) == 26
 
 
-def test_the_advice_for_paths_out_of_the_folder_works(table, tmp_path, cpu):
-    file = table(
-        "csv/train.csv", [f"images/{name}" for name in FILES], id=[f"../images/{name}" for name in FILES], label=LABELS
-    )
+@pytest.mark.parametrize("path", ["../images/{}/{}", "{root}/images/{}/{}"])
+def test_the_advice_for_paths_out_of_the_folder_works(table, tmp_path, path, cpu):
+    names = [path.format(label, name, root=tmp_path) for label, name in zip(LABELS, FILES, strict=True)]
+    files = [f"images/{label}/{name}" for label, name in zip(LABELS, FILES, strict=True)]
+    file = table("csv/train.csv", files, id=names, label=LABELS)
     with pytest.raises(UserError) as error:
         read(file, cpu, checked=True)
     root = re.search(r"IMAGE_ROOT=(\S+)", str(error.value))[1]

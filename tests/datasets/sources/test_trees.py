@@ -163,11 +163,15 @@ def test_a_table_of_the_training_is_proposed_and_no_other(tables, proposed_table
         ("{0,1,2}.jpg {0,1,2}.png", 3),
         ("{0,1,2}.jpg {0,1}_copy.jpg", 2),
         ("{0,1,2,3}.jpg 0.png", 0),  # few, perhaps by chance
+        ("1.2.{0,1,2}", 0),
+        ("IMG{0,1,2}", 0),
         ("cat_{0,1,2}.jpg mask_{0,1}.jpg maskray.jpg 3_mask.jpg", 0),
     ],
 )
 def test_masks_and_copies_beside_their_images_are_a_warning(files, num_named, tmp_path, cpu):
     root = make(tmp_path / "R", *(f"{{a,b}}/{file}!" for file in files.split()))
+    for file in root.glob("*/*"):
+        file.write_bytes(IMAGE)
     notes = {note for note in read(root, cpu)[1].split(" | ") if "have the name of another image" in note}
     assert [f": {2 * num_named} of " in note for note in notes] == [True] * bool(num_named)
 

@@ -248,6 +248,8 @@ def test_orders_of_names(names, reason):
         ({"b": 1, "a": 0}, {0: "a", 1: "b"}),
         ({"1": 0, "10": 1, "2": 2}, {0: "1", 1: "10", 2: "2"}),  # torchvision's class_to_idx
         ({"b": "1", "a": "0"}, {0: "a", 1: "b"}),
+        ({"1": "0", "0": "1"}, {0: "1", 1: "0"}),
+        ({"a": "9" * 5000}, None),
         ({"0": "a", "1": None}, {0: "a"}),
         ({"0": "a", "x": "b"}, None),
         ({"a": 0, "b": 0}, None),
@@ -302,8 +304,10 @@ def test_names_beside_the_weights(key, folder, tmp_path, cpu):
     torch.save({"state_dict": model.state_dict(), key: values.get(key, names)}, folder / "named.pth")
     expected = figures(model, pixels, [names.index(name) for name in sorted(names)])
     assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
-    if key == "classes":
-        torch.save({"state_dict": model.state_dict(), key: ["a", "b"]}, folder / "named.pth")
+    for other in ({key: ["a", "b"]}, {"labels": [0, 1, 2]}, {"id2label": {n: f"LABEL_{n}" for n in range(3)}}, {
+        "classes": np.zeros((3, 1)), "label_map": np.array([1, 2, 3]),
+    }):  # fmt: skip
+        torch.save({"state_dict": model.state_dict(), **other}, folder / "named.pth")
         expected = figures(model, pixels, [0, 1, 2])
         assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
 

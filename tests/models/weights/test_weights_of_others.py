@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import subprocess
+import tracemalloc
 import types
 from collections import OrderedDict
 from pathlib import Path
@@ -27,7 +28,7 @@ from configs.schema.train import Optimizer
 from engine.checkpoint.weights_record import weights_record
 from engine.training.optimizer import scales_by_weights
 from models.weights.fit import load_pretrained
-from models.weights.read import Weights
+from models.weights.read import Weights, read_weights
 from utils.errors import UserError
 
 
@@ -498,6 +499,27 @@ def test_positions_tell_the_image_size_of_models_of_plain_patches(name, publishe
     with torch.device("meta"):
         state = timm.create_model(name).state_dict()
     assert Weights({"model": state}).size_of_positions(published) == expected
+
+
+def test_a_transformer_behind_the_network_and_numbers_of_numpy_are_other_parts(tmp_path):
+    source, target = (randomized(timm.create_model("test_resnet", num_classes=3)) for _ in range(2))
+    state = {f"backbone.{name}": tensor for name, tensor in source.state_dict().items()}
+    content = {"state_dict": state | {"cls_token": torch.ones(1, 1, 8)}, "best_acc": np.float64(0.9)}
+    torch.save(content, tmp_path / "x.pth")
+    assert any("cls_token" in note for note in load_pretrained(target, str(tmp_path / "x.pth")))
+    assert torch.equal(logits(target), logits(source)) and list(read_weights(str(tmp_path / "x.pth")).states) == [
+        "state_dict"
+    ]
+
+
+def test_an_array_of_names_takes_little_memory(tmp_path):
+    many = np.zeros((2000,) + (1,) * 30, np.uint8)
+    for content in ({"classes": many}, {"classes": [many] * 200}, {"classes": np.zeros(10**6, np.uint8)}):
+        torch.save({"state_dict": small_vit().state_dict(), **content}, tmp_path / "x.pth")
+        tracemalloc.start()
+        record = weights_record(Model(PRETRAINED=str(tmp_path / "x.pth")))
+        assert (record is None or record.class_names is None) and tracemalloc.get_traced_memory()[1] < 10_000_000
+        tracemalloc.stop()
 
 
 def test_registers_beside_the_positions_of_four_patches(tmp_path):
