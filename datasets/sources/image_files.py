@@ -2,7 +2,6 @@
 
 import glob
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ import numpy as np
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
+from datasets.sources.names import word_in
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
 from utils.errors import Finding, did_you_mean
@@ -197,10 +197,8 @@ class NearFiles:
         name, root = glob.escape(path), Path(self._root)
         patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
         files = [file for pattern in patterns for file in root.glob(pattern)]
-        of_others = [
-            file for file in files if not re.search(r"(?i)(?:^|[/_-])test", str(file.parent.relative_to(root)))
-        ]
-        found = next(iter(of_others or files), None)
+        others = (file for file in files if "test" not in map(word_in, file.parent.relative_to(root).parts))
+        found = next(others, files[0] if files else None)
         return f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={found.parents[path.count(os.sep)]}')}" if found else ""
 
 

@@ -41,6 +41,9 @@ class Lists(Source):
 
     def read(self, split: str) -> ImageFiles:
         """As `Source.read`. Findings: a missing path or label, a label that is not a whole number, and so on."""
+        if self.root.is_file():
+            fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
+            raise UserError(f"{self.root}: is a file that is not read; {fix}")
         file = self.root / f"{split}_list.txt"
         rows = Rows(file, self.data.image_root)
         for number, line in enumerate(read_lines(file), 1):
@@ -55,8 +58,6 @@ class Lists(Source):
     @classmethod
     def recognize(cls, data: Data) -> str:
         root = Path(data.data_path)
-        if root.is_file() and not root.name.lower().endswith((".tar", ".zip", ".gz", ".tgz")):
-            raise UserError(f"{root}: is a file; give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)")
         if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
             return data.dataset
         return "folder" if any(root.glob("*/")) or other_form(root) else data.dataset

@@ -28,6 +28,14 @@ _IMAGES = "images?|imgs?|pictures?|photos?|jpe?gs?|pngs?|tfrecords?"
 _SPLIT_OF_IMAGES = re.compile(rf"({'|'.join(SPLIT_NAMES)})(?:[ ._-]?(?:{_IMAGES}))?|(?:{_IMAGES})", re.IGNORECASE)
 _MAX_BYTES = 10**8
 MASK = r"(?:binary|seg\w*)?_?masks?\d*|seg|segm|segmentations?|annotations?|gt|ground_?truths?|overlays?|superpixels?"
+# In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
+SPLIT_WORD = re.compile(
+    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
+    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
+    r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
+    re.IGNORECASE,
+)
+_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
 _NOT_UNIQUE = "case, zeros or the Unicode form of accents decide"
 _MAX_NAMES = 20  # in an error message
 
@@ -46,6 +54,15 @@ def split_of(name: str) -> str | None:
 def split_of_images(folder: str) -> str | None:
     """The split in the name of a folder of images, 'Train' or 'train_images'; '' for 'images', None for other names."""
     return SPLIT_NAMES.get((found[1] or "").lower(), "") if (found := _SPLIT_OF_IMAGES.fullmatch(folder)) else None
+
+
+def word_in(name: str) -> str | None:
+    """The split whose word a name contains first, or 'none' for images without labels."""
+    if name.lower() in SPLIT_NAMES:
+        return SPLIT_NAMES[name.lower()]
+    match = SPLIT_WORD.search(name)
+    word = match[1].lower() if match else ""
+    return _SPLIT_OF_WORD.get(word, word) or None
 
 
 def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:

@@ -14,20 +14,12 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_folders import class_folders_in, has_images, other_form, read_class_folders
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link
-from datasets.sources.names import MASK, SPLIT_NAMES, find_split_names, list_names
+from datasets.sources.names import MASK, SPLIT_NAMES, SPLIT_WORD, find_split_names, list_names, word_in
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, did_you_mean
 
-# In names of folders: seg_train, trainset, imgTrain, val2017; not contest, valley. 'none': images without labels.
-_WORD = re.compile(
-    r"((?<![a-z])(?:train|val|dev|eval|test|pred|unlab)|(?-i:(?<=[a-z])(?:Train|Val|Test|Pred)))"
-    r"(?:ing|id(?:ation)?|elopment|uation|ict(?:ions?|ed)?|ell?ed)?(?:val|set|data|images?|imgs?|split)?"
-    r"(?-i:(?![a-z]|(?<=[A-Z])[A-Z]))",
-    re.IGNORECASE,
-)
-_SPLIT_OF_WORD = {"dev": "val", "eval": "val", "pred": "none", "unlab": "none"}
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
@@ -62,7 +54,7 @@ class SplitFolders:
         self._named = find_split_names(self._names, self.root)
         self._word_of = {name: split for split, name in self._named.items()}
         if not all_classes:
-            self._word_of |= {name: word for name in self._names if (word := _word_in(name))}
+            self._word_of |= {name: word for name in self._names if (word := word_in(name))}
         folders = {name: self.root / name for name in self._word_of}
         self._folder_of = folders if all_classes else {name: _pass_doubled(one) for name, one in folders.items()}
         self._within = {name: _folders_in(folder) for name, folder in self._folder_of.items()}
@@ -158,7 +150,7 @@ class SplitFolders:
         """Errors about folders beside class folders that may be classes or other images, except `known`."""
         if self._all_classes:
             return []
-        plain = {name for name in self._word_of if not _NEUTRAL.sub("", _WORD.sub("", name))}
+        plain = {name for name in self._word_of if not _NEUTRAL.sub("", SPLIT_WORD.sub("", name))}
         plain |= {*self._named.values(), *(name for name, word in self._word_of.items() if word == "none")}
         if len(self._word_of) == len(self._names) and len(set(self._word_of.values())) > 1:
             plain = set(self._names)
@@ -231,15 +223,6 @@ class ClassFolders(Source):
         return None if has_labels else "has no folder with the name of a class"
 
 
-def _word_in(name: str) -> str | None:
-    """The split whose word a name contains first, or 'none' for images without labels."""
-    if name.lower() in SPLIT_NAMES:
-        return SPLIT_NAMES[name.lower()]
-    match = _WORD.search(name)
-    word = match[1].lower() if match else ""
-    return _SPLIT_OF_WORD.get(word, word) or None
-
-
 def _pass_doubled(folder: Path) -> Path:
     """The folder, or the folder of the same name in it if that is all: `x/x`, as unzip makes it."""
     for _ in range(_MAX_TRIED):
@@ -295,7 +278,7 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
             same = sorted(name for name in several if len(several[name] & equal) > 1)
             shown = f"{list_names(same, _MAX_SHOWN)} contain the same folders, {list_names(sorted(equal), _MAX_SHOWN)}"
             fix = "give the folder of the classes"
-            if all(map(_word_in, equal)):
+            if all(map(word_in, equal)):
                 fix = f"move them above the classes, as {sorted(equal)[0]}/{same[0]}"
             elif masks := sorted(name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)):
                 fix = f"move the folders {list_names(masks)} out of {root}"
@@ -317,7 +300,7 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
     nested = [name for name in several if "" not in paths[name]]
     for name in nested:
         count = sum(sizes[os.path.join(name, path)] for path in paths[name])
-        if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(_word_in, several[name])}:
+        if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(word_in, several[name])}:
             problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}"
             is_class = f"{name} is a class" * (len(paths) == len(names))
             return refuse(problem, [name], "give the folder of the classes", is_class)

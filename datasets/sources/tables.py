@@ -21,7 +21,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.image_files import Listing, NearFiles, listing_arrays
-from datasets.sources.names import MASK, SPLIT_NAMES, split_of, split_of_images
+from datasets.sources.names import MASK, SPLIT_NAMES, split_of, split_of_images, word_in
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -443,13 +443,9 @@ def _find_folder(file: Path, paths: Iterable[str], others: Sequence[Path] = ()) 
     if found := next(filter(contains, (*of_split, *others)), None):
         return found
     of_others = {"train", "val", "test"} - {split} if split else {"test"}
-    usable = (path for path in inside if _split_in(path.name) not in of_others and not _is_of_masks(path.name))
+    usable = (path for path in inside if word_in(path.name) not in of_others and not _is_of_masks(path.name))
     with_images = list(islice(filter(contains, usable), 2))
     return with_images[0] if len(with_images) == 1 else None
-
-
-def _split_in(folder: str) -> str | None:
-    return "test" if folder.lower().startswith("test") else split_of_images(folder) or split_of(folder)
 
 
 def _is_of_masks(folder: str) -> bool:

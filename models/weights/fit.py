@@ -95,8 +95,8 @@ def load_pretrained(
     if new and not state.keys() & new.keys() and "norm.weight" not in own and "norm.weight" in state:
         state.update(new)  # weights of a class token, such as MAE's, in a model that averages the patches
         new_heads.append("fc_norm: not in the file, whose norm is of all tokens: new")
-    counts = {name: own[name] for name in own if name.endswith(".num_batches_tracked")}  # torch before 0.4.1 had none
-    state.update({name: count for name, count in counts.items() if name not in state})
+    counts = {name for name in own if name.endswith(".num_batches_tracked")}  # torch before 0.4.1 had none
+    state.update({name: own[name] for name in counts - state.keys()})
     new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits", zero_head)
     checked = _check_tensors(file, weights, state, own, _head_names(model))
     if new_heads and needs_head:

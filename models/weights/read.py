@@ -87,8 +87,10 @@ class Weights:
         """The size of the training images by the arguments: a number, or [height, width]; None if they lack it."""
         stated = (self.arguments.get(name) for name in ("input_size", "img_size", "image_size"))
         size = next(filter(None, stated), None)
-        if not isinstance(size, list | tuple) or len(size) == 1:
-            return size[0] if isinstance(size, list | tuple) else size
+        if not isinstance(size, list | tuple):
+            return size
+        if len(size) == 1:
+            return size[0]
         is_channels_last = len(size) > 2 and size[-1] in (1, 3) and size[-3] not in (1, 3)
         return size[-3:-1] if is_channels_last else size[-2:]
 

@@ -207,3 +207,13 @@ def test_an_archive_is_refused(tmp_path, name, cpu):
 @pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "parquet"}))
 def test_a_missing_folder_is_named(tmp_path, name):
     assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("a.xlsx", "is a file"), ("a.json", "is a file"), ("a.7z", "is an archive")]
+)
+def test_another_file_is_one_line(tmp_path, name, reason, cpu):
+    (tmp_path / name).write_bytes(b"PK")
+    with pytest.raises(UserError, match=reason) as error:
+        read_samples(recognize_dataset(options(tmp_path / name), cpu), None, cpu, "train", "val")
+    assert "\n" not in str(error.value)
