@@ -259,6 +259,8 @@ def _refuse(unknown: list[str], words: list[str], arguments: argparse.Namespace,
         raise UserError(f"{unknown[0][:80]}: -{last} takes one path; give an image, a folder or a list")
     if arguments.resume and os.path.exists(unknown[0]):
         parser.error(f"{unknown[0]}: is no flag; to name several runs, write -resume RUN RUN2 without '='")
+    if is_word and not arguments.data_path and os.path.exists(unknown[0]):
+        parser.error(f"{unknown[0]}: is no flag; if it is the data, write -data_path={shlex.quote(unknown[0])}")
     following = itertools.takewhile(lambda word: not word.startswith("-"), unknown[1:])
     values = [given] if (given := unknown[0].partition("=")[2]) else [*following] or ["VALUE"]
     if name := _FLAGS_ELSEWHERE.get(flag.lstrip("-")):

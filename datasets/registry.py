@@ -107,7 +107,7 @@ def _on_all_ranks(read: Callable[[], list[Samples]], context: ProcessContext) ->
 def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     """Replaces the data set by the one that DATA_PATH is: a table, parquet files, or class folders without lists.
 
-    Every rank must call it.
+    Every rank must call it. Raises UserError for DATA.MULTI_LABEL and a data set with one label per image.
     """
     properties = properties_of(data.dataset)
     if not (properties.may_be_folder or properties.may_be_table):
@@ -117,7 +117,11 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     def recognize() -> str:
         return (properties.may_be_table and _recognize_table(data)) or kind.recognize(data)
 
-    return data.model_copy(update={"dataset": broadcast_object(call_on_main(recognize, context), context)})
+    found = broadcast_object(call_on_main(recognize, context), context)
+    if data.multi_label and not properties_of(str(found)).multi_label:
+        problem = f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}"
+        raise UserError(f"{problem}; give a table: -data_path=TABLE.csv, or -dataset=csv or tar")
+    return data.model_copy(update={"dataset": found})
 
 
 def _recognize_table(data: Data) -> str | None:

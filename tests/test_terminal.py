@@ -51,6 +51,16 @@ def test_sighup_is_ignored_under_nohup():
         assert printed.stdout.strip() == handled
 
 
+@pytest.mark.parametrize("flags", [[], ["-u"]])
+def test_a_progress_bar_is_erased_before_a_line_of_the_log(flags):
+    """tqdm erases the bar on stderr by a carriage return, without a flush, before the log writes to stdout."""
+    code = "from utils.processes.entry import repair_standard_streams as r; import os, sys; r()\n"
+    code += r"w = sys.stderr.write; w('bar'); sys.stderr.flush(); w('\r   \r'); os.write(1, b'log'); os._exit(0)"
+    command = [sys.executable, *flags, "-c", code]
+    printed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True).stdout
+    assert printed == b"bar\r   \rlog"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", ['exec "$@" <&- >&- 2>&-', '"$@" | head -1; exit ${PIPESTATUS[0]}'])
 def test_run_with_closed_standard_streams(tmp_path, shell):

@@ -219,7 +219,8 @@ class Data(Section):
             raise ValueError(f"DATA_PATH: {problem}")
         if self.batch_size == AUTO and not self.global_batch_size:
             raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
-        if self.multi_label and not properties_of(self.dataset).multi_label:
+        data_set = properties_of(self.dataset)
+        if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
             problem = f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}"
             raise ValueError(f"{problem}; use -dataset=csv")
         if self.multi_label and self.balanced_sampling:

@@ -311,7 +311,8 @@ def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
     charts = []
     for table in CURVES:
         series = [Series(run.name, _points(run, table, table.compared), index) for index, run in enumerate(runs)]
-        title = f"Validation {table.title[0].lower()}{table.title[1:]}"
+        is_name = table.title[:2].isupper()  # AUROC, F1
+        title = f"Validation {table.title if is_name else table.title[0].lower() + table.title[1:]}"
         charts += _chart(table, title if table.compared.startswith("val_") else table.title, series)
     return charts
 

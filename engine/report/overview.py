@@ -234,10 +234,7 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
             return text, longer
         if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
             return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
-        has_files = properties_of(options["DATA.DATASET"]).has_files
-        if rival in BASELINES and has_files and options["MODEL.NAME"] != "resnet10t":
-            text += " Without a download: -cfg=configs/folder_small.yaml -model=resnet10t."
-        return text, _pretrained(run)
+        return _with_pretrained(text, run)
     is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
     if not (is_plain and train and val):
         return "", ""
@@ -248,7 +245,7 @@ def verdict_of(run: RunContents) -> tuple[str, str]:
     early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
     if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
         text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
-        return f"The model overfits, or training differs from validation: {text}.", _pretrained(run)
+        return _with_pretrained(f"The model overfits, or training differs from validation: {text}.", run)
     return "", ""
 
 
@@ -305,22 +302,31 @@ def _rises(values: list[float], images: float) -> bool:
 
 _OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "COLUMNS", "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
 _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
+_OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
 
 
-def _pretrained(run: RunContents) -> str:
-    """The command of a probe on the same data, read with the same options; after one, of the model's fine-tuning."""
+def _with_pretrained(text: str, run: RunContents) -> tuple[str, str]:
+    """The command of a probe on the same data, read with the same options; after one, of the model's fine-tuning.
+
+    With the weights of the run, if it had some: other weights need a download, for which the text has an alternative.
+    """
     recipe = "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
     differing = differing_from_defaults(run.options).items()
     options = {key: value for key, (value, _) in differing if key in _OF_DATA}
-    if recipe == "finetune" and run.options["MODEL.PRETRAINED"]:
-        of_probe = ("MODEL.TUNE", "MODEL.NUM_CLASSES", "MODEL.RESUME")
+    if run.options["MODEL.PRETRAINED"]:
         options |= {key: run.options[key] for key in ("MODEL.TYPE", "MODEL.NAME")}
-        options |= {key: value for key, (value, _) in differing if key.startswith("MODEL.") and key not in of_probe}
+        of_model = {key: value for key, (value, _) in differing if key.startswith("MODEL.")}
+        options |= {key: value for key, value in of_model.items() if key.split(".")[1] not in _OF_TRAINING}
+    else:
+        other = run.options["MODEL.NAME"] != "resnet10t" and properties_of(run.options["DATA.DATASET"]).has_files
+        offline = "-cfg=configs/folder_small.yaml -model=resnet10t" if other else "add -pretrained=FILE"
+        text += f" Without a download: {offline}."
     flags = [f"-cfg={Path(__file__).parents[2] / 'configs' / recipe}.yaml", f"-dataset={run.options['DATA.DATASET']}"]
     paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
     flags += [f"-{flag}={options.pop(key)}" for flag, key in paths.items() if key in options]
     texts = (value if isinstance(value, str) and value.isalpha() else json.dumps(value) for value in options.values())
-    return _command(run, *flags, *(["-opts", *map("=".join, zip(options, texts, strict=True))] if options else []))
+    given = ["-opts", *map("=".join, zip(options, texts, strict=True))] if options else []
+    return text, _command(run, *flags, *given)
 
 
 def _command(run: RunContents, *flags: str) -> str:

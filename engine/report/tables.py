@@ -284,7 +284,7 @@ def _group(cells: dict[str, Any], members: list[RunContents]) -> Group:
         cells[f"{name}mean"] = statistics.mean(values) if values else None
         cells[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
     confusion = None
-    if folds := members[0].options["DATA.FOLDS"]:
+    if (folds := members[0].options["DATA.FOLDS"]) and not members[0].is_multi_label:
         try:
             confusion = _sum_of_folds(runs, folds)
         except (OSError, ValueError, csv.Error) as problem:

@@ -83,6 +83,7 @@ OTHERS = [
     ("--stop-epoch=1", "of timm: TRAIN.MAX_STEPS; steps"),
     ("--aug-splits=1", "not available"),
     ("--outptu=1", "-output"),
+    (f"{Path(__file__).parent} -amp", f"-data_path={Path(__file__).parent}"),
     ("--config config/config_AMP_torch.py", "AMP.PRESET"),
     ("-opts AMP.LEVEL=O0", "AMP.PRESET=fp32"),
     ("-opts AMP.use_pure_fp16=true", "AMP.LEVEL=O2"),

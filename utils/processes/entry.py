@@ -91,7 +91,8 @@ def repair_standard_streams() -> None:
             stream.flush()
             descriptor = os.dup(2) if name == "stderr" else 1
             binary = io.BufferedWriter(_TolerantFile(descriptor, "w", closefd=False))
-            text = io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+            by_line = stream.line_buffering or stream.write_through  # unbuffered, by python -u
+            text = io.TextIOWrapper(binary, stream.encoding, stream.errors, line_buffering=by_line)
             setattr(sys, name, text)
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import eval_loader_for, samples_for, train_batches_for
-from source_helpers import assert_refused, options, write_image
+from source_helpers import assert_refused, options, write_classes, write_image
 
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
+from datasets.registry import recognize_dataset
 from datasets.sources.checks import notes_on
 from datasets.sources.lists import Tables, split_labels
 from datasets.sources.names import number_by
@@ -111,12 +112,23 @@ def test_batches_have_multi_hot_targets_and_rows_of_padding(tables, tmp_path, cp
     assert second.targets.tolist() == [[1, 1], [PADDING, PADDING]] and second.samples == 1
 
 
+def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, cpu):
+    given = tables(["cat|dog", "dog"], val=["cat"]).model_copy(update={"dataset": "imagenet2012"})
+    for path in (tmp_path, tmp_path / "train.csv"):
+        assert recognize_dataset(given.model_copy(update={"data_path": str(path)}), cpu).dataset == "csv"
+    flags = [f"-data_path={tmp_path / 'train.csv'}", "-opts", "DATA.MULTI_LABEL=true"]
+    assert parse_command_line(flags).config.data.multi_label
+    write_classes(tmp_path / "photos", cat=2, dog=2)
+    with pytest.raises(UserError, match="photos is read as folder"):
+        recognize_dataset(given.model_copy(update={"data_path": str(tmp_path / "photos")}), cpu)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"LOSS.NAME": "cross_entropy"}, r"LOSS\.NAME cross_entropy needs one label per image.* set LOSS\.NAME=bce"),
         ({"DATA.BALANCED_SAMPLING": "true"}, r"DATA\.BALANCED_SAMPLING needs one label per image"),
-        ({"DATA.DATASET": "folder"}, r"DATA\.MULTI_LABEL needs the data set csv or tar, but DATASET is 'folder'"),
+        ({"DATA.DATASET": "parquet"}, r"DATA\.MULTI_LABEL needs the data set csv or tar, but DATASET is 'parquet'"),
         ({"TRAIN.DISTILLATION_TYPE": "soft"}, r"TRAIN\.DISTILLATION_TYPE soft needs one label per image"),
     ],
 )

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from run_folders import make_run
+from run_folders import make_run, write_rows
 
 from engine.report.charts import (
     MAX_POINTS,
     Chart,
     Series,
     axis_of,
+    curves_of_runs,
     downsample,
     picture_of_run,
     reliability_diagram,
@@ -103,6 +104,13 @@ def test_the_reliability_diagram_has_a_bar_per_filled_bin():
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
     low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
     assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
+
+
+def test_titles_of_a_comparison_keep_the_names_of_metrics(tmp_path):
+    folder = make_run(tmp_path / "run", 1, ["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"])
+    write_rows(folder, [{"epoch": 1, "val_auroc": 70.0, "val_micro_f1": 60.0, "val_mean_ap": 50.0}])
+    titles = [chart.title for chart in curves_of_runs([read_contents(folder)])]
+    assert titles == ["Validation mean AP", "Validation F1 of several labels", "Validation AUROC"]
 
 
 def test_the_picture_of_the_curves_has_a_panel_per_chart_of_the_validation(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -80,6 +81,30 @@ def test_tables_and_landmarks_are_named_for_screen_readers(run):
     assert all(tag["role"] == "img" and tag["aria-labelledby"] and tag["aria-describedby"] for tag in page.all("svg"))
     ids = [tag["id"] for _, tag in page.tags if "id" in tag]
     assert len(ids) == len(set(ids))
+
+
+def luminance(rgb):
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_counts_of_the_matrix_have_a_contrast_of_4_5_on_each_colour(theme):
+    """WCAG's contrast. The digits have the colour --ink, which no other rule sets."""
+    style = (Path(page_module.__file__).parent / "templates/style.css").read_text()
+    assert style.count("color: var(--ink, var(--faint))") == 1 and style.count("--ink:") == 2
+    roots, inks = re.findall(r":root \{([^}]*)\}", style), re.findall(r"(\.l[^{}]*) \{ --ink: var\(--strong\)", style)
+    number = 1 if theme == "light" else 2
+    colours = dict(re.findall(r"--(\w+): #(\w+);", "".join(roots[:number])))
+    rgb = {name: [int(text[i : i + 2], 16) / 255 for i in (0, 2, 4)] for name, text in colours.items()}
+    strong = [set(re.findall(r"\.\w+", one)) for one in ",".join(inks[:number]).split(",")]
+    for level, share in re.findall(r"\.l(\d) \{ --share: (\d+)%", style):
+        for kind, hue in (("r", "right"), ("w", "wrong")):
+            pairs = zip(rgb[hue], rgb["back"], strict=True)
+            back = luminance([int(share) / 100 * x + (1 - int(share) / 100) * y for x, y in pairs])
+            is_strong = any(one <= {f".{kind}", f".l{level}"} for one in strong)
+            low, high = sorted((back, luminance(rgb["strong" if is_strong else "faint"])))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (kind, level)
 
 
 def test_the_page_of_a_probe_has_its_figures_and_no_options_of_steps(tmp_path):

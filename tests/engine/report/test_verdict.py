@@ -166,6 +166,19 @@ def test_a_fine_tuning_after_a_probe_has_its_model(tmp_path):
     assert config.model.pretrained == "/my weights.pth" and config.train.num_epochs == 10
 
 
+def test_a_probe_after_a_fine_tuning_has_its_weights_and_other_weights_have_an_alternative(tmp_path):
+    """Without a network, weights that the run did not have cannot be loaded."""
+    model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/my weights.pth", "MODEL.HEAD=probe"]
+    text, command = verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)
+    chosen = parse_command_line(flags_of(command)).config.model
+    assert (chosen.name, chosen.pretrained, chosen.tune.kind) == ("resnet18", "/my weights.pth", "probe")
+    assert chosen.head == "zero" and "-pretrained" not in text and "folder_small" not in text
+    for name, alternative in (("vit_tiny_patch16_224", "-model=resnet10t"), ("resnet10t", "-pretrained=")):
+        options = ["DATA.DATASET=folder", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]
+        text, _ = verdict(tmp_path / name, FLAT, FLAT, options, **BELOW)
+        assert alternative in text
+
+
 @pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "lower rate"), ((600, 595, 5), ""), ((4, 4, 4), "")])
 def test_the_noise_of_a_mean_over_classes_is_that_of_small_classes(tmp_path, counts, kind):
     make_run(tmp_path / "run", options=["EVAL.BEST_METRIC=macro_f1"], result={"samples": 1200, "probe_score": 60.0})
