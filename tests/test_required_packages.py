@@ -39,7 +39,7 @@ def test_commands_need_the_required_packages_only(tmp_path, monkeypatch):
     assert json.loads((evaluated / "summary.json").read_text())["attention"] is None
     with open(tmp_path / "predictions.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 7
-    assert (only_run(tmp_path, "profile") / "profile.md").exists()
+    assert (only_run(tmp_path, "profile") / "trace.json.gz").exists()
 
 
 def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path):

@@ -86,16 +86,6 @@ def sign_object_collectives(key: bytes) -> None:
     module._pickler, module._unpickler = signing, verifying
 
 
-def ddp_figures(wrapped: nn.Module) -> dict[str, Any]:
-    """The figures that DDP has measured; {} if this torch does not tell.
-
-    rebuilt_bucket_sizes: 'a, b', bytes of parameters. backward_comm_time, backward_compute_comm_overlap_time:
-    nanoseconds of the last backward pass that was measured: of the first ten, and then of each hundredth.
-    """
-    read = getattr(wrapped, "_get_ddp_logging_data", None)
-    return read() if read else {}
-
-
 def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:
     """The loss scale, a tensor that may be modified in place; None before the first `scaler.scale(tensor)`."""
     return cast(torch.Tensor, scaler._scale)

@@ -12,7 +12,7 @@ from utils.distributed import ProcessContext
 
 
 def profile(command: Command, context: ProcessContext) -> int:
-    """Trains a few steps, without checkpoints, and writes a page that shows the time of each phase."""
+    """Trains a few steps, without checkpoints, and prints the time of each phase."""
     logger = start_log(command, context)
     command = replace(command, config=command.config.model_copy(update={"loggers": ()}))  # a profile is no result
     session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)

@@ -7,7 +7,6 @@ with the training, requests and step times.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from itertools import pairwise
@@ -29,30 +28,11 @@ from models.blocks import blocks_of, local_tensor
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.processes.failure import has_lost_connection
-from utils.torch_compat import BatchNorm, ddp_figures, process_group_timeout, set_process_group_timeout, tree_leaves
+from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves
 
 _SHARD, _REPLICATE = "shard", "replicate"
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
-_HOOKS: dict[str, tuple[Callable[..., Any] | None, torch.dtype | None]] = {
-    "none": (None, None),
-    "bf16": (bf16_compress_hook, torch.bfloat16),
-    "fp16": (fp16_compress_hook, torch.float16),
-}
-
-
-@dataclass(frozen=True)
-class Communication:
-    """The exchange of gradients in one step. None: unknown in this version of torch.
-
-    dtype: in which gradients are exchanged. bytes_per_step: gradients that each rank contributes; a ring sends nearly
-    twice as many. hidden_seconds: the part of `seconds` during the backward pass.
-    """
-
-    dtype: str
-    bytes_per_step: int
-    buckets: int | None
-    seconds: float | None
-    hidden_seconds: float | None
+_HOOKS: dict[str, Callable[..., Any] | None] = {"none": None, "bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
 
 class Strategy:
@@ -99,10 +79,6 @@ class Strategy:
     def sync_buffers(self, model: nn.Module) -> None:
         """Copies rank 0's buffers (running statistics) to every rank before an evaluation."""
 
-    def communication(self, wrapped: nn.Module) -> Communication | None:
-        """The exchange of gradients so far, for a profile; None: no figures."""
-        return None
-
     def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
         model.load_state_dict(state)
 
@@ -136,7 +112,7 @@ class DDP(Strategy):
 
     def __init__(self, device: torch.device, options: Parallel) -> None:
         self.device = device
-        self._hook, self._dtype = _HOOKS[options.comm_hook]
+        self._hook = _HOOKS[options.comm_hook]
         self._bucket_mb = options.bucket_mb
 
     def wrap(self, model: nn.Module, images: torch.Tensor) -> nn.Module:
@@ -163,20 +139,6 @@ class DDP(Strategy):
     def sync_buffers(self, model: nn.Module) -> None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
-
-    def communication(self, wrapped: nn.Module) -> Communication:
-        figures = ddp_figures(wrapped)
-        sizes, time = figures.get("rebuilt_bucket_sizes"), figures.get("backward_comm_time")
-        hidden = figures.get("backward_compute_comm_overlap_time")
-        trained = [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
-        dtypes = [self._dtype or parameter.dtype for parameter in trained]
-        return Communication(
-            dtype=" and ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes})),
-            bytes_per_step=sum(part.numel() * dtype.itemsize for part, dtype in zip(trained, dtypes, strict=True)),
-            buckets=len(sizes.split(",")) if sizes else None,
-            seconds=time / 1e9 if time else None,
-            hidden_seconds=hidden / 1e9 if time and hidden is not None else None,
-        )
 
 
 def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module | None = None) -> list[str]:

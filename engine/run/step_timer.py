@@ -25,21 +25,15 @@ from utils.distributed import ProcessContext
 
 
 class Phase(StrEnum):
-    """The phases of a step in the profile, in the order of its page."""
+    """The phases of a step in the profile, in the order of its table."""
 
     DATA_WAIT = "data wait"
-    COPY = "copy to the device"
     TRANSFORM = "transform and mixup"
     FORWARD = "forward"
     BACKWARD = "backward"
-    COMMUNICATION = "communication"
     OPTIMIZER = "optimizer"
     LOGGING = "logging"
-    OTHER = "other"  # outside of all labels
 
-
-# The others are found by the profile.
-LABELLED = [phase for phase in Phase if phase not in (Phase.COPY, Phase.COMMUNICATION, Phase.OTHER)]
 
 _Span = tuple[torch.cuda.Event, torch.cuda.Event]
 

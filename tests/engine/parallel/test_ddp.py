@@ -1,7 +1,5 @@
 """Gradients of three ranks: buckets, 16-bit hooks, non-finite values; and synchronized batch norms of two."""
 
-from dataclasses import asdict
-
 import pytest
 import timm
 import torch
@@ -61,7 +59,7 @@ def exchange(context: ProcessContext, options: dict) -> dict:
         "repeats": torch.equal(first, second),
         "infinite": infinite,
         "updates": not torch.equal(parameters_to_vector(model.parameters()), before),
-        "communication": asdict(strategy.communication(wrapped)),
+        "buckets": len(wrapped._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")),
     }
 
 
@@ -78,16 +76,7 @@ def test_each_rank_has_the_mean_gradient(ranks, options, error, buckets, dtype):
     assert error < 1e-5 or reports[0]["error"] > error / 20
     overflows = dtype == torch.float16
     assert all((report["infinite"], report["updates"]) == (overflows, not overflows) for report in reports)
-    found = reports[0]["communication"]
-    assert (found["buckets"], found["dtype"]) == (buckets, str(dtype).removeprefix("torch."))
-    assert found["bytes_per_step"] == 5 * (400 * 400 + 400) * dtype.itemsize
-    assert 0 <= found["hidden_seconds"] <= found["seconds"]
-
-
-def test_a_torch_without_figures_leaves_them_unknown():
-    found = DDP(torch.device("cpu"), Parallel(COMM_HOOK="bf16")).communication(torch.nn.Linear(3, 2))
-    assert (found.dtype, found.bytes_per_step) == ("bfloat16", 16)
-    assert (found.buckets, found.seconds, found.hidden_seconds) == (None, None, None)
+    assert reports[0]["buckets"] == buckets
 
 
 def test_a_model_with_two_outputs_is_wrapped(cpu_group):
