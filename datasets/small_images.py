@@ -10,7 +10,6 @@ training image, since skies and seas resemble many others. docs/data.md has what
 Legend: N training images, M evaluated images, F values of a small image or thumbnail.
 """
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,6 @@ from tqdm import tqdm
 from configs.schema import Data
 from datasets.decoding.decode import MODES, decode_small
 from datasets.decoding.images import BadImage
-from datasets.sources.image_files import ImageFiles
 from datasets.sources.in_memory import ImageArray
 from datasets.sources.samples import EncodedImages, Samples
 from utils.errors import UserError
@@ -181,14 +179,9 @@ def read_thumbnails(data: Data, samples: Readable, kept: Path) -> np.ndarray:
 
 
 def _keys(samples: Samples, data: Data) -> np.ndarray:
-    """A hash of path, size and time of each file, or in a shard of path and CRC-32: uint64 (N,)."""
-    crcs, digests = samples.checksums(), []
+    """A hash of the name and the state of each image: uint64 (N,)."""
+    states, digests = samples.states(), []
     for index in range(len(samples)):
-        name, version = samples.name(index), str(crcs[index])
-        if isinstance(samples, ImageFiles):
-            with suppress(OSError):
-                status = os.stat(name)
-                version = f"{status.st_size} {status.st_mtime_ns}"
-        text = f"{name}\0{version}\0{data.grey_range}"
+        text = f"{samples.name(index)}\0{states[index]}\0{data.grey_range}"
         digests.append(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest())
     return np.frombuffer(b"".join(digests), np.uint64)

@@ -82,7 +82,10 @@ class Sample(NamedTuple):
 
 
 class WrittenShard(NamedTuple):
-    """A finished shard of the positions `start` to `end` - 1 of a split. `sha256` is the result of `hash_rows`."""
+    """A finished shard of the positions `start` to `end` - 1 of a split.
+
+    sha256: the result of `hash_rows`. images: of `PlannedSplit.digest`.
+    """
 
     name: str
     num_bytes: int
@@ -90,6 +93,7 @@ class WrittenShard(NamedTuple):
     start: int
     end: int
     sha256: str
+    images: str = ""
 
 
 class Progress(NamedTuple):
@@ -170,6 +174,7 @@ class PlannedSplit:
     def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:
         self.name, self.samples, self.data, self.size = name, samples, data, size
         self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
+        self.states = samples.states()  # before the images are read
         self.order = np.arange(len(samples))
         if name == "train":
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
@@ -178,6 +183,10 @@ class PlannedSplit:
         """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
         rows = ((self.keys[index], self._label(index), *self._group(index)) for index in self.order.tolist())
         return {"num_samples": len(self.order), "sha256": hash_rows(rows, json.dumps(self.samples.class_names))}
+
+    def digest(self, start: int, end: int) -> str:
+        """SHA-256 of the states of the images at these positions, which changes if one of them is replaced."""
+        return hashlib.sha256(self.states[self.order[start:end]]).hexdigest()
 
     def read(self, position: int) -> Sample:
         index = int(self.order[position])
@@ -207,19 +216,24 @@ def encode_ppm(image: torch.Tensor, size: int) -> bytes:
 def write_split(
     folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
 ) -> list[WrittenShard]:
-    """Writes the shards of a split that follow the finished ones; returns all. Raises UserError without any image."""
+    """Writes the shards of a split from the first one that lacks images or has other ones; returns all.
+
+    Raises UserError without any image.
+    """
     shards: list[WrittenShard] = []
     paths = (folder / f"{split.name}-{number:06d}.tar" for number in itertools.count())
     position, path = 0, next(paths)
     while (shard := progress.finished.get(path.name)) and shard.start == position and path.exists():
-        if shard.num_samples < shard.end - position and split.data.on_bad_image == "error":
-            break  # it lacks images
+        lacks_images = shard.num_samples < shard.end - position
+        if shard.images != split.digest(position, shard.end) or (lacks_images and split.data.on_bad_image == "error"):
+            break
         shards.append(shard)
         position, path = shard.end, next(paths)
     samples = _read_usable(split, position, bad_images)
     sample = next(samples, None)
     while sample:
         shard, sample = write_shard(path, position, sample, samples, max_bytes)
+        shard = shard._replace(images=split.digest(position, shard.end))
         progress.add(shard._asdict())
         shards.append(shard)
         position, path = shard.end, next(paths)

@@ -116,6 +116,20 @@ def open_descriptor(path: Path | str) -> tuple[int, int]:
     return descriptor, status.st_size
 
 
+def file_state(path: str) -> int:
+    """A hash of size, modification time, change time and inode: another one once the file is replaced, and of a copy.
+
+    `cp -p`, `rsync -t` and `tar` restore the modification time; no program sets the change time. A link to another file
+    and a renamed folder change the inode. There may be no file.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0
+    state = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+    return int.from_bytes(hashlib.blake2b(repr(state).encode(), digest_size=8).digest())
+
+
 def own_file(path: str, flags: int) -> int:
     """The opener, for `open`, of each file of a run that is appended to or changed in place.
 

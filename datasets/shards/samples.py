@@ -32,7 +32,7 @@ from datasets.shards.store import RangesNotSupported, ShardStore, changed
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, share_arrays, strings_in
 from utils.errors import Unavailable, UserError, error_from, to_single_line
-from utils.files import open_regular_file, own_file
+from utils.files import file_state, open_regular_file, own_file
 from utils.locks import locked
 from utils.status import RUN_LOG
 from utils.threads import DaemonPool, wait_for
@@ -283,6 +283,16 @@ class TarSamples(EncodedImages):
 
     def checksums(self) -> np.ndarray:
         return self._arrays["crcs"]
+
+    def states(self) -> np.ndarray:
+        """The shards' states, combined with the checksums in the index, which may be older than the shards."""
+        store = self.reader.store
+        if store.is_local:
+            of_shards = [file_state(store.url(shard.name)) for shard in self.shards]
+        else:
+            of_shards = [zlib.crc32(repr(shard[:3]).encode()) << 32 for shard in self.shards]
+        counts = np.diff(self._arrays["ends"], prepend=0)
+        return np.repeat(np.array(of_shards, np.uint64), counts) ^ self.checksums()
 
     def name(self, index: int) -> str:
         return f"{self.reader.store.url(self._shard_of(index).name)}/{strings_in(self._arrays, 'names')[index]}"

@@ -17,7 +17,7 @@ from datasets.sources.names import word_in
 from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
 from utils.errors import Finding, did_you_mean
-from utils.files import read_regular_file
+from utils.files import file_state, read_regular_file
 
 _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
@@ -124,6 +124,9 @@ class ImageFiles(EncodedImages):
         for index in self._few:
             checksums[index] ^= os.path.getsize(path) % 2**32 if os.path.isfile(path := self.name(index)) else 0
         return checksums
+
+    def states(self) -> np.ndarray:
+        return np.array([file_state(self.name(index)) for index in range(len(self))], np.uint64)
 
     @property
     def _few(self) -> list[int]:

@@ -24,6 +24,7 @@ from datasets.sources.samples import read_error
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables import PARQUET, Table
 from utils.errors import Finding, UserError, error_from
+from utils.files import file_state
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # of the hub: train-00000-of-00002.parquet
 _MAX_DEPTH = 3
@@ -220,6 +221,10 @@ class ParquetImages(ImageFiles):
                 while len(self._cache) > 1 and sum(one.nbytes for one in self._cache.values()) > _CACHE_BYTES:
                     del self._cache[next(iter(self._cache))]
             return self._cache[key]
+
+    def states(self) -> np.ndarray:
+        of_files = {name: file_state(str(self.listing.root / name)) for name in self._ends}
+        return np.array([of_files[path.rpartition(":")[0]] for path in self.listing.paths], np.uint64)
 
     def find_missing_files(self) -> Sequence[Finding]:
         return []

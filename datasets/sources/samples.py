@@ -132,6 +132,13 @@ class Samples:
         """A CRC-32 of each image; of an image file, which is not opened, of its relative path: uint32 (N,)."""
         return np.zeros(len(self), np.uint32)
 
+    def states(self) -> np.ndarray:
+        """A number of each image that changes with it, uint64 (N,); of a file, which is not opened, its `file_state`.
+
+        For data that are kept on this host; `checksums` compares hosts.
+        """
+        return self.checksums().astype(np.uint64)
+
     def find_missing_files(self) -> Sequence[Finding]:
         """An error if this host has none of the files; a few of them are looked for."""
         return []

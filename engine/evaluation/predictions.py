@@ -43,6 +43,7 @@ def digest_inputs(config: Config, samples: Samples, weights: Iterable[torch.Tens
     digest = sha256(json.dumps([options, *more, digest_of(samples)]).encode())
     for index in range(len(samples)):
         digest.update(f"\n{samples.name(index)}".encode(errors="surrogateescape"))
+    digest.update(samples.states().data)
     for tensor in weights:
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

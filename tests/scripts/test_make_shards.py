@@ -241,6 +241,21 @@ def test_a_bad_image_ends_the_writing_or_is_left_out_until_it_is_repaired(folder
     assert content_of(output) == content_of(write(folders, "repaired"))
 
 
+def test_a_replaced_image_is_written_again(folders):
+    """Its size and modification time are those of the image before, and an earlier shard stays."""
+    output = write(folders)
+    first, second = shards_of(output, "train")[:2]
+    with tarfile.open(second) as archive:
+        image = folders / archive.getnames()[0].replace("_", ".")
+    before, time, status = content_of(output), first.stat().st_mtime_ns, image.stat()
+    Image.new("RGB", (35, 40), (90, 0, 0)).save(image)
+    image.write_bytes(image.read_bytes().ljust(status.st_size, b"\0"))
+    os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
+    write(folders)
+    assert content_of(output) == content_of(write(folders, "fresh")) != before
+    assert first.stat().st_mtime_ns == time
+
+
 def test_a_full_disk_keeps_finished_shards(folders, monkeypatch):
     """They are not written again; the temporary file of a writer that was killed is removed."""
     whole, output = content_of(write(folders, "whole")), folders.parent / "shards"
