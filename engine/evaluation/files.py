@@ -11,7 +11,7 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path, PurePath
@@ -31,6 +31,9 @@ from datasets.sources.samples import Samples
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import (
+    NUM_BINS,
+    Calibration,
+    ClassFigures,
     SampleResults,
     calibration,
     class_figures,
@@ -301,17 +304,13 @@ class EvaluationFiles:
         """Writes the tables; returns the figures of the summary and the worst mistakes."""
         names = self.class_names
         figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
-        bins = calibration(results)
-        shares = [figures.precision, figures.recall, figures.f1, figures.recall, figures.top5, figures.specificity]
-        shares += [np.resize(results.ranking.auroc, len(names))]
-        columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
-        self._write_table("per_class", _CLASS_COLUMNS, zip(*columns, strict=True))
+        bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
+        auroc = np.resize(results.ranking.auroc, len(names))
+        self._write_classes(figures, top1=figures.recall, top5=figures.top5, auroc=auroc)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", _PAIR_COLUMNS, pair_rows, _SHOWN_PAIRS)
-        edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
-        columns = (*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means))
-        self._write_table("calibration", _BIN_COLUMNS, zip(*columns, strict=True))
+        self._write_table("calibration", _BIN_COLUMNS, _bin_rows(bins))
         self._write_table("coverage", _COVERAGE_COLUMNS, ([*map(_cell, row)] for row in coverage(results)))
         # A row per image; the label of an image that could not be read is -1, and its classes are empty.
         paths = (safe_cell(self.samples.name(index)) for index in range(len(results.targets)))
@@ -328,13 +327,28 @@ class EvaluationFiles:
         return {**figures.macro(), "ece": bins.error}, self._write_mistakes(worst_mistakes(results), results)
 
     def _analyze_several_labels(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:
-        """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '."""
-        figures, ranking, names = results.per_class, results.ranking, self.class_names
-        shares = [figures.precision, figures.recall, figures.f1, figures.specificity, ranking.auroc]
-        shares += [ranking.average_precision, 100 * results.used_thresholds]
-        columns = (range(len(names)), names, figures.count, figures.predicted, *(map(_cell, one) for one in shares))
-        self._write_table("per_class", _SEVERAL_LABELS_COLUMNS, zip(*columns, strict=True))
-        return figures.macro(), self._write_mistakes(highest_losses(results), results)
+        """As `_analyze`, with the highest losses as mistakes. The true classes are joined by ' | '.
+
+        The first bins of the calibration are of all labels together, for the page, the others of each label.
+        """
+        figures, ranking, readable = results.per_class, results.ranking, results.readable
+        probabilities, is_true = results.label_probabilities[readable], results.targets[readable] > 0
+        bins = [calibration(*columns) for columns in zip(probabilities.T, is_true.T, strict=True)]
+        errors, names = np.array([one.error for one in bins]), [("", ""), *enumerate(self.class_names)]
+        every = zip(names, [calibration(probabilities.ravel(), is_true.ravel()), *bins], strict=True)
+        rows = ([*name, *row] for name, of_label in every for row in _bin_rows(of_label))
+        self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
+        means = 100 * probabilities.mean(axis=0, dtype=np.float64)
+        shares = {"ap": ranking.average_precision, "threshold": 100 * results.used_thresholds}
+        self._write_classes(figures, auroc=ranking.auroc, **shares, probability=means, ece=errors)
+        return {**figures.macro(), "ece": errors.mean()}, self._write_mistakes(highest_losses(results), results)
+
+    def _write_classes(self, figures: ClassFigures, **shares: np.ndarray) -> None:
+        """shares: further columns, in percent."""
+        shares = {name: getattr(figures, name) for name in ("precision", "recall", "f1", "specificity")} | shares
+        counts, cells = (figures.count, figures.predicted), (map(_cell, one) for one in shares.values())
+        rows = zip(range(len(self.class_names)), self.class_names, *counts, *cells, strict=True)
+        self._write_table("per_class", ("label", "class", "count", "predicted", *shares), rows)
 
     def _write_table(
         self, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], shown: int | None = None
@@ -357,17 +371,16 @@ class EvaluationFiles:
         return mistakes
 
 
-_CLASS_COLUMNS = (
-    "label", "class", "count", "predicted", "precision", "recall", "f1", "top1", "top5", "specificity", "auroc",
-)  # fmt: skip
-_SEVERAL_LABELS_COLUMNS = (
-    "label", "class", "count", "predicted", "precision", "recall", "f1", "specificity", "auroc", "ap", "threshold",
-)  # fmt: skip
 _IMAGE_COLUMNS = ("index", "path", "checksum", "label", "predicted", "class", "predicted_class")
 _PAIR_COLUMNS = ("true", "predicted", "count", "share")
 _BIN_COLUMNS = ("low", "high", "count", "confidence", "accuracy")
 _COVERAGE_COLUMNS = ("threshold", "coverage", "accuracy")
 _MISTAKE_COLUMNS = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
+
+
+def _bin_rows(bins: Calibration) -> Iterator[Sequence[Any]]:
+    edges, means = (bins.edges[:-1], bins.edges[1:]), (bins.confidence, bins.accuracy)
+    return zip(*(map(_cell, one) for one in edges), bins.count, *(map(_cell, one) for one in means), strict=True)
 
 
 def _cell(percent: float) -> str:

@@ -132,9 +132,15 @@ class SampleResults:
         return self.ranking.threshold if self.thresholds is None else self.thresholds
 
     @cached_property
+    def label_probabilities(self) -> np.ndarray:
+        """The sigmoid of each class with several labels per sample, float32 (N, C)."""
+        sigmoid: np.ndarray = torch.from_numpy(self.scores).sigmoid().numpy()
+        return sigmoid
+
+    @cached_property
     def predicted(self) -> np.ndarray:
         """The predicted classes with several labels per sample, bool (N, C)."""
-        return torch.from_numpy(self.scores).sigmoid().numpy() >= self.used_thresholds
+        return self.label_probabilities >= self.used_thresholds
 
     def f1_of_labels(self, axis: int | None) -> float:
         """F1 of all labels together (micro), or with axis 1 the mean over the samples, of predictions with several.
@@ -277,9 +283,10 @@ def confused_pairs(results: SampleResults, num_classes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The samples in bins of equal width by their confidence, the probability of the predicted class.
+    """Samples in bins of equal width by their confidence: the probability of the predicted class, or of one label.
 
-    count: int64 (bins,). confidence, accuracy: means of the samples of a bin (bins,); NaN for an empty bin.
+    count: int64 (bins,). confidence, accuracy: means of the samples of a bin (bins,); NaN for an empty bin. The
+    accuracy of a label is the share of the samples that have it.
     """
 
     count: np.ndarray
@@ -298,15 +305,12 @@ class Calibration:
         return float((self.count * gaps).sum() / self.count.sum())
 
 
-def calibration(results: SampleResults) -> Calibration:
-    readable = results.readable
-    confidence = np.nan_to_num(results.probabilities[readable, 0].astype(np.float64))
+def calibration(probabilities: np.ndarray, hits: np.ndarray) -> Calibration:
+    """probabilities: float (N,), NaN counts as 0. hits: bool (N,), whether the class, or the label, is right."""
+    confidence = np.nan_to_num(probabilities.astype(np.float64))
     bins = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     count = np.bincount(bins, minlength=NUM_BINS)
-    means = [
-        100 * divide(np.bincount(bins, values, minlength=NUM_BINS), count)
-        for values in (confidence, results.hits(1)[readable])
-    ]
+    means = (100 * divide(np.bincount(bins, values, NUM_BINS), count) for values in (confidence, hits))
     return Calibration(count, *means)
 
 

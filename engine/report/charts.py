@@ -371,13 +371,13 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
     return Markup("<g>" + "".join(parts) + label + "</g>")
 
 
-def reliability_diagram(bins: Sequence[tuple[float, float, int, float]]) -> Markup:
+def reliability_diagram(bins: Sequence[tuple[float, float, int, float]], multi_label: bool = False) -> Markup:
     """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal.
 
     bins: lowest and highest confidence in percent, images, accuracy in percent; without empty bins.
     """
     axis = Axis(0, 100, (0, 20, 40, 60, 80, 100))
-    texts, parts = [], [_grid(axis, axis, "confidence (%)")]
+    texts, parts = [], [_grid(axis, axis, f"{'probability' if multi_label else 'confidence'} (%)")]
     for low, high, count, accuracy in bins:
         texts.append(f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,} images.")
         (left, top), (right, bottom) = _pixel((low, accuracy), axis, axis), _pixel((high, 0), axis, axis)

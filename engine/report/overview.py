@@ -84,6 +84,24 @@ def class_figures(run: RunContents) -> str:
     return "".join(f", {name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in class_tiles(run))
 
 
+def shift_by_weights(run: RunContents) -> str:
+    """The label whose mean probability is farthest from its share of the images, in a run with class weights.
+
+    '' without weights, and for differences below 5 points or three standard errors of the share.
+    """
+    evaluation, shifts = run.evaluation, list[tuple[float, float, float, str]]()
+    images = evaluation and to_float(evaluation.values.get("samples"))
+    if not (evaluation and images and run.options["LOSS.CLASS_WEIGHTS"]):
+        return ""
+    for row in evaluation.rows("per_class", "class", "probability"):
+        mean, share = to_float(row["probability"]), 100 * (to_float(row.get("count")) or 0) / images
+        if mean is not None and abs(mean - share) > max(5, 3 * math.sqrt(share * (100 - share) / images)):
+            shifts.append((abs(mean - share), mean, share, row["class"]))
+    _, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
+    text = f"Warning: LOSS.CLASS_WEIGHTS shifts the probabilities of {len(shifts)} of {len(evaluation.classes)} labels"
+    return f"{text}: {name} has {percent(mean)} on average, and {percent(share)} of the images" if shifts else ""
+
+
 def status_of(run: RunContents) -> tuple[str, str]:
     """A sentence on the state of the run, and the command that resumes it ('' if there is none)."""
     status = run.values

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from engine.report import CURVES, REPORT, TRAIN_BATCH, charts
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, points, read_contents
-from engine.report.overview import details_of, evaluates_average, status_of, tiles_of
+from engine.report.overview import details_of, evaluates_average, shift_by_weights, status_of, tiles_of
 from engine.report.tables import (
     Group,
     class_table,
@@ -81,7 +81,8 @@ def run_page(run: RunContents) -> str:
         "confusion": _confusion(evaluation) if evaluation else None,
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
         "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", [charts.Series("accuracy", coverage)], "%"),
-        "reliability": charts.reliability_diagram(bins) if bins else "",
+        "reliability": charts.reliability_diagram(bins, run.is_multi_label) if bins else "",
+        "shift": shift_by_weights(run),
     }
     return _render("run.html", values)
 

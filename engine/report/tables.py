@@ -27,7 +27,7 @@ OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "class": "class", "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall",
     "specificity": "specificity", "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
-    "threshold": "threshold",
+    "threshold": "threshold", "probability": "mean probability", "ece": "ECE",
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
 

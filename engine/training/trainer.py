@@ -424,7 +424,7 @@ def _conclude(command: Command, trainer: Trainer) -> int:
     logger.info(f"----- Total time: {total}, of it {steps} in training steps")
     if not trainer.report:
         return signal.status if signal else 0
-    from engine.report.overview import class_figures, verdict_of  # imported late, as the page
+    from engine.report.overview import class_figures, shift_by_weights, verdict_of  # imported late, as the page
 
     record.update(**outcome)  # writes the evaluation of the best epoch, and the page
     contents = trainer.report.contents
@@ -442,6 +442,8 @@ def _conclude(command: Command, trainer: Trainer) -> int:
             f"      Evaluate it: {evaluate}\n"
             f"      Label images: {predict} FOLDER"
         )
+    if shift := shift_by_weights(contents):
+        logger.info(f"----- {shift}")
     if any(verdict := verdict_of(contents)):
         logger.info(f"----- {' Try: '.join(verdict)}")
     return signal.status if signal else 0

@@ -69,7 +69,7 @@ def written(tmp_path, cpu) -> Path:
 
 def test_the_tables_have_the_figures(written):
     header, *classes = read_table(written / "per_class.csv")
-    figures = ["precision", "recall", "f1", "top1", "top5", "specificity", "auroc"]
+    figures = ["precision", "recall", "f1", "specificity", "top1", "top5", "auroc"]
     assert header == ["label", "class", "count", "predicted", *figures]
     assert [row[2:6] for row in classes[:3]] == [
         ["2", "2", "50.0000", "50.0000"],

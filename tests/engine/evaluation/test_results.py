@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
     average_precision_score,
     balanced_accuracy_score,
@@ -159,17 +160,42 @@ def test_confused_pairs_are_the_confusion_matrix(evaluated):
 
 def test_calibration_error_of_a_case_by_hand():
     """Ten samples at 95% of which 7 are right, and ten at 65% (bin 60..66.7%) of which 6 are right."""
-    confidences = [0.95] * 10 + [0.65] * 10
-    is_right = [True] * 7 + [False] * 3 + [True] * 6 + [False] * 4
-    labels = np.zeros((20, 1), dtype=np.int32)
-    targets = np.where(is_right, 0, 1)
-    results = SampleResults(targets, labels, np.array(confidences, np.float32)[:, None], np.zeros(20, np.float32))
-    bins = calibration(results)
+    confidences = np.array([0.95] * 10 + [0.65] * 10, np.float32)
+    is_right = np.array([True] * 7 + [False] * 3 + [True] * 6 + [False] * 4)
+    bins = calibration(confidences, is_right)
     assert bins.error == pytest.approx((10 * 25 + 10 * 5) / 20, abs=1e-4)
     assert bins.count.tolist() == [0] * 9 + [10] + [0] * 4 + [10]
     assert bins.accuracy[[9, 14]].tolist() == pytest.approx([60, 70])
-    results.probabilities[:2] = [[1.0], [np.nan]]
-    assert calibration(results).count[[0, -1]].tolist() == [1, 9]
+    confidences[:2] = 1.0, np.nan
+    assert calibration(confidences, is_right).count[[0, -1]].tolist() == [1, 9]
+
+
+def test_the_calibration_of_each_label_is_that_of_scikit_learn(tmp_path, cpu):
+    """The bins of a label with samples, and its ECE; the means of the last class, without a positive, are defined."""
+    targets, logits = random_case()
+    targets[3] = PADDING
+    results, names = results_for(targets, logits), [f"class {label}" for label in range(C)]
+    files = files_for(tmp_path / "e", names, [f"{index}.jpg" for index in range(N)], cpu)
+    summary = files.write(results.metrics(), results, None)
+    kept = np.arange(N) != 3
+    true, probabilities = targets.numpy()[kept], logits.sigmoid().double().numpy()[kept]
+    rows, errors = read_rows(tmp_path / "e" / "calibration.csv"), []
+    columns = [("", true.ravel(), probabilities.ravel())]
+    columns += [(name, true[:, label], probabilities[:, label]) for label, name in enumerate(names)]
+    for name, is_true, of_label in columns:
+        bins = [row for row in rows if row["class"] == name]
+        shares, means = calibration_curve(is_true, of_label, n_bins=15)
+        counts = np.histogram(of_label, 15, (0, 1))[0]
+        assert [int(row["count"]) for row in bins] == counts.tolist()
+        filled = [row for row in bins if row["count"] != "0"]
+        assert [float(row["accuracy"]) for row in filled] == pytest.approx(100 * shares, abs=1e-4)
+        assert [float(row["confidence"]) for row in filled] == pytest.approx(100 * means, abs=1e-4)
+        errors.append(100 * (counts[counts > 0] * np.abs(shares - means)).sum() / len(is_true))
+    classes = read_rows(tmp_path / "e" / "per_class.csv")
+    assert [float(row["ece"]) for row in classes] == pytest.approx(errors[1:], abs=1e-4)
+    assert [float(row["probability"]) for row in classes] == pytest.approx(100 * probabilities.mean(0), abs=1e-4)
+    assert summary["ece"] == pytest.approx(np.mean(errors[1:]), rel=1e-5)
+    assert len(files.values["calibration"]) == 15  # the page has those of all labels
 
 
 def test_accuracy_by_coverage_of_a_closed_form():
@@ -300,7 +326,7 @@ def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu)
         results.metrics(), results, nn.Identity(), epoch=3
     )
     assert summary == json.loads((tmp_path / "e" / "summary.json").read_text())
-    assert summary["mean_ap"] == results.metrics().score and not {"top1", "ece"} & summary.keys()
+    assert summary["mean_ap"] == results.metrics().score and "top1" not in summary
     rows = read_rows(tmp_path / "e" / "per_class.csv")
     assert [row["class"] for row in rows] == ["'=sum", *names[1:]]
     assert [int(row["count"]) for row in rows] == targets.sum(0).tolist()
@@ -309,4 +335,4 @@ def test_the_files_have_average_precisions_and_the_highest_losses(tmp_path, cpu)
     index = int(results.losses.argmax())
     assert (int(worst["index"]), worst["kind"]) == (index, "highest_loss")
     assert set(worst["true"].split(" | ")) == {rows[label]["class"] for label in np.flatnonzero(targets[index])} or {""}
-    assert not (tmp_path / "e" / "confusion.csv").exists() and not (tmp_path / "e" / "calibration.csv").exists()
+    assert not (tmp_path / "e" / "confusion.csv").exists() and (tmp_path / "e" / "calibration.csv").exists()

@@ -25,7 +25,7 @@ from configs.yaml_io import read_yaml
 from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.contents import read_contents
-from engine.report.overview import class_figures
+from engine.report.overview import class_figures, shift_by_weights
 from engine.report.page import write_report
 from engine.run.facts import Devices, Preprocessing
 from engine.training.run_files import RunReport
@@ -202,6 +202,26 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     assert "true cat | dog predicted dog 60.00% loss 1.00" in page.text and 'class="wrong"' not in page.html
     assert "best validation mean AP 50.00% epoch 2 of 300" in page.text and "cat 3 50.00%" in page.text
     assert "dog 0 –" in page.text and "Confusion" not in page.text and "top-1" not in page.text.lower()
+
+
+def test_class_weights_that_shift_the_probabilities_are_named_with_both_figures(tmp_path):
+    """Of 400 images: a shift of 42 points, one of 4, and one within three standard errors of the share."""
+    options = ["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"]
+    names, counts, means = ("scab", "rust", "spot"), (44, 4, 200), (53.0, 5.0, 56.0)
+    rows = [
+        {"class": name, "count": count, "ap": 50, "probability": mean, "ece": 9.0}
+        for name, count, mean in zip(names, counts, means, strict=True)
+    ]
+    bins = [{"low": 0, "high": 10, "count": 1200, "confidence": 9, "accuracy": 8}]
+    for weights, is_said in (("balanced", True), ("null", False)):
+        folder = make_run(tmp_path / weights, options=[*options, f"LOSS.CLASS_WEIGHTS={weights}"])
+        (folder / "evaluation").mkdir()
+        write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 400, "mean_ap": 50.0, "ece": 7.5})
+        write_json(folder / "evaluation" / "tables.json", {"per_class": rows, "calibration": bins})
+        page, text = read_page(folder), shift_by_weights(read_contents(folder))
+        assert ("1 of 3 labels" in text and "scab has 53.00%" in text and "11.00% of the images" in text) == is_said
+        assert page.text.count("scab has 53.00%") == is_said and "7.50%" in page.text
+        assert "scab 44 50.00% 53.00% 9.00%" in page.text
 
 
 def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
