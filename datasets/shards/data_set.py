@@ -129,8 +129,8 @@ class TarShards(Source):
         if groups:
             check_groups(groups, self.data, lambda row: self._paths(rows[row : row + 1])[0])
         targets = self.index.arrays["targets"][rows]
-        strata = targets if self._several is None else np.minimum(targets, 0)
-        part = self.splitter.part(self._paths(rows), strata, split, groups)
+        targets = targets if self._several is None else self._several[targets]
+        part = self.splitter.part(self._paths(rows), targets, split, groups)
         return replace(part, indices=rows[part.indices])
 
     def _paths(self, rows: np.ndarray) -> PackedStrings:

@@ -1,10 +1,12 @@
 """Train and validation splits of a data set that comes without them; DATA.GROUPS: what a split keeps together.
 
-The split of an image is a function of its path: images that are added or removed do not move the others.
+The split of an image with one label is a function of its path: images that are added or removed do not move the
+others. With several labels it is a function of all paths and labels.
 
-Legend: N images, G groups, such as patients.
+Legend: N images, G groups, such as patients; a unit is a group, or without DATA.GROUPS an image: U units. C classes.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -93,14 +95,14 @@ class Splitter:
         self._rule = RunSplit(data.split_seed, fraction, None, fold=fold, groups=data.groups)
         self.result: RunSplit | None = None
 
-    def part(self, paths: PackedStrings, strata: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
+    def part(self, paths: PackedStrings, targets: np.ndarray, split: str, groups: PackedStrings | None = None) -> Part:
         """The images of 'train', 'val' or 'all'.
 
-        Sorts the images of each stratum by the hash of their path. The first VAL_FRACTION (a tenth by default, rounded,
+        Sorts the images of each class by the hash of their path. The first VAL_FRACTION (a tenth by default, rounded,
         at least one) become validation images; a single image stays in train. With DATA.FOLDS: see `_hold_out`. Groups
-        are held out as images are, each in the stratum of its most frequent class.
+        are held out as images are, each in its most frequent class. Of several labels: see `_stratify`.
 
-        strata: int64 (N,), the labels, or equal numbers if an image has several.
+        targets: int64 (N,), or multi-hot int8 (N, C).
         """
         place, known, new, hashes = self.data.data_path, self.known, self._rule, hash_paths(paths)
         is_same = known is not None and split != "all" and known.rule == new.rule
@@ -119,20 +121,25 @@ class Splitter:
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
                 problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
-        elif groups:
-            ids, group_of = np.unique(hash_paths(groups, new.seed), return_inverse=True)
-            if len(ids) in (1, len(strata)):
-                is_val, few = np.zeros(len(strata), bool), "all images are of one group"
+        elif groups or targets.ndim == 2:
+            ids, unit_of = np.unique(hash_paths(groups or paths, new.seed), return_inverse=True)
+            unit = "group" if groups else "image"
+            if groups:
+                problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"
+            if new.fold:
+                problem = f"no {unit} is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are {unit}s"
+            if groups and len(ids) in (1, len(targets)):
+                is_val, few = np.zeros(len(targets), bool), "all images are of one group"
                 few = few if len(ids) == 1 else "each image is a group of its own"
                 findings.append(f"DATA.GROUPS {shorten(new.groups)}: {few}, such as {shorten(groups[0])}")
             else:
-                is_val = _hold_out(most_frequent(strata, group_of), new, ids)[0][group_of]
-                notes += _describe_groups(groups, group_of, strata, is_val, self.data.folds)
-            problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"
-            if new.fold:
-                problem = f"no group is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are groups"
+                if targets.ndim == 1:
+                    is_val = _hold_out(most_frequent(targets, unit_of), new, ids)[0][unit_of]
+                else:
+                    is_val = _stratify(targets, unit_of, new)[unit_of]
+                notes += _describe_split(groups or paths, unit, unit_of, targets, is_val, self.data.folds)
         else:
-            is_val, small = _hold_out(strata, new, hash_paths(paths, new.seed) if new.seed else hashes)
+            is_val, small = _hold_out(targets, new, hash_paths(paths, new.seed) if new.seed else hashes)
             if new.fold and small:
                 findings.append(
                     f"{place}: {len(small)} class(es) have fewer images than DATA.FOLDS {new.fold[1]}, such "
@@ -186,15 +193,10 @@ def as_read_before(data: Data, known: RunSplit | None, is_same: bool = True) -> 
 
 
 def split_listing(listing: Listing, split: str, splitter: Splitter) -> Listing:
-    """The 'train' or the 'val' part of a listing, or for 'all' the listing.
-
-    Each class is split; images with several labels each are split as if they were of one class.
-    """
-    targets = listing.arrays["targets"]
-    strata = targets if targets.ndim == 1 else np.zeros(len(targets), dtype=np.int64)
+    """The 'train' or the 'val' part of a listing, or for 'all' the listing."""
     if splitter.data.groups and split != "all":
         listing = with_groups(listing, splitter.data)
-    part = splitter.part(listing.paths, strata, split, listing.groups)
+    part = splitter.part(listing.paths, listing.arrays["targets"], split, listing.groups)
     listing.findings += part.findings
     listing.notes += part.notes
     return listing.select(part.indices)
@@ -208,27 +210,62 @@ def _hashes_of(paths: tuple[str, ...]) -> np.ndarray:
     return hash_paths(StringPacker(paths).strings())
 
 
-def _hold_out(strata: np.ndarray, rule: RunSplit, hashes: np.ndarray) -> tuple[np.ndarray, list[int]]:
+def _hold_out(classes: np.ndarray, rule: RunSplit, hashes: np.ndarray) -> tuple[np.ndarray, list[int]]:
     """Tells for each image whether it is held out, bool (N,); names an image of each class with fewer than the folds.
 
     Of a class of n images in the order of their hashes, fold i of k begins at (i n + label) // k, the label modulo k:
     the folds of a class differ by at most one image, and classes of one size have the larger fold in turn. One
     image more moves at most one image across each boundary of folds.
     """
-    is_val, small = np.zeros(len(strata), dtype=bool), list[int]()
-    by_label = np.argsort(strata, kind="stable")
-    for members in np.split(by_label, np.flatnonzero(np.diff(strata[by_label])) + 1):
+    is_val, small = np.zeros(len(classes), dtype=bool), list[int]()
+    by_label = np.argsort(classes, kind="stable")
+    for members in np.split(by_label, np.flatnonzero(np.diff(classes[by_label])) + 1):
         order, positions = np.unique(hashes[members], return_inverse=True)  # a table may list an image twice
         number = len(order)
         if rule.fold:
             index, folds = rule.fold
-            phase = int(strata[members[0]]) % folds
+            phase = int(classes[members[0]]) % folds
             start, end = ((i * number + phase) // folds for i in (index, index + 1))
             small += members[:1].tolist() if number < folds else []
         else:
             start, end = 0, min(max(round(number * rule.fraction), 1), number - 1)
         is_val[members] = (start <= positions) & (positions < end)
     return is_val, small
+
+
+def _stratify(targets: np.ndarray, unit_of: np.ndarray, rule: RunSplit) -> np.ndarray:
+    """Tells for each unit of images with several labels whether it is held out, bool (U,).
+
+    Units with many and rare labels come first, of equal ones the lowest hash. Each goes to the part (a fold; held out,
+    train) in which the chi-squared of the numbers of images, of each label and of all, falls most. Iterative
+    stratification (Sechidis et al., 2011) looks at one label at a time, which does not balance groups.
+
+    targets: multi-hot int8 (N, C). unit_of: positions of the units in the order of their hashes, int64 (N,).
+    """
+    number, width = len(targets), targets.shape[1] + 1
+    rows, labels = map(np.append, np.nonzero(targets), (np.arange(number), np.full(number, width - 1)))
+    pairs, counts = np.unique(unit_of[rows] * width + labels, return_counts=True)
+    units, labels = np.divmod(pairs, width)
+    totals = np.bincount(labels, counts, width).astype(np.int64)
+    if rule.fold:
+        lacking, step = np.tile(totals, (rule.fold[1], 1)), rule.fold[1]  # in k-ths of an image: whole numbers
+    else:  # of a label in two units, both parts expect one
+        fewest, step = np.full(width, number), 1
+        np.minimum.at(fewest, labels, counts)
+        held_out = np.clip(np.round(totals * rule.fraction).astype(np.int64), fewest, totals - fewest)
+        lacking = np.stack([held_out, totals - held_out])
+    parts = list(zip(lacking.tolist(), np.maximum(lacking, 1).tolist(), strict=True))
+    labels_of = np.split(np.stack([labels, step * counts], axis=1), np.flatnonzero(np.diff(units)) + 1)
+    is_held_out = np.zeros(len(labels_of), bool)
+    for unit in np.argsort(-np.bincount(units, counts / totals[labels]), kind="stable").tolist():
+        own = labels_of[unit].tolist()
+        # fsum is exact: of equal parts, every machine finds the same one.
+        falls = [math.fsum([n * (2 * lacks[i] - n) / expected[i] for i, n in own]) for lacks, expected in parts]
+        part = falls.index(max(falls))
+        is_held_out[unit] = part == (rule.fold[0] if rule.fold else 0)
+        for label, count in own:
+            parts[part][0][label] -= count
+    return is_held_out
 
 
 def with_groups(listing: Listing, data: Data) -> Listing:
@@ -289,25 +326,29 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
     return by_count[first] % width - 1
 
 
-def _describe_groups(
-    groups: PackedStrings, group_of: np.ndarray, classes: np.ndarray, is_val: np.ndarray, folds: int | None
+def _describe_split(
+    names: PackedStrings, unit: str, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray, folds: int | None
 ) -> list[str]:
-    """Lines for the log: groups held out and class shares; a group larger than a fold, classes in few groups.
+    """Lines for the log: units held out and class shares; a group larger than a fold, classes missing in a part.
 
-    group_of: as of `most_frequent`. classes: int64 (N,). is_val: bool (N,).
+    names: of the units, one for each image. unit: 'group' or 'image'. unit_of: as of `most_frequent`. targets: int64
+    (N,) or multi-hot int8 (N, C). is_val: bool (N,).
     """
-    sizes, width = np.bincount(group_of), int(classes.max()) + 2
-    held_out, number = np.bincount(classes[is_val] + 1, minlength=width), len(classes)
-    deviation = 100 * np.abs(held_out / max(is_val.sum(), 1) - np.bincount(classes + 1) / number).max()
+    sizes, number, words = np.bincount(unit_of), len(targets), "classes" if targets.ndim == 1 else "labels"
+    rows, labels = (np.arange(number), targets + 1) if targets.ndim == 1 else np.nonzero(targets)
+    totals = np.bincount(labels, minlength=1)
+    held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
+    shares = 100 * totals / number, 100 * held_out / max(is_val.sum(), 1)
+    worst = np.abs(shares[1] - shares[0]).argmax()
+    deviation = f"deviate by up to {abs(shares[1] - shares[0])[worst]:.1f} points"
     notes = [
-        f"groups: {len(np.unique(group_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images; "
-        f"the share of a class deviates by up to {deviation:.1f} points (DATA.GROUPS)"
+        f"{unit}s: {len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images; "
+        f"the shares of {words} {deviation} ({shares[0][worst]:.1f}% of all, {shares[1][worst]:.1f}% of the held-out)"
     ]
     if folds and sizes.max() > number / folds:
-        name = shorten(groups[int(np.argmax(group_of == sizes.argmax()))])
-        notes.append(f"Warning: the group {name} has {sizes.max()} of {number} images, more than one of {folds} folds")
-    groups_of_class = np.bincount(np.unique(group_of * width + classes + 1) % width)
-    if few := int(((groups_of_class > 0) & (groups_of_class < (folds or 2))).sum()):
-        parts = "folds" if folds else "training and validation"
-        notes.append(f"Warning: {few} class(es) are in fewer than {folds or 2} groups, and missing in some {parts}")
+        name = shorten(names[int(np.argmax(unit_of == sizes.argmax()))])
+        notes.append(f"Warning: the {unit} {name} has {sizes.max()} of {number} images, more than one of {folds} folds")
+    for images, counts in (("held-out", held_out), ("training", totals - held_out)):
+        if missing := int(((totals > 0) & (counts == 0)).sum()):
+            notes.append(f"Warning: {missing} of {np.count_nonzero(totals)} {words} have no {images} image")
     return notes
