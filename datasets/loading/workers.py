@@ -22,7 +22,7 @@ from typing import Any, NoReturn, cast
 
 from torch.utils.data import DataLoader
 
-from utils.errors import Unavailable, error_from
+from utils.errors import Unavailable, UserError, error_from
 from utils.files import TemporaryFolder
 from utils.processes.entry import repair_standard_streams
 from utils.processes.launch import end_with_parent, inherited_import_path
@@ -36,6 +36,7 @@ START_SECONDS = 30.0  # additional time for the first batch: workers import torc
 TICK_SECONDS = 0.5
 _DEATH_SECONDS = 1.0  # until the death of a worker is visible
 _MAX_WORKERS = 16
+_LOW_PRIORITY = 10  # of nice: a tenth of the share of a rank or a worker
 _MAIN_PROCESS_CORES = 2
 _PRELOADED = ["datasets.loading.loader"]
 SHARED_MEMORY_FIX = "enlarge /dev/shm (docker run --shm-size), lower -num_workers, or use no workers: -num_workers=0"
@@ -160,6 +161,33 @@ def end_with_server() -> None:
     os.close(server._forkserver_alive_fd)
 
 
+def call_in_background(function: Callable[..., Any], *arguments: Any) -> connection.Connection:
+    """Calls a function in a child process of the server, of low priority, which sends the result, or the UserError."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    start_worker_server()
+    server = multiprocessing.get_context("forkserver")
+    server.Process(target=_answer, args=(sender, function, arguments), daemon=True).start()
+    sender.close()  # the receiver then learns of the death of the process
+    kill_children_at_exit()
+    return receiver
+
+
+def _answer(sender: connection.Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    repair_standard_streams()
+    end_with_server()
+    os.nice(_LOW_PRIORITY)
+    try:
+        sender.send(function(*arguments))
+    except UserError as error:
+        sender.send(error)
+
+
+def kill_children_at_exit() -> None:
+    """Kills processes that hang at exit, for which Python would wait without a limit, first: in reverse order."""
+    atexit.unregister(kill_children)
+    atexit.register(kill_children)
+
+
 def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterator[Any]:
     """Starts the workers of a DataLoader, or restarts the workers of its last iteration, and returns its batches in
     order. If not exhausted, it kills the workers.
@@ -180,9 +208,7 @@ def iter_with_timeout(batches: DataLoader[Any], limit_seconds: float) -> Iterato
     except (OSError, EOFError) as error:
         otherwise = f"loading workers cannot start ({error!r}); use no workers: -num_workers=0"
         raise Unavailable(_exhausted_resource(error) or otherwise) from error
-    # Kills workers that hang at exit, for which Python would wait without a limit, first: the functions run in reverse.
-    atexit.unregister(kill_children)
-    atexit.register(kill_children)
+    kill_children_at_exit()
 
     def limited_batches() -> Iterator[Any]:
         with wait.limited(limit_seconds + START_SECONDS):

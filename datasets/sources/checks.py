@@ -1,7 +1,7 @@
 """Checks samples before the first step: `findings` are errors that end a run, `notes` go to its log.
 
-Image files are checked by their first and last bytes. Files with unexpected bytes, and all files of a small data set,
-are decoded: the check refuses only images that the run would refuse.
+Image files are checked by their first and last bytes. Files with unexpected bytes are decoded: the check refuses only
+images that the run would refuse.
 
 Digests of samples compare the data that the ranks read: each host may have files of its own.
 """
@@ -43,7 +43,6 @@ _NUM_THREADS = 16  # they wait for the disk
 _MAX_COMPARED, _MAX_COMPARE_SECONDS = 10_000, 10.0  # equal files: that are read as a whole
 _decoding = threading.Semaphore(4)  # a large image takes 200 MB
 _CHUNK = 256  # images between two looks at the clock
-_FEW, _DECODING_SHARE = 5_000, 1 / 15  # so many images are all decoded, for this share of the time
 
 
 def find_invalid_labels(samples: Samples, split: str, num_classes: int, trains: bool = True) -> list[str]:
@@ -222,23 +221,24 @@ def _describe(samples: Samples, index: int) -> str:
     return f"image {index} of {len(samples)} is {samples.name(index)} ({content})"
 
 
-def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext) -> None:
+def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext, decode_seconds: float = 0.0) -> None:
     """Checks the image files of all splits on the main process, or as many as it can in half a minute.
 
     With DATA.ON_BAD_IMAGE: skip, the number of unusable images is a note of the split. Every rank must call it.
+    decode_seconds: for which whole images are decoded, too.
     Raises UserError: all unusable images, in one error on every rank.
     """
     files = [samples for samples in splits if isinstance(samples, ImageFiles)]
-    call_on_main(lambda: _check_images(files, data), context)
+    call_on_main(lambda: _check_images(files, data, decode_seconds), context)
 
 
-def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
+def _check_images(splits: Sequence[ImageFiles], data: Data, decode_seconds: float) -> None:
     num_images, skips = sum(map(len, splits)), data.on_bad_image == "skip"
     bad: dict[str, BadImage] = {}  # by path: two splits may share images
     checked = []
     for samples in splits:
-        root = samples.listing.root
-        found = check_files(samples, data.image_channels, _MAX_SECONDS * len(samples) / num_images)
+        root, share = samples.listing.root, len(samples) / num_images
+        found = check_files(samples, data.image_channels, _MAX_SECONDS * share, decode_seconds * share)
         checked.append(found)
         if found.number < len(samples):
             text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
@@ -248,15 +248,41 @@ def _check_images(splits: Sequence[ImageFiles], data: Data) -> None:
             samples.notes.append(f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}")
         bad |= {image.path: image for image in found.bad}
     if bad and not skips:
-        groups: dict[object, list[BadImage]] = {}  # missing images are one problem for each kind
-        for image in bad.values():
-            groups.setdefault(image.kind if isinstance(image, MissingImage) else id(image), []).append(image)
-        for first, *others in groups.values():
-            first.reason += f", and {len(others)} others" if others else ""
-        problems = [first if len(bad) > 1 else first.with_hint() for first, *_ in groups.values()]
-        raise combine_findings(f"{len(bad)} images cannot be read; {HOW_TO_SKIP}", problems)
+        raise error_of(list(bad.values()))
     if splits:
         splits[0].notes += _notes_on_equal_files(splits, np.concatenate([found.fingerprints for found in checked]))
+
+
+def error_of(bad: Sequence[BadImage]) -> UserError:
+    """One error about unusable images; missing ones are one problem for each kind."""
+    groups: dict[object, list[BadImage]] = {}
+    for image in bad:
+        groups.setdefault(image.kind if isinstance(image, MissingImage) else id(image), []).append(image)
+    for first, *others in groups.values():
+        first.reason += f", and {len(others)} others" if others else ""
+    problems = [first if len(bad) > 1 else first.with_hint() for first, *_ in groups.values()]
+    return combine_findings(f"{len(bad)} images cannot be read; {HOW_TO_SKIP}", problems)
+
+
+def decode_images(splits: Sequence[ImageFiles], channels: int) -> list[BadImage]:
+    """Decodes all images, one after another, and returns the unusable ones, each once.
+
+    Raises UserError: a disk or a server fails.
+    """
+    bad: dict[str, BadImage] = {}
+    for samples in splits:
+        for index in range(len(samples)):
+            if problem := _decoding_problem(samples, index, channels):
+                bad[problem.path] = problem
+    return list(bad.values())
+
+
+def _decoding_problem(samples: ImageFiles, index: int, channels: int) -> BadImage | None:
+    try:
+        samples.open(index, channels).pixels  # noqa: B018  # decodes
+    except BadImage as problem:
+        return samples.missing_image(index) or problem
+    return None
 
 
 @dataclass
@@ -271,15 +297,15 @@ class CheckedFiles:
     bad: list[BadImage] = field(default_factory=list)
 
 
-def check_files(samples: ImageFiles, channels: int, seconds: float) -> CheckedFiles:
-    """Checks as many images as it can within `seconds`.
+def check_files(samples: ImageFiles, channels: int, seconds: float, decode_seconds: float = 0.0) -> CheckedFiles:
+    """Checks as many images as it can within `seconds`, and decodes whole ones for `decode_seconds`.
 
     The order of the check is random, so that it covers the data set wherever the time ends it; it is the same in each
     run.
     """
     start = time.monotonic()
     deadline = start + seconds
-    decode_until = start + seconds * _DECODING_SHARE if len(samples) <= _FEW else None
+    decode_until = start + decode_seconds if decode_seconds else None
     checked = CheckedFiles(np.zeros(len(samples), np.uint64))
 
     def check(indices: np.ndarray) -> dict[int, BadImage | None]:
@@ -288,14 +314,11 @@ def check_files(samples: ImageFiles, channels: int, seconds: float) -> CheckedFi
         return {index: find_problem(index) for index in indices.tolist()}
 
     def find_problem(index: int) -> BadImage | None:
-        try:
-            is_intact = _looks_intact(samples, index, checked.fingerprints)
-            if not is_intact or (decode_until and time.monotonic() < decode_until):
-                with _decoding:
-                    samples.open(index, channels).pixels  # noqa: B018  # decodes
-        except BadImage as problem:
-            return samples.missing_image(index) or problem
-        return None
+        is_intact = _looks_intact(samples, index, checked.fingerprints)
+        if is_intact and not (decode_until and time.monotonic() < decode_until):
+            return None
+        with _decoding:
+            return _decoding_problem(samples, index, channels)
 
     windows = samples.windows
     order = windows.order(0, 0).numpy() if windows else np.random.default_rng(0).permutation(len(samples))

@@ -52,6 +52,7 @@ from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
+_DECODE_SECONDS = 2.0  # one error then names most of the unusable images
 _TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a split, in the log
 
 
@@ -112,7 +113,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     config = resolve(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
-        check_images([samples], config.data, context)
+        check_images([samples], config.data, context, _DECODE_SECONDS)
     notes += [f"Data: {note}" for note in samples.notes]
     notes.append(_describe(samples, config, prediction, split if has_split else None))
     notes += [f"Data: {split_note}"] if split_note else []

@@ -32,6 +32,8 @@ from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from utils.distributed import ProcessContext
 
+_DECODE_SECONDS = 30.0  # of a dry run, for all images
+
 
 def find_on_all_ranks(
     config: Config, context: ProcessContext, logger: RunLogger, locks: ExitStack | None = None
@@ -151,7 +153,7 @@ def plan_training(
     notes = [note] if note else []
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
-    check_images(splits, data, context)
+    check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
     classes, named = number_of_classes(data.dataset, splits), train.has_class_names
     facts = Facts(ranks, classes=classes, named=named, fitting_batch_size=resumed.get("DATA.BATCH_SIZE"))
     config = resolve(config, facts)

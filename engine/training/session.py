@@ -28,7 +28,7 @@ from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.session import apply_op_lists, attention_notes, build_eval_files, build_evaluator, dummy_images
 from engine.features.probe import Solved, set_head
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import build_strategy, unused_parameters
+from engine.parallel.strategy import build_strategy
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage, average_warning
 from engine.precision.policy import Precision, set_process_switches
@@ -220,8 +220,6 @@ def build_train_state(
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(compute_model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
-        if plan and (unused := unused_parameters(compute_model, images)):
-            notes.append(f"Warning: without a gradient, so never trained: {list_names(unused)}")
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
         config=config,

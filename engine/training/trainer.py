@@ -32,6 +32,7 @@ from engine.run.folder import next_command
 from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.run.step_timer import SlowRanks
+from engine.training.first_checks import EvaluationImages, UntrainedParameters
 from engine.training.run_files import BaselineThread, Evaluated, PeftFolder, RunReport, TrainBatch
 from engine.training.session import RunOutputs, Session
 from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
@@ -82,8 +83,9 @@ class Trainer:
             self.writer = CheckpointWriter(*writes)
         self.report = RunReport(outputs, config) if context.is_main else None
         self.baseline = BaselineThread(session, outputs)
+        checks = UntrainedParameters(session, outputs), EvaluationImages(session, outputs)
         others = TrainBatch(session, outputs), self.baseline, PeftFolder(session, outputs)
-        self.observers: tuple[Observer, ...] = (outputs.reporter, *others)
+        self.observers: tuple[Observer, ...] = (outputs.reporter, *checks, *others)
         if report := self.report:
             record.on_end = lambda: report.update(now=True)
             # A launcher may kill the run a second after the signal, while it is being saved.
@@ -200,6 +202,8 @@ class Trainer:
             is_worth_it = self._saved_step < self.progress.step and seconds >= _WRITE_TIMES * self._write_seconds
             if broadcast_object(is_worth_it, self.context):
                 self._save()
+            for observer in self.observers:
+                observer.before_evaluation()
             evaluated, raw, is_best = self._evaluate_all(epochs_done)
             for observer in self.observers:
                 observer.after_evaluation()

@@ -6,7 +6,7 @@ from PIL import Image, features
 from source_helpers import options, write_classes
 
 from datasets.sources import checks
-from datasets.sources.checks import check_files, check_images
+from datasets.sources.checks import check_files, check_images, decode_images
 from datasets.sources.split_folders import ClassFolders
 from tests.datasets import photo
 from utils.errors import Findings
@@ -85,8 +85,7 @@ if features.check("avif"):
     REFUSED |= {"cut.avif": lambda: encode("AVIF")[:-500], "large.avif": lambda: boxed(encode("AVIF"))}
 
 
-def test_headers_show_all_that_decoding_refuses_but_damaged_pixels(samples_of, monkeypatch):
-    monkeypatch.setattr(checks, "_FEW", 0)
+def test_headers_show_all_that_decoding_refuses_but_damaged_pixels(samples_of):
     whole = {kind: encode("TIFF", compression=kind) for kind in ("tiff_lzw", "jpeg")}
     lab = encode("TIFF", NOISE.convert("RGB").convert("LAB"))
     samples = samples_of(**{name: content() for name, content in REFUSED.items()}, **whole, lab=lab)
@@ -97,17 +96,20 @@ def test_headers_show_all_that_decoding_refuses_but_damaged_pixels(samples_of, m
     assert len(of_gray) == len(REFUSED) + 1 and any(path.endswith("lab.jpg") for path in of_gray)
 
 
-def test_all_files_of_a_small_data_set_are_decoded(samples_of, monkeypatch):
+def test_damaged_pixels_are_found_by_decoding_alone(samples_of, tmp_path, cpu):
     jpeg, png = encode("JPEG"), encode("PNG")
     damaged = {"twice": jpeg[: len(jpeg) // 2] + jpeg, "png": png[:2000] + bytes(400) + png[2400:]}
-    assert len(reasons(samples_of(**damaged, whole=jpeg))) == 2
-    monkeypatch.setattr(checks, "_FEW", 3)
-    assert reasons(samples_of(**damaged, whole=jpeg)) == {}
+    samples = samples_of(**damaged, whole=jpeg)
+    assert reasons(samples) == {}
+    found = {image.path for image in decode_images([samples, samples], 3)}
+    assert {path.rpartition("/")[2] for path in found} == {"twice.jpg", "png.jpg"}
+    assert {image.path for image in check_files(samples, 3, 60, decode_seconds=60).bad} == found
+    with pytest.raises(Findings, match="2 images cannot be read"):
+        check_images([samples], options(tmp_path), cpu, decode_seconds=60)
 
 
 def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(checks, "_CHUNK", 10)
-    monkeypatch.setattr(checks, "_FEW", 0)  # the clock is read once per chunk
     write_classes(tmp_path, a=60, b=60)
     samples = ClassFolders(options(tmp_path, val_fraction=0.01)).read("train")
     remaining = iter([0, *[0] * 5])  # then the time is over
