@@ -28,6 +28,7 @@ from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import write_yaml
 from utils.errors import UserError
 from utils.files import absolute_file
+from utils.notes import Note
 
 _FILES = {  # or names
     "DATA": ("CACHE_DIR", "IMAGE_ROOT"),
@@ -56,7 +57,7 @@ class Command:
     device: str | None
     script: str
     recipe: Path | None
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     prediction: Prediction | None
     split: Split | None
     others: tuple["Command", ...] = ()
@@ -134,7 +135,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
             if given := [flag for flag, is_given in others.items() if is_given]:
                 problem = f"-profile starts a new short run and cannot be combined with {given[0]}"
                 raise UserError(f"{problem}; remove one of them")
-        replaced = [f"-cfg {file} is replaced by -cfg {recipe}" for file in arguments.replaced]
+        replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in arguments.replaced]
         command = Command(
             config=config,
             given=nest(layers.given()),
@@ -153,15 +154,15 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     return replace(commands[0], others=tuple(commands[1:]))
 
 
-def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[str]:
+def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[Note]:
     """PLUGINS of the options names the plugins of -plugin. Returns lines for the log."""
     entries = [plugin.entry for plugin in plugins]
     warnings = check_plugins(layers.values.get("PLUGINS"), entries, layers.origin(("PLUGINS",)))
     if entries:
         layers.add_key("PLUGINS", entries, "-plugin")
     empty = [plugin.path for plugin in plugins if not plugin.has_parts]
-    warnings += [f"Warning: {path} registers no part; use @register_model, @loss, ..." for path in empty]
-    return [*(f"Plugin: {entry}" for entry in entries), *warnings]
+    warnings += [Note("warning", f"{path} registers no part; use @register_model, @loss, ...") for path in empty]
+    return [*(Note("log", f"Plugin: {entry}") for entry in entries), *warnings]
 
 
 def recipe_options(recipe: Path) -> str:
@@ -218,7 +219,7 @@ def unused_keys(command: str, path: str | None = None) -> list[str]:
     return f"{_UNUSED.get(command, '')} {_DATA_SET if path else ''} {_TABLE if path and not is_table else ''}".split()
 
 
-def _warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction | None) -> list[str]:
+def _warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction | None) -> list[Note]:
     """A warning that names the flags, and the keys of -opts, that the command does not use; none for keys of files."""
     if prediction:
         command = "embed" if prediction.embeds else "predict"
@@ -232,4 +233,4 @@ def _warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction |
     unused = [name for name, are_unused in flags.items() if all(are_unused)]
     title = "MODEL.TUNE probe" if command == "probe" else f"-{command}"
     title += " PATH" if prediction and prediction.path else ""
-    return [f"Warning: {title} does not use {', '.join(unused)}"] if unused else []
+    return [Note("warning", f"{title} does not use {', '.join(unused)}")] if unused else []

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from configs.yaml_io import read_text
 from utils.errors import UserError, did_you_mean
+from utils.notes import Note
 
 PLUGINS_FOLDER = "plugins"  # in the folder of a run: copies, which no command runs
 HASH = "#sha256="
@@ -155,14 +156,14 @@ def run_plugin(path: str, text: str) -> Plugin:
     return _running[name]
 
 
-def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[str]:
+def check_plugins(needed: Any, given: Iterable[str], source: str) -> list[Note]:
     """Returns a warning for each needed plugin that has changed. Raises UserError if one is missing."""
-    hashes, warnings = dict(Path(entry).name.partition(HASH)[::2] for entry in given), []
+    hashes, warnings = dict(Path(entry).name.partition(HASH)[::2] for entry in given), list[Note]()
     for entry in needed if isinstance(needed, list | tuple) else filter(None, [needed]):
         path, _, then = str(entry).partition(HASH)
         name = Path(path).name
         if name not in hashes:
             raise UserError(f"{source}PLUGINS: needs {name}, which is code: add -plugin={shlex.quote(path)} to run it")
         if then not in ("", now := hashes[name]):
-            warnings.append(f"Warning: {name} has changed: its SHA-256 is {now[:12]}, in the run {then[:12]}")
+            warnings.append(Note("warning", f"{name} has changed: its SHA-256 is {now[:12]}, in the run {then[:12]}"))
     return warnings

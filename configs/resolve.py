@@ -24,6 +24,7 @@ from configs.yaml_io import format_value, shorten
 from utils.errors import UserError, did_you_mean
 from utils.file_formats.hf_folder import CONFIG, HUB, LOCAL, model_folder, read_config
 from utils.metric_table import metrics_of
+from utils.notes import Note
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
 _SIZE, _EVAL_SIZE = "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"
@@ -47,12 +48,12 @@ _UNUSED_IF_OFF = (
 _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
 
 
-def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[str]]:
+def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
     """The checked options of a command line, their layers with all that follows from them, and lines for the log.
 
     Raises UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
     """
-    layers, notes, failure = given.copy(), list[str](), None
+    layers, notes, failure = given.copy(), list[Note](), None
     _check_family(layers)
     try:
         for rule in RULES:
@@ -66,7 +67,7 @@ def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[str]]:
         wrong = [error for error in errors if not is_contradiction(error)]
         if decoded := decode_quoted(wrong, given):
             config, layers, notes = complete(given)
-            return config, layers, [f"Texts read as values: {', '.join(decoded)}", *notes]
+            return config, layers, [Note("log", f"Texts read as values: {', '.join(decoded)}"), *notes]
         raise mistakes_in(wrong or errors, layers) from None
     if failure:
         raise failure
@@ -93,7 +94,7 @@ def _check_family(layers: OptionLayers) -> None:
     raise UserError(f"{origin}MODEL.TYPE: unknown family {name[:80]}{hint} (known: {known})")
 
 
-def data_set_follows_path(options: OptionLayers) -> list[str]:
+def data_set_follows_path(options: OptionLayers) -> list[Note]:
     """DATA.DATASET without files, such as the digits of a recipe, gives way to a DATA_PATH of a higher layer.
 
     `recognize_dataset` then finds out which data set the path is. Raises UserError if the command line gives both: one
@@ -108,10 +109,11 @@ def data_set_follows_path(options: OptionLayers) -> list[str]:
     if options.level("DATA.DATA_PATH") <= options.level("DATA.DATASET"):
         return []
     options.add_key("DATA.DATASET", Data.model_fields["dataset"].default, path)
-    return [f"DATA.DATASET: {data_set} ({name}) is replaced by the data of {path}: {options.get('DATA.DATA_PATH')}"]
+    replaced = f"DATA.DATASET: {data_set} ({name}) is replaced by the data of {path}"
+    return [Note("screen", f"{replaced}: {options.get('DATA.DATA_PATH')}")]
 
 
-def model_follows_source(options: OptionLayers) -> list[str]:
+def model_follows_source(options: OptionLayers) -> list[Note]:
     """MODEL.NAME hf-hub:ORG/NAME or local-dir:FOLDER becomes the model that the source's config.json describes.
 
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
@@ -127,10 +129,10 @@ def model_follows_source(options: OptionLayers) -> list[str]:
     options.set("MODEL.KWARGS", kwargs | given if isinstance(given, dict) else given or kwargs)
     if options.get("MODEL.PRETRAINED") == "timm":
         options.set("MODEL.PRETRAINED", source.removeprefix(LOCAL))
-    return [f"Model: {source} is {described['NAME']} with MODEL.KWARGS {kwargs} ({folder / CONFIG})"]
+    return [Note("log", f"Model: {source} is {described['NAME']} with MODEL.KWARGS {kwargs} ({folder / CONFIG})")]
 
 
-def old_keys_are_renamed(options: OptionLayers) -> list[str]:
+def old_keys_are_renamed(options: OptionLayers) -> list[Note]:
     """Old keys get their present name, or are removed if they have no effect; of both names, the higher layer wins."""
     known = known_keys(model_type(options.values))
     is_cosine = options.get("TRAIN.LR_SCHEDULER.NAME") == "warmupcosine"  # PaddleViT's name
@@ -155,20 +157,21 @@ def old_keys_are_renamed(options: OptionLayers) -> list[str]:
         options.remove(key)
     parts = [f"without effect: {', '.join(unused)}"] if unused else []
     parts += [f"renamed: {', '.join(renamed)}"] if renamed else []
-    return [f"Warning: old keys; {'; '.join(parts)}"] if parts else []
+    return [Note("warning", f"old keys; {'; '.join(parts)}")] if parts else []
 
 
-def precision_follows_preset(options: OptionLayers) -> list[str]:
+def precision_follows_preset(options: OptionLayers) -> list[Note]:
     """AMP.PRESET gives other keys of AMP; a key wins if the layer of PRESET, or a higher one, gives it."""
     name, level = str(options.get("AMP.PRESET")), options.level("AMP.PRESET")
     values = {key: value for key, value in PRESETS.get(name, {}).items() if options.level(f"AMP.{key}") < level}
     if not values:  # or an unknown name, which the check of the options reports
         return []
     options.add({"AMP": values}, f"AMP.PRESET {name}")
-    return [f"AMP.PRESET {name}: {', '.join(f'{key} {format_value(value)}' for key, value in values.items())}"]
+    given = ", ".join(f"{key} {format_value(value)}" for key, value in values.items())
+    return [Note("log", f"AMP.PRESET {name}: {given}")]
 
 
-def defaults_follow_family(options: OptionLayers) -> list[str]:
+def defaults_follow_family(options: OptionLayers) -> list[Note]:
     """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's."""
     name = model_type(options.values)
     family = FAMILIES.get(name)
@@ -182,21 +185,22 @@ def defaults_follow_family(options: OptionLayers) -> list[str]:
         replaced |= other_optimizer and key.startswith("TRAIN.OPTIMIZER.")
         if (key.startswith("MODEL.") or not replaced) and options.set_default(key, copy.deepcopy(value)):
             used.append(key)
-    notes = [f"Defaults of MODEL.TYPE {name}: {', '.join(used)}"] if used else []
-    notes += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
-    return notes + ([f"{family.title}, unlike timm's: {family.differs}"] if family.differs else [])
+    texts = [f"Defaults of MODEL.TYPE {name}: {', '.join(used)}"] if used else []
+    texts += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
+    texts += [f"{family.title}, unlike timm's: {family.differs}"] if family.differs else []
+    return [Note("log", text) for text in texts]
 
 
-def amp_keys_need_amp(options: OptionLayers) -> list[str]:
+def amp_keys_need_amp(options: OptionLayers) -> list[Note]:
     """Keys of AMP in -opts have no effect without -amp; a recipe may hold them for runs with the flag."""
     if options.get("AMP.ENABLED") is True:
         return []
     keys = [key for key in options.given() if key.startswith("AMP.") and key not in _WITHOUT_AMP]
     unused = [key for key in keys if options.origin(tuple(key.split("."))) == "-opts: "]
-    return [f"{', '.join(unused)}: no effect without -amp"] if unused else []
+    return [Note("warning", f"{', '.join(unused)}: no effect without -amp")] if unused else []
 
 
-def normalization_follows_weights_of_family(options: OptionLayers) -> list[str]:
+def normalization_follows_weights_of_family(options: OptionLayers) -> list[Note]:
     """With -model and weights of a family of PaddleViT's, mean and standard deviation are the family's."""
     family = FAMILIES.get(model_type(options.values))
     if family and options.model_only and options.get("MODEL.PRETRAINED"):
@@ -205,7 +209,7 @@ def normalization_follows_weights_of_family(options: OptionLayers) -> list[str]:
     return []
 
 
-def normalization_follows_channels(options: OptionLayers) -> list[str]:
+def normalization_follows_channels(options: OptionLayers) -> list[Note]:
     """With DATA.IMAGE_CHANNELS 1, a mean and a standard deviation of RGB that are not given with it are averaged."""
     level = options.level("DATA.IMAGE_CHANNELS")
     for key in (f"DATA.{key}" for key in NORMALIZATION):
@@ -214,21 +218,21 @@ def normalization_follows_channels(options: OptionLayers) -> list[str]:
     return []
 
 
-def loss_follows_labels(options: OptionLayers) -> list[str]:
+def loss_follows_labels(options: OptionLayers) -> list[Note]:
     """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
     if options.get("DATA.MULTI_LABEL") is True:
         options.set_default("LOSS.NAME", "bce")
     return []
 
 
-def batch_of_rate_follows_rate(options: OptionLayers) -> list[str]:
+def batch_of_rate_follows_rate(options: OptionLayers) -> list[Note]:
     """A BASE_LR of a higher layer than BASE_LR_BATCH_SIZE removes the latter, which belongs to another rate."""
     if options.level("TRAIN.BASE_LR") > options.level("TRAIN.BASE_LR_BATCH_SIZE"):
         options.remove("TRAIN.BASE_LR_BATCH_SIZE")
     return []
 
 
-def distillation_follows_teacher(options: OptionLayers) -> list[str]:
+def distillation_follows_teacher(options: OptionLayers) -> list[Note]:
     """TRAIN.DISTILLATION_TYPE is hard if a family that distils, such as DeiT, has TEACHER_WEIGHTS."""
     family = FAMILIES.get(model_type(options.values))
     if not (family and family.teacher_distils and options.get("TRAIN.TEACHER_WEIGHTS")):
@@ -236,27 +240,28 @@ def distillation_follows_teacher(options: OptionLayers) -> list[str]:
     if options.level("TRAIN.DISTILLATION_TYPE"):
         return []
     options.set("TRAIN.DISTILLATION_TYPE", "hard")
-    return [f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher"]
+    return [Note("screen", f"TRAIN.DISTILLATION_TYPE is hard: {family.title} has a teacher")]
 
 
-def token_follows_distillation(options: OptionLayers) -> list[str]:
+def token_follows_distillation(options: OptionLayers) -> list[Note]:
     """MODEL.DISTILLED is true with a TRAIN.DISTILLATION_TYPE, in families that have the key."""
     if "distilled" in MODEL_SECTIONS[model_type(options.values)].model_fields:
         options.set_default("MODEL.DISTILLED", options.get("TRAIN.DISTILLATION_TYPE") not in (None, "none"))
     return []
 
 
-def warmup_follows_epochs(options: OptionLayers) -> list[str]:
+def warmup_follows_epochs(options: OptionLayers) -> list[Note]:
     """A warm-up of NUM_EPOCHS or more is a tenth of them, unless the layer of NUM_EPOCHS, or a higher one, gives it."""
     epochs, warmup = (options.get(key, Train.model_fields[key[6:].lower()].default) for key in (EPOCHS, WARMUP))
     if warmup < epochs or options.level(WARMUP) >= options.level(EPOCHS):
         return []
     options.set(WARMUP, epochs / 10)
     source = options.origin(tuple(WARMUP.split("."))).removesuffix(": ") if options.level(WARMUP) else "default"
-    return [f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source}): NUM_EPOCHS is {epochs}"]
+    change = f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source})"
+    return [Note("log", f"{change}: NUM_EPOCHS is {epochs}")]
 
 
-def probe_has_one_epoch(options: OptionLayers) -> list[str]:
+def probe_has_one_epoch(options: OptionLayers) -> list[Note]:
     """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; optimizer, order and steps have no effect.
 
     Raises UserError: the strategy shards the model; no batch size.
@@ -282,10 +287,10 @@ def probe_has_one_epoch(options: OptionLayers) -> list[str]:
     changed = {key: value for key, value in used.items() if key in present} | {EPOCHS: 1, WARMUP: 0}
     for key, value in (changed | {_SIZE: 1, _EVAL_SIZE: size}).items():
         options.set(key, value)
-    return [f"MODEL.TUNE probe: {', '.join(unused)} have no effect"] if unused else []
+    return [Note("warning", f"MODEL.TUNE probe: {', '.join(unused)} have no effect")] if unused else []
 
 
-RULES: tuple[Callable[[OptionLayers], list[str]], ...] = (
+RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
     data_set_follows_path,
     model_follows_source,
     old_keys_are_renamed,

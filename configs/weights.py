@@ -20,6 +20,7 @@ from utils.errors import Unavailable, UserError, error_from
 from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 from utils.file_formats.hf_folder import read_metadata, weight_file
 from utils.files import open_regular_file
+from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
@@ -132,9 +133,9 @@ class Followed:
     """
 
     options: Config
-    notes: list[str]
+    notes: list[Note]
     sources: str
-    differing: dict[str, str]
+    differing: dict[str, Note]
 
 
 def follow(
@@ -149,12 +150,12 @@ def follow(
     given: the keys that the user wrote, by section. as_published: an evaluation has the published test preprocessing.
     Raises UserError: the weights describe no model of this version; their preprocessing contradicts the given one.
     """
-    notes, of_data = list[str](), given.get("DATA", ())
+    notes, of_data = list[Note](), given.get("DATA", ())
     if evaluates and record and record.model:
         of_model, model = given.get("MODEL", ()), options.model
         if set(of_model) <= OF_EVERY_MODEL:
             model = model_follows_weights(record, model, of_model)
-            notes.append(f"Model: {model.name}, as the checkpoint describes it")
+            notes.append(Note("log", f"Model: {model.name}, as the checkpoint describes it"))
         if model.num_classes is None:
             model = model.model_copy(update={"num_classes": record.num_classes})
         options = options.model_copy(
@@ -200,7 +201,7 @@ def prediction_needs_no_labels(options: Config, record: WeightsRecord | None, ha
 
 def preprocessing_follows_weights(
     record: WeightsRecord | None, options: Config, given: Collection[str], as_published: bool = False
-) -> tuple[Config, str, dict[str, str]]:
+) -> tuple[Config, str, dict[str, Note]]:
     """Keys of the preprocessing that are not given follow the checkpoint or the weights.
 
     as_published: with the published test size, test crop and crop mode. DATA.RESIZE squash and pad have a CROP_PCT in
@@ -217,7 +218,7 @@ def preprocessing_follows_weights(
     for key in taken.keys() & set(NORMALIZATION):
         taken[key] = of_channels(taken[key], (now | taken)["IMAGE_CHANNELS"])
     differing = {
-        key: f"Warning: DATA.{key} is {now[key]}, but {source} {'has' if key in test else 'was trained with'} {value}"
+        key: Note("warning", f"DATA.{key} is {now[key]}, but {source} has {value}")
         for key, value in trained.items()
         if key in given and now[key] != value
     }

@@ -32,6 +32,7 @@ from datasets.sources.split_folders import has_class_folders
 from datasets.sources.tables import PARQUET, TABLE_SUFFIXES, read_unlabelled_list
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
+from utils.notes import Note
 from utils.system import require
 
 _SHOWN = 3  # names of groups in a warning
@@ -263,8 +264,8 @@ def _group(samples: dict[str, Samples], data: Data) -> None:
             check_groups(of_split.groups, data, of_split.name)
     in_train, in_val = (set(map(to_nfc, samples[split].groups or ())) for split in ("train", "val"))
     if shared := sorted(in_train & in_val - {""}):
-        names = ", ".join(map(shorten, shared[:_SHOWN]))
-        samples["train"].notes.append(f"Warning: {len(shared)} group(s) are in both train and val, such as {names}")
+        text = f"{len(shared)} group(s) are in both train and val, such as {', '.join(map(shorten, shared[:_SHOWN]))}"
+        samples["train"].notes.append(Note("warning", text))
 
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from models.blocks import add_mixin
 from utils.errors import UserError
+from utils.notes import Note
 from utils.torch_compat import fused_attention_kernel, tree_map_only
 
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
@@ -139,7 +140,7 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_autocast_dtype(kind)) if is_cast and torch.is_autocast_enabled(kind) else tensor
 
 
-def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> list[str]:
+def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> list[Note]:
     """Applies `MODEL.CHANNELS_LAST` to `model`; returns a line for the log if something was set.
 
     Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
@@ -154,7 +155,7 @@ def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool
     if not channels_last:
         return []
     model.to(memory_format=torch.channels_last)
-    return ["Convolutions: channels last (MODEL.CHANNELS_LAST)"]
+    return [Note("log", "Convolutions: channels last (MODEL.CHANNELS_LAST)")]
 
 
 class FastDropout(nn.Dropout):

@@ -95,7 +95,7 @@ class _Lease:
                 Thread(target=self._renew, daemon=True).start()
                 if self.is_essential:
                     logging.getLogger(RUN_LOG).warning(
-                        f"----- {self.path.parent}: its file system has no flock; locked by the lease {self._own.name}"
+                        f"{self.path.parent}: its file system has no flock; locked by the lease {self._own.name}"
                     )
                 return True
             time.sleep(secrets.randbelow(1000) / 1000)

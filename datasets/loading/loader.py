@@ -33,6 +33,7 @@ from utils.device import IN_LOADING
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, to_single_line
 from utils.files import own_file
+from utils.notes import Note
 from utils.status import RANK_LOG, RUN_LOG
 from utils.system import own_share
 from utils.tables import read_rows, safe_cell
@@ -220,9 +221,8 @@ class Loader:
         for name, text in batch.warnings:
             if name not in self._warned:
                 self._warned.add(name)
-                warning = f"Warning: {name}: used, but its decoder warns: {to_single_line(text)}"
                 log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
-                logging.getLogger(log).info(f"----- {warning}", extra={"warning": warning})
+                logging.getLogger(log).warning(f"{name}: used, but its decoder warns: {to_single_line(text)}")
         if self._stream is None:
             return batch
         moved: Batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
@@ -311,7 +311,7 @@ class TrainBatches:
         )
         workers, reason = num_workers(self._reader, context)
         self.prefetched_batches = PREFETCH_FACTOR * workers
-        self.workers_note = f"{workers} loading workers per rank ({reason})"
+        self.workers_note = Note("log", f"{workers} loading workers per rank ({reason})")
 
     def iterate(
         self,

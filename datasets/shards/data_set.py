@@ -29,6 +29,7 @@ from datasets.sources.split import Part, Splitter, check_groups
 from utils.errors import UserError, combine_findings, error_from
 from utils.files import atomic_write, open_regular_file
 from utils.locks import locked
+from utils.notes import Note
 from utils.system import usable_cores
 from utils.threads import DaemonPool
 
@@ -62,14 +63,16 @@ class TarShards(Source):
             raise UserError(f"{data.data_path}: has images with several labels; set DATA.MULTI_LABEL=true")
         size = sum(shard.num_bytes for shard in self.index.shards) / 1e9
         if store.is_local:
-            self.notes += ["DATA.CACHE_GB is not used: the shards are files of this machine"] if data.cache_gb else []
+            unused = Note("log", "DATA.CACHE_GB is not used: the shards are files of this machine")
+            self.notes += [unused] if data.cache_gb else []
         else:
             source = "not cached (DATA.CACHE_GB is 0): each image is read as a range, in each epoch"
             if cache:
                 source = f"cached in {folder}, at most {data.cache_gb:g} GB (DATA.CACHE_GB)"
-            self.notes.append(f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}")
+            self.notes.append(Note("log", f"{store.root}: {len(self.index.shards)} shards, {size:.3g} GB, {source}"))
         if "val" not in self.found.splits:
-            self.notes.append("no shard belongs to the split val: a part of each class is held out (DATA.VAL_FRACTION)")
+            part = "a part of each class is held out (DATA.VAL_FRACTION)"
+            self.notes.append(Note("screen", f"no shard belongs to the split val: {part}"))
 
     def _read_several(self) -> tuple[list[str] | None, np.ndarray]:
         """The names of the classes, None for numbers, and the multi-hot target of each label in the index (L + 1, C).
@@ -162,7 +165,7 @@ def open_index(
     label_key: str = "",
     assume: bool = True,
     group_key: str = "",
-) -> tuple[Index, list[str]]:
+) -> tuple[Index, list[Note]]:
     """Returns the index of exactly these shards, in their order, and notes for the log.
 
     Rows come from the index beside the shards and from the one in DATA.CACHE_DIR, `cache_dir`; all other shards are
@@ -212,7 +215,7 @@ class _StoredRows:
 
     def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool, group_key: str) -> None:
         self.label_key, self.assume, self.group_key = label_key, assume, group_key
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.indexes: dict[str, Index] = {}  # of one shard each
         self._wanted = {shard.name: shard for shard in shards}
 
@@ -224,14 +227,14 @@ class _StoredRows:
         except FileNotFoundError:
             return
         except OSError as error:
-            self.notes.append(f"Warning: {path}: cannot be read ({error.strerror}); the index is built without it")
+            self.notes.append(Note("warning", f"{path}: cannot be read ({error.strerror}); it is built again"))
 
     def add(self, data: bytes, origin: str) -> None:
         """Adds the rows of an index."""
         try:
             index = read_index(data, origin)
         except UserError as error:
-            self.notes.append(f"Warning: {error}")
+            self.notes.append(Note("warning", str(error)))
             return
         if index.label_key != self.label_key or self.group_key not in ("", index.group_key):
             return
@@ -263,7 +266,7 @@ class _StoredRows:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, encode_index(index))
         except OSError as error:
-            self.notes.append(f"Warning: {path}: cannot be written ({error.strerror}); the next run builds it again")
+            self.notes.append(Note("warning", f"{path}: cannot be written ({error.strerror}); no run can reuse it"))
 
 
 def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
@@ -297,4 +300,4 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
     if findings:
         raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
     for text, (number, example) in remarks.items():
-        stored.notes.append(f"{store.root}: {number:,} samples {text}, such as {example}")
+        stored.notes.append(Note("log", f"{store.root}: {number:,} samples {text}, such as {example}"))

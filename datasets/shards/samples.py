@@ -143,8 +143,7 @@ class ShardCache:
     def _warn(self, problem: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warning = f"Warning: the cache of shards in {self.folder}: {to_single_line(problem)}"
-            logging.getLogger(RUN_LOG).info(f"----- {warning}", extra={"warning": warning})
+            logging.getLogger(RUN_LOG).warning(f"the cache of shards in {self.folder}: {to_single_line(problem)}")
 
 
 class ReadAhead:

@@ -31,6 +31,7 @@ from datasets.sources.samples import EncodedImages, Samples
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
+from utils.notes import Note
 
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
@@ -81,7 +82,7 @@ def find_problems(
     return findings
 
 
-def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[str]:
+def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[Note]:
     """Facts that may be intended: the notes of the splits, few images, few gray levels, images in two splits."""
     others = {"val": val} | ({"test": test} if test else {})
     notes = [note for samples in (train, *others.values()) for note in samples.notes]
@@ -90,18 +91,18 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
     classes = max((samples.class_names for samples in (train, *others.values())), key=len)
     empty = np.flatnonzero(train.class_counts(len(classes)) == 0)
     if len(empty):
-        example = classes[empty[-1]]  # of numbers, perhaps a typing error in another split
-        notes.append(f"{len(empty)} of {len(classes)} classes have no training image, such as {shorten(example)}")
+        example = shorten(classes[empty[-1]])  # of numbers, perhaps a typing error in another split
+        notes.append(Note("log", f"{len(empty)} of {len(classes)} classes have no training image, such as {example}"))
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
-        notes.append(f"{unlabelled} of {len(train)} training images have no label")
+        notes.append(Note("log", f"{unlabelled} of {len(train)} training images have no label"))
     single = np.flatnonzero(counts == 1)
     if len(single):
-        example = train.class_names[single[0]]
-        notes.append(f"Warning: {len(single)} of {len(counts)} classes have one training image, such as {example!r}")
+        few = f"{len(single)} of {len(counts)} classes"
+        notes.append(Note("warning", f"{few} have one training image, such as {train.class_names[single[0]]!r}"))
     typical = np.median(counts[counts > 0]) if counts.any() else 0
     if 0 < typical < _FEW_IMAGES:
         fix = "add images, or use pretrained weights and check the accuracy on more validation images"
-        notes.append(f"Warning: {typical:g} training images per class (median); {fix}")
+        notes.append(Note("warning", f"{typical:g} training images per class (median); {fix}"))
     notes += _notes_on_class_sizes(train, val) + _notes_on_grey_levels(train)
     for name, other in others.items():
         if isinstance(train, ImageFiles) and isinstance(other, ImageFiles) and train.listing.root == other.listing.root:
@@ -110,13 +111,14 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
             in_one = np.isin(two.arrays["paths_crcs"], one.arrays["paths_crcs"][in_two])
             paths = {one.paths[index] for index in np.flatnonzero(in_two).tolist()}
             if shared := paths.intersection(two.paths[index] for index in np.flatnonzero(in_one).tolist()):
-                notes.append(f"{len(shared)} image(s) are in both train and {name}, such as {shorten(min(shared))}")
+                example = shorten(min(shared))
+                notes.append(Note("log", f"{len(shared)} image(s) are in both train and {name}, such as {example}"))
     if isinstance(train, EncodedImages):
-        notes.append(f"whole JPEGs are decoded by {JPEG_DECODER}")
+        notes.append(Note("log", f"whole JPEGs are decoded by {JPEG_DECODER}"))
     return notes
 
 
-def _notes_on_class_sizes(train: Samples, val: Samples) -> list[str]:
+def _notes_on_class_sizes(train: Samples, val: Samples) -> list[Note]:
     """The smallest and the largest classes; warnings of classes that the validation or the training may lose."""
     names = max(train.class_names, val.class_names, key=len)  # of lists: the labels
     counts, val_counts = train.class_counts(len(names)), val.class_counts(len(names))
@@ -126,25 +128,23 @@ def _notes_on_class_sizes(train: Samples, val: Samples) -> list[str]:
     sizes = [f"{shorten(names[label])} {counts[label]} + {val_counts[label]}" for label in order]
     if len(sizes) > 2 * _SHOWN_CLASSES:
         sizes = [*sizes[:_SHOWN_CLASSES], "...", *sizes[-_SHOWN_CLASSES:]]
-    notes = [f"images per class, training + validation, the smallest first: {', '.join(sizes)}"]
+    notes = [Note("log", f"images per class, training + validation, the smallest first: {', '.join(sizes)}")]
     if few := [label for label in order if val_counts[label] < _FEW_VAL_IMAGES]:
         lowest = min(few, key=lambda label: val_counts[label])
-        notes.append(
-            f"Warning: {len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images, such as "
-            f"{shorten(names[lowest])} with {val_counts[lowest]}: the accuracy hardly shows whether they are "
-            "recognized; add validation images, or set DATA.VAL_FRACTION"
-        )
+        problem = f"{len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images, such as "
+        problem += f"{shorten(names[lowest])} with {val_counts[lowest]}: the accuracy hardly shows whether they are "
+        fix = "add validation images, or set DATA.VAL_FRACTION"
+        notes.append(Note("warning", f"{problem}recognized; {fix}"))
     smallest, largest = order[0], order[-1]
     if counts[largest] >= _IMBALANCE * counts[smallest]:
         fix = "DATA.BALANCED_SAMPLING=true or " if train.targets.ndim == 1 else ""
-        notes.append(
-            f"Warning: {shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
-            f"{counts[smallest]}: compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
-        )
+        sizes_of = f"{shorten(names[largest])} has {counts[largest]} training images, {shorten(names[smallest])} "
+        fix = f"compare the macro F1, and consider {fix}LOSS.CLASS_WEIGHTS=balanced"
+        notes.append(Note("warning", f"{sizes_of}{counts[smallest]}: {fix}"))
     return notes
 
 
-def _notes_on_grey_levels(samples: Samples) -> list[str]:
+def _notes_on_grey_levels(samples: Samples) -> list[Note]:
     """A warning if a few 16-bit gray images use few of the 256 levels that the model receives: 12 bits use 16."""
     if not isinstance(samples, EncodedImages):
         return []
@@ -164,8 +164,8 @@ def _notes_on_grey_levels(samples: Samples) -> list[str]:
         return []
     share = np.cumsum(histogram)
     low, high = np.searchsorted(share, [_OUTLIERS * share[-1], (1 - _OUTLIERS) * share[-1]]).tolist()
-    text = f"Warning: 16-bit gray images with values from {low} to {high} become {num_used} of 256 levels"
-    return [f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device"]
+    text = f"16-bit gray images with values from {low} to {high} become {num_used} of 256 levels"
+    return [Note("warning", f"{text}; set DATA.GREY_RANGE=[{low}, {high}], or the range of the device")]
 
 
 def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
@@ -242,10 +242,10 @@ def _check_images(splits: Sequence[ImageFiles], data: Data, decode_seconds: floa
         checked.append(found)
         if found.number < len(samples):
             text = f"{root}: checked the headers of {found.number} of {len(samples)} images"
-            samples.notes.append(f"{text}; the others are checked when they are read")
+            samples.notes.append(Note("log", f"{text}; the others are checked when they are read"))
         if found.bad and skips:
-            text = f"Warning: {root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
-            samples.notes.append(f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}")
+            text = f"{root}: {len(found.bad)} image(s) cannot be read and are skipped (DATA.ON_BAD_IMAGE)"
+            samples.notes.append(Note("warning", f"{text}, such as {found.bad[0].path!r}: {found.bad[0].reason}"))
         bad |= {image.path: image for image in found.bad}
     if bad and not skips:
         raise error_of(list(bad.values()))
@@ -358,7 +358,7 @@ _PROBLEMS = (
 )
 
 
-def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray) -> list[str]:
+def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray) -> list[Note]:
     """Warnings about such files; they change neither the labels nor the splits.
 
     fingerprints: of all splits; files with equal ones are compared by SHA-256.
@@ -387,15 +387,14 @@ def _notes_on_equal_files(splits: Sequence[ImageFiles], fingerprints: np.ndarray
     equal: defaultdict[bytes, dict[str, tuple[bytes, int]]] = defaultdict(dict)
     for digest, path, facts in files:
         equal[digest].setdefault(path, facts)  # `notes_on` reports a path in two splits
-    notes = []
+    notes = list[Note]()
     for kind, (problem, advice) in enumerate(_PROBLEMS):
         if found := [paths for paths in equal.values() if len({facts[kind] for facts in paths.values()}) > 1]:
             (one, facts), *others = found[0].items()
             other = next(path for path, of_other in others if of_other[kind] != facts[kind])
-            pair = f"{shorten(one)} and {shorten(other)}"
-            notes.append(f"Warning: {sum(map(len, found))} files with equal bytes {problem}, such as {pair}; {advice}")
+            files_with = f"{sum(map(len, found))} files with equal bytes {problem}"
+            notes.append(Note("warning", f"{files_with}, such as {shorten(one)} and {shorten(other)}; {advice}"))
     if len(files) < len(candidates):
-        notes.append(
-            f"compared the bytes of {len(files)} of {len(candidates)} files with the size and the end of another"
-        )
+        part = f"{len(files)} of {len(candidates)} files"
+        notes.append(Note("log", f"compared the bytes of {part} with the size and the end of another"))
     return notes

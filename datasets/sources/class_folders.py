@@ -19,6 +19,7 @@ from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, combine_findings, did_you_mean, error_from
+from utils.notes import Note
 
 _MAX_DEPTH = 100  # nested folders
 # Never opened: files beside images, which may be as many; raw photos, which begin as TIFF files do; copies of images.
@@ -98,18 +99,19 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     notes, (folders, files) = [], _list(root)
     found.select_folders(folders)
     if beside := len(found.select_images(root, files)):
-        notes.append(f"{root}: {beside} image(s) beside the class folders are not read")
+        notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
     if len(beside_images) > len(targets) / 4:
         shown = f"{len(beside_images)} of {len(targets)} images, such as {shorten(beside_images[0])}"
-        notes.append(f"Warning: {root}: {shown}, have the name of another image: move masks and copies out of it")
+        fix = "move masks and copies out of it"
+        notes.append(Note("warning", f"{root}: {shown}, have the name of another image: {fix}"))
     if known is None and len(names) > 1 and (inner := _inner_folders(found.sizes, class_folders)):
         shown = f"each contains folders with images, such as {shorten(inner[0])}, which are no classes"
         fix = "if they are, move all of them into one folder"
-        notes.append(f"{root}: the classes are {list_names(names, 4)}; {shown}; {fix}")
+        notes.append(Note("log", f"{root}: the classes are {list_names(names, 4)}; {shown}; {fix}"))
     if missing and not paths and not found.findings:
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
     elif missing:
-        notes.append(f"Warning: {root}: has no image of {list_names(sorted(missing))}, unlike the training images")
+        notes.append(Note("warning", f"{root}: has no image of {list_names(sorted(missing))}, unlike the training"))
     arrays = listing_arrays(paths, np.frombuffer(targets, np.int64))
     return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 
@@ -249,11 +251,11 @@ class FoundFiles:
         self.others.update(f"{name}/" for name in names if _is_ignored(name))
         return sorted(name for name in names if not _is_ignored(name))
 
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Note]:
         """Notes about the files, which may be warnings."""
         effect = "" if self.keep_undecodable else " and are ignored"
         notes = [
-            f"Warning: {self.root}: {count} {kind} image(s) cannot be decoded{effect}; {missing_decoder(kind)}"
+            Note("warning", f"{self.root}: {count} {kind} image(s) cannot be decoded{effect}; {missing_decoder(kind)}")
             for kind, count in self.undecodable.items()
         ]
         for files, text in (
@@ -265,14 +267,14 @@ class FoundFiles:
                     f"{count} {ending!r}"
                     for ending, count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
                 ]
-                more = ", ..." if len(counts) > _MAX_ENDINGS else ""
-                notes.append(f"{self.root}: {files.total()} {text}: {', '.join(counts[:_MAX_ENDINGS])}{more}")
+                shown = ", ".join(counts[:_MAX_ENDINGS]) + ", ..." * (len(counts) > _MAX_ENDINGS)
+                notes.append(Note("log", f"{self.root}: {files.total()} {text}: {shown}"))
         if links := len(self.links):
             problem = "link(s) to parent folders or to folders already read are ignored; the first is"
-            notes.append(f"{self.root}: {links} {problem} {self.links[0]!r}")
+            notes.append(Note("log", f"{self.root}: {links} {problem} {self.links[0]!r}"))
         if self.broken:
-            first = shorten(self.broken[0])
-            notes.append(f"Warning: {self.root}: {len(self.broken)} broken link(s) are ignored; the first is {first}")
+            number, first = len(self.broken), shorten(self.broken[0])
+            notes.append(Note("warning", f"{self.root}: {number} broken link(s) are ignored; the first is {first}"))
         return notes
 
 

@@ -18,6 +18,7 @@ from datasets.sources.samples import EncodedImages, read_error
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
 from utils.errors import Finding, did_you_mean
 from utils.files import file_state, read_regular_file
+from utils.notes import Note
 
 _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
@@ -45,7 +46,7 @@ class Listing:
     arrays: Mapping[str, np.ndarray]
     file: Path | None = None
     findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     has_class_names: bool = True
     column: str = "path"
     sizes: Mapping[str, int] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from datasets.sources.image_files import ImageFiles, Listing
 from datasets.sources.names import list_names
 from datasets.sources.source import Source
 from utils.errors import UserError
+from utils.notes import Note
 
 
 class ImageNetFolders(Source):
@@ -55,7 +56,8 @@ class ImageNetReal(ImageNetFolders):
         except (ValueError, TypeError, IndexError) as error:
             raise UserError(f"{file}: is not a list of lists of labels ({error}); download it again") from None
         labelled = np.flatnonzero(targets.any(axis=1))
-        listing.notes.append(f"{len(names) - len(labelled)} of {len(names)} images have no ReaL label and do not count")
+        unlabelled = f"{len(names) - len(labelled)} of {len(names)} images"
+        listing.notes.append(Note("log", f"{unlabelled} have no ReaL label and do not count"))
         listing = replace(listing, class_names=wordnet_ids(IMAGENET_CLASSES), has_class_names=True)
         return replace(listing, arrays={**listing.arrays, "targets": targets}).select(labelled)
 

@@ -24,6 +24,7 @@ from datasets.sources.split import split_listing
 from datasets.sources.split_folders import has_class_folders
 from datasets.sources.tables import LABEL_DIGITS, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
 from utils.errors import UserError
+from utils.notes import Note
 
 _SEPARATORS = "|;,"
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
@@ -196,7 +197,8 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
         (target for target, words in parts if len(words) > 1 and all(map(targets.__contains__, words))), None
     ):
         problem = f"{shorten(joined)} is read as a class of its own, though each of its words is a class"
-        rows.notes.append(f"Warning: {train_table.file}: {problem}; for several labels: -opts DATA.MULTI_LABEL=true")
+        fix = "for several labels: -opts DATA.MULTI_LABEL=true"
+        rows.notes.append(Note("warning", f"{train_table.file}: {problem}; {fix}"))
     known = dict.fromkeys(train_rows.classes or targets)
     names_of = {target: [target] if target else [] for target in rows.target_ids}
     return _to_listing(rows, names_of, known, train_rows, numbers)
@@ -265,7 +267,7 @@ def _to_listing(
         label_of = {name: position[number] for name, number in named.items() if number in position}
         problem += ", or set MODEL.NUM_CLASSES, which keeps the numbers as they are"
         note = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
-        rows.notes.append(f"{note} (MODEL.NUM_CLASSES keeps the numbers as they are)")
+        rows.notes.append(Note("log", f"{note} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
         is_numeric = False
     elif is_numeric:
         label_of = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
@@ -329,7 +331,7 @@ def _report_repeated_images(listing: Listing) -> None:
             listing.findings.append(f"{text}; write all its labels in one line, and remove the other")
     if repeated_lines:
         text = f"{listing.file}: {len(repeated_lines)} image(s) are listed more than once"
-        listing.notes.append(f"{text}; the first repetition is in line {repeated_lines[0]}")
+        listing.notes.append(Note("log", f"{text}; the first repetition is in line {repeated_lines[0]}"))
 
 
 def _is_number(target: str) -> bool:

@@ -17,6 +17,7 @@ from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError, error_from
 from utils.files import open_regular_file
+from utils.notes import Note
 
 NATURAL, BYTES = "natural", "bytes"  # values of DATA.CLASSES; another value is a file
 CLASS_FILE = "a file with a class per line, in the order of the outputs"
@@ -188,7 +189,7 @@ def number_by(
     class of `known`. If there are any, it changes nothing.
     """
     if not samples.has_class_names:
-        samples.notes.append("the data has no class names; its labels are used as they are")
+        samples.notes.append(Note("log", "the data has no class names; its labels are used as they are"))
         return []
     labels = map_labels(samples.class_names, known)
     used = range(len(labels)) if needs_all else np.flatnonzero(samples.class_counts(len(labels)))
@@ -221,7 +222,7 @@ def number_by(
 def check_names(samples: Samples, data_path: str) -> list[str]:
     """Finds classes with one name, of which one is not in NFC; adds warnings about names that differ only in case."""
     names = case_variants(samples.class_names)
-    samples.notes += [f"Warning: classes {variants} differ only in case" for variants in names]
+    samples.notes += [Note("warning", f"classes {variants} differ only in case") for variants in names]
     twice = [name for name, count in Counter(samples.class_names).items() if count > 1]
     return [f"{data_path}: two classes are named {shorten(name)}, in two Unicode forms; merge them" for name in twice]
 

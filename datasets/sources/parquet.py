@@ -25,6 +25,7 @@ from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.tables import PARQUET, Table
 from utils.errors import Finding, UserError, error_from
 from utils.files import file_state
+from utils.notes import Note
 
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")  # of the hub: train-00000-of-00002.parquet
 _MAX_DEPTH = 3
@@ -67,7 +68,7 @@ class Parquet(Tables):
         others = by_split.pop("all", []) if len(by_split) > 1 else []
         tables: dict[str, Table] = {split: ParquetTable(root, files, data) for split, files in by_split.items()}
         if others:
-            next(iter(tables.values())).notes.append(f"{root}: not read: {list_names(list(names))}")
+            next(iter(tables.values())).notes.append(Note("log", f"{root}: not read: {list_names(list(names))}"))
         return tables
 
     def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:

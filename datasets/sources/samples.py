@@ -15,6 +15,7 @@ from datasets.decoding.images import BadImage, UnreadableImage
 from datasets.loading.sampler import EvalSampler, Key, ShardWindows, TrainSampler
 from datasets.sources.shared_arrays import PackedStrings, share_arrays
 from utils.errors import Finding, Unavailable, UserError
+from utils.notes import Note
 
 _MAX_TARGET_BYTES = 10**10
 MAX_FILE_BYTES = 400_000_000  # 64 million pixels of 16-bit color, and metadata
@@ -50,7 +51,7 @@ class Samples:
     def __init__(self, class_names: list[str]) -> None:
         self.class_names = class_names
         self.findings: list[Finding] = []
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
 
     @property
     def targets(self) -> np.ndarray:

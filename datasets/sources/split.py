@@ -24,6 +24,7 @@ from datasets.sources.image_files import Listing
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
 from datasets.sources.tables import Table, table_rows
 from utils.errors import Finding, UserError, combine_findings
+from utils.notes import Note
 
 DEFAULT_VAL_FRACTION = 0.1
 _NO_LIST = (
@@ -78,7 +79,7 @@ class Part:
 
     indices: np.ndarray
     findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 class Splitter:
@@ -107,7 +108,7 @@ class Splitter:
         place, known, new, hashes = self.data.data_path, self.known, self._rule, hash_paths(paths)
         is_same = known is not None and split != "all" and known.rule == new.rule
         listed = known.held_out if known and is_same else None
-        findings, notes = list[Finding](), list[str]()
+        findings, notes = list[Finding](), list[Note]()
         problem = "no class has two images, so no image can be held out; add a val split"
         if split == "all":
             is_val = np.ones(len(paths), dtype=bool)
@@ -116,7 +117,7 @@ class Splitter:
             if groups:
                 in_groups = np.isin(hash_paths(groups), _hashes_of(known.held_out_groups))
                 if more := int((in_groups & ~is_val).sum()):
-                    notes.append(f"{more} image(s) were added to held-out groups")
+                    notes.append(Note("log", f"{more} image(s) were added to held-out groups"))
                 is_val |= in_groups
             problem = f"has none of the {len(listed)} images that the run held out; set DATA.SPLIT_SEED to split again"
             if not listed:
@@ -158,26 +159,30 @@ class Splitter:
         return Part(np.flatnonzero(~is_val if split == "train" else is_val), findings, notes)
 
 
-def _changes(known: RunSplit, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool) -> list[str]:
+def _changes(
+    known: RunSplit, paths: PackedStrings, hashes: np.ndarray, is_val: np.ndarray, is_same: bool
+) -> list[Note]:
     """Notes about images that were added or removed since the run `known`, or that it was trained on."""
     if known.held_out is None:
-        return [f"Warning: {_NO_LIST}"]
-    notes, held_out, is_trained = list[str](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
+        return [Note("warning", _NO_LIST)]
+    notes, held_out, is_trained = list[Note](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
     missing, added = np.flatnonzero(~np.isin(held_out, hashes)), np.flatnonzero(~is_trained & ~is_val)
     num_missing = len(known.trained) - len(np.unique(hashes[is_trained]))
     if is_same and len(missing):
-        example = shorten(known.held_out[missing[0]])
-        notes.append(f"Warning: {len(missing)} of {len(held_out)} held-out image(s) are missing, such as {example}")
+        lost, example = f"{len(missing)} of {len(held_out)}", shorten(known.held_out[missing[0]])
+        notes.append(Note("warning", f"{lost} held-out image(s) are missing, such as {example}"))
     if is_same and len(known.trained) and len(added):
-        notes.append(f"{len(added)} image(s) were added as training images, such as {shorten(paths[added[0]])}")
+        example = shorten(paths[added[0]])
+        notes.append(Note("log", f"{len(added)} image(s) were added as training images, such as {example}"))
     if is_same and num_missing:
-        notes.append(f"{num_missing} of {len(known.trained)} training image(s) of the checkpoint are missing")
+        lost = f"{num_missing} of {len(known.trained)}"
+        notes.append(Note("log", f"{lost} training image(s) of the checkpoint are missing"))
     seen = np.flatnonzero(is_val & is_trained)
     # All images of other data may have such paths, too.
     if len(seen) and (not is_val.all() or num_missing < len(known.trained) / 2):
         images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
         fix = "; -split val evaluates the held-out images" if is_val.all() else ""
-        notes.append(f"Warning: {images}, have the paths of images that the checkpoint was trained on{fix}")
+        notes.append(Note("warning", f"{images}, have the paths of images that the checkpoint was trained on{fix}"))
     return notes
 
 
@@ -328,7 +333,7 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
 
 def _describe_split(
     names: PackedStrings, unit: str, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray, folds: int | None
-) -> list[str]:
+) -> list[Note]:
     """Lines for the log: units held out and class shares; a group larger than a fold, classes missing in a part.
 
     names: of the units, one for each image. unit: 'group' or 'image'. unit_of: as of `most_frequent`. targets: int64
@@ -341,14 +346,15 @@ def _describe_split(
     shares = 100 * totals / number, 100 * held_out / max(is_val.sum(), 1)
     worst = np.abs(shares[1] - shares[0]).argmax()
     deviation = f"deviate by up to {abs(shares[1] - shares[0])[worst]:.1f} points"
-    notes = [
-        f"{unit}s: {len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images; "
-        f"the shares of {words} {deviation} ({shares[0][worst]:.1f}% of all, {shares[1][worst]:.1f}% of the held-out)"
-    ]
+    parts = f"{len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images"
+    deviation += f" ({shares[0][worst]:.1f}% of all, {shares[1][worst]:.1f}% of the held-out)"
+    notes = [Note("log", f"{unit}s: {parts}; the shares of {words} {deviation}")]
     if folds and sizes.max() > number / folds:
         name = shorten(names[int(np.argmax(unit_of == sizes.argmax()))])
-        notes.append(f"Warning: the {unit} {name} has {sizes.max()} of {number} images, more than one of {folds} folds")
+        large = f"the {unit} {name} has {sizes.max()} of {number} images"
+        notes.append(Note("warning", f"{large}, more than one of {folds} folds"))
     for images, counts in (("held-out", held_out), ("training", totals - held_out)):
         if missing := int(((totals > 0) & (counts == 0)).sum()):
-            notes.append(f"Warning: {missing} of {np.count_nonzero(totals)} {words} have no {images} image")
+            few = f"{missing} of {np.count_nonzero(totals)} {words}"
+            notes.append(Note("warning", f"{few} have no {images} image"))
     return notes

@@ -19,6 +19,7 @@ from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, did_you_mean
+from utils.notes import Note
 
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
@@ -47,7 +48,7 @@ class SplitFolders:
     # 'none', in the name. _folder_of, _within: the folder to read for each of them, and the names of the folders in it
     # (NFC). _unlabelled: the ones that are for tests or predictions and contain no folder.
     def __init__(self, given: Path, all_classes: bool = False) -> None:
-        self.findings, self.notes = list[Finding](), list[str]()
+        self.findings, self.notes = list[Finding](), list[Note]()
         doubled = given if all_classes else _pass_doubled(given)
         self.root, self._all_classes = doubled if _folders_in(doubled) else given, all_classes
         self._names = class_folders_in(self.root)
@@ -72,18 +73,18 @@ class SplitFolders:
             self.findings += self._questions({*chosen.values(), *unread})
             if train := self._named.get("train"):
                 beside = list_names([name for name in self._names if name not in {train, *chosen.values()}])
-                note = f"Warning: {self.root / train} is read as a class, beside {beside}"
-                self.notes.append(f"{note}; if it is the training split, give it as -data_path")
+                fix = "if it is the training split, give it as -data_path"
+                self.notes.append(Note("warning", f"{self.root / train} is read as a class, beside {beside}; {fix}"))
         paths = {split: str(folder.relative_to(self.root)) for split, folder in self.folders.items()}
         if renamed := [f"{split} is {path!r}" for split, path in paths.items() if path not in (split, ".")]:
-            self.notes.append(f"{self.root}: {', '.join(renamed)}")
+            self.notes.append(Note("log", f"{self.root}: {', '.join(renamed)}"))
         if unread:
             unlabelled = next((name for name in unread if name in self._unlabelled), None)
             hint = f"; -predict {quote(str(self.root / unlabelled))} labels images" if unlabelled else ""
-            self.notes.append(f"{self.root}: not read: {list_names(unread)}{hint}")
+            self.notes.append(Note("log", f"{self.root}: not read: {list_names(unread)}{hint}"))
         if lists := [str(path) for path in (self.root / name for name in _LISTS) if path.is_file()]:
             use = "to use them: -dataset=csv for tables, -dataset=imagenet2012 for train_list.txt and val_list.txt"
-            self.notes.append(f"Warning: {', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}")
+            self.notes.append(Note("warning", f"{', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}"))
         self.excluded = {*chosen.values(), *unread}
         is_class = all_classes and self.folders.get("train") == self.root
         named_test = self.root / self._named["test"] if "test" in self._named and not is_class else None

@@ -25,6 +25,7 @@ from datasets.sources.names import MASK, SPLIT_NAMES, split_of, split_of_images,
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
+from utils.notes import Note
 
 JSON_LINES, PARQUET = ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
@@ -94,7 +95,7 @@ class Table:
     class_column = ""  # of labels, if the table says so
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self.file, self.files, self.notes = file, [file], list[str]()
+        self.file, self.files, self.notes = file, [file], list[Note]()
         self._encoding, self._start, self.header = _find_encoding(file, encoding), 0, list[str]()
         self._is_json = file.suffix.lower() == JSON_LINES
         if self._is_json:
@@ -106,7 +107,7 @@ class Table:
         self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
         name = self._encoding.removesuffix("-sig")
         if (self._separator, name) != (",", "utf-8"):
-            self.notes.append(f"{file}: separator {self._separator!r}, encoding {name}")
+            self.notes.append(Note("log", f"{file}: separator {self._separator!r}, encoding {name}"))
         with contextlib.suppress(csv.Error, StopIteration):
             self.header = [name.strip() for name in next(self._reader())]
 
@@ -333,7 +334,7 @@ class Rows:
         self.target_ids: dict[str, int] = {}
         self.classes: tuple[str, ...] = ()
         self.findings: list[Finding] = []
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.outside: list[tuple[int, str]] = []  # lines with a path that leads out of the folder
         self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
 
@@ -396,16 +397,17 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     rows = Rows(file, str(root) if root else None, anywhere=bool(table.image_column))
     rows.notes += table.notes
     if root not in (None, table.root, data.image_root, file.parent):
-        rows.notes.append(f"{file}: the images are in {root}")
+        rows.notes.append(Note("log", f"{file}: the images are in {root}"))
     used = {layout.path, *layout.labels, layout.split, data.groups}
     if unused := [name for name in table.header if name not in used]:
-        rows.notes.append(f"{file}: columns that are not used: {shorten(unused)}")
+        rows.notes.append(Note("log", f"{file}: columns that are not used: {shorten(unused)}"))
     if layout.splits:
         place = f"in the column {shorten(layout.split)}" if layout.split else "the first folders of the paths"
-        rows.notes.append(f"{file}: the splits are {place} (DATA.COLUMNS)")
+        rows.notes.append(Note("log", f"{file}: the splits are {place} (DATA.COLUMNS)"))
     rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
     if layout.is_one_hot:
-        rows.notes.append(f"{file}: the classes are the columns {shorten(list(layout.labels))}, each of 0 and 1")
+        columns = shorten(list(layout.labels))
+        rows.notes.append(Note("log", f"{file}: the classes are the columns {columns}, each of 0 and 1"))
     split_place = table.header.index(layout.split) if layout.split else path_place
     for line, record in table:
         if isinstance(record, str):
@@ -459,7 +461,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
     Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
     """
     table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
-    column, place, notes = "path", 0, list[str]()
+    column, place, notes = "path", 0, list[Note]()
     if table:
         header, given, notes = table.header, (data.columns or {}).get("path"), table.notes
         named = [name for name in header if name == given] or _names(header, None, _PATHS)
@@ -484,9 +486,9 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
             rows.add(line, record[place])
             listed.add(record[place])
     if found and found not in (file.parent, Path(given_root or file.parent)):
-        notes.append(f"{file}: the images are in {found}")
+        notes.append(Note("log", f"{file}: the images are in {found}"))
     elif not found and len(rows.paths) and (fix := NearFiles(rows.root).fix_folder(rows.paths.strings()[0])):
-        notes.append(f"Warning: {file}: its images are not in {file.parent}; {fix}")
+        notes.append(Note("warning", f"{file}: its images are not in {file.parent}; {fix}"))
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

@@ -52,7 +52,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         score = f"{plan.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
         contents = contents_of(logger.record, config, files.values)
         score += class_figures(contents)
-        score += "".join(f"\n      {note}" for note in samples.notes if note.startswith("Warning"))
+        score += "".join(f"\n      {note}" for note in samples.notes if note.kind == "warning")
         score += f"\n      {shift}" if (shift := shift_by_weights(contents)) else ""
         logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
     return 0

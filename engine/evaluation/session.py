@@ -37,6 +37,7 @@ from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, 
 from models.vit import use_linear_patches
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.notes import Note
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class EvalModel:
     compute: nn.Module
     fp32: nn.Module
     evaluator: Evaluator
-    notes: list[str | Fact]
+    notes: list[Note | Fact]
 
 
 def build_eval_model(
@@ -55,21 +56,20 @@ def build_eval_model(
     """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
     switch_notes = set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
-    model, notes = build_model(
+    model, facts = build_model(
         options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
     )
     built = eval_model_of(model, config, context)
     with torch.inference_mode(), built.evaluator.precision.autocast():
         kernels = attention_notes(built.compute, dummy_images(config.data, context))
-    notes = [f"Pretrained: {note}" for note in notes]
-    evaluator = built.evaluator
+    evaluator, notes = built.evaluator, [Note("log", f"Pretrained: {fact}") for fact in facts]
     if config.data.multi_label:
         record = weights_record(config.model)
         chosen = np.array(record.thresholds) if record and record.thresholds else None
         known = chosen is not None and len(chosen) == config.model.num_logits
         evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
         source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
-        notes.append(f"Thresholds of the classes: {source}")
+        notes.append(Note("log", f"Thresholds of the classes: {source}"))
     return replace(built, evaluator=evaluator, notes=[*switch_notes, *notes, *built.notes, *kernels])
 
 

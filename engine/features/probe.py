@@ -150,7 +150,7 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
     tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # its rounding errors end the line search
     group_of = np.unique(hash_paths(samples.groups)[train.indices], return_inverse=True)[1] if samples.groups else None
     if group_of is not None and not group_of.any():
-        logger.warn("Warning: Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
+        logger.warn("Probe: one group has all training images: its folds, too, are of images (DATA.GROUPS)")
         group_of = None
     folds = stratified_folds(train.targets, group_of)
     if task.solved:

@@ -51,6 +51,7 @@ from models.build import outputs_of_weights
 from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
+from utils.notes import Note
 
 _DECODE_SECONDS = 2.0  # one error then names most of the unusable images
 _TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a split, in the log
@@ -71,7 +72,7 @@ class EvaluationPlan:
     split: str
     title: str
     needs_head: bool
-    notes: list[str | Fact]
+    notes: list[Note | Fact]
     weights_size: tuple[int, int] | None
 
 
@@ -114,16 +115,15 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
-    notes += [f"Data: {note}" for note in samples.notes]
+    notes += [note.on("Data") for note in samples.notes]
     notes.append(_describe(samples, config, prediction, split if has_split else None))
-    notes += [f"Data: {split_note}"] if split_note else []
-    notes.append(f"Class names: {names_note or name_outputs(samples, record, config)}")
+    notes += [Note("screen", f"Data: {split_note}")] if split_note else []
+    notes.append(Note("log", f"Class names: {names_note or name_outputs(samples, record, config)}"))
     mask = None
     if properties_of(config.data.dataset).synsets and not (prediction and prediction.path):
         mask = class_mask(config.data.dataset, samples.class_names)
-        notes.append(
-            f"{config.data.dataset}: the logits of {np.count_nonzero(~mask)} of {len(mask)} classes are masked"
-        )
+        masked = f"{np.count_nonzero(~mask)} of {len(mask)} classes"
+        notes.append(Note("log", f"{config.data.dataset}: the logits of {masked} are masked"))
     return EvaluationPlan(
         config=config,
         samples=samples,
@@ -136,12 +136,12 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     )
 
 
-def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[str | Fact]]:
+def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, list[Note | Fact]]:
     """The options to evaluate the weights `MODEL.PRETRAINED`, which need no data; their record; log lines.
 
     Raises UserError: no such weights, or damaged ones; a preprocessing that contradicts the options.
     """
-    options, given, notes = command.config, command.given, list[str | Fact]()
+    options, given, notes = command.config, command.given, list[Note | Fact]()
     of_model, weights = set(given.get("MODEL", ())), options.model.pretrained
     file = weights if weights != "timm" else None
     record = read_record(file) if file else None
@@ -149,7 +149,7 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
         if file and of_model <= OF_EVERY_MODEL and (name := read_weights(file).architecture):
             named = WeightsRecord(file, model={"TYPE": "timm", "NAME": name}, data={})
             options = options.model_copy(update={"model": model_follows_weights(named, options.model, of_model)})
-            notes.append(f"Model: {name}, which the file names")
+            notes.append(Note("log", f"Model: {name}, which the file names"))
         record = weights_record(options.model)
     if record and record.model:
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")

@@ -18,6 +18,7 @@ from datasets.sources.source import source_class
 from utils.distributed import single_process
 from utils.errors import UserError, to_single_line
 from utils.file_formats.hf_folder import find_on_hub
+from utils.notes import Note
 from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
@@ -68,9 +69,10 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]
     words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
     reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
-    note = f"Recipe: {name} ({images:,} training images; {reason}). The same: "
     chosen = parse_command_line(words, command.script)
-    return replace(chosen, notes=(note + shlex.join(["python", command.script, *words]), *chosen.notes))
+    same = shlex.join(["python", command.script, *words])
+    note = Note("screen", f"Recipe: {name} ({images:,} training images; {reason}). The same: {same}")
+    return replace(chosen, notes=(note, *chosen.notes))
 
 
 def _has_only_batch_norms(name: str) -> bool:

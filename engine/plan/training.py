@@ -31,6 +31,7 @@ from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from utils.distributed import ProcessContext
+from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
 
@@ -60,7 +61,7 @@ def find_on_all_ranks(
     return found
 
 
-FindBatchSize = Callable[[Config, ProcessContext], tuple[int, str]]  # the size, and a line for the log
+FindBatchSize = Callable[[Config, ProcessContext], tuple[int, Note]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Plan:
     class_names: list[str] | None
     split: RunSplit | None
     preprocessing: Preprocessing
-    notes: list[str]
+    notes: list[Note]
     warnings: list[str]
 
     @property
@@ -145,12 +146,12 @@ def plan_training(
     config, data = followed.options, followed.options.data
     known_names, known_split = (found.state["class_names"], record.split) if found and record else (None, None)
     place, splitter = as_read_before(data, known_split), Splitter(data, known_split)
-    has_test, note = has_test_split(place, context, known_names)
+    has_test, no_labels = has_test_split(place, context, known_names)
     names = ("train", "val", "test") if has_test else ("train", "val")
     train, val, *tests = splits = read_samples(
         place, config.model.num_classes, context, *names, class_names=known_names, splitter=splitter, is_new=not found
     )
-    notes = [note] if note else []
+    notes = [Note("log", no_labels)] if no_labels else []
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
@@ -166,12 +167,12 @@ def plan_training(
         sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
         places = len(train) / data.repeated_augmentation / len(sizes)
         classes_with = f"classes with {min(sizes)} to {max(sizes)} images"
-        notes.append(f"balanced sampling: {places:,.0f} per class and epoch, of {classes_with}")
+        notes.append(Note("log", f"balanced sampling: {places:,.0f} per class and epoch, of {classes_with}"))
     elif windows := shard_windows(train, data):
         shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
-        notes.append(f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)")
+        notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
     if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:
-        notes.append("Warning: all training images are of one class: an accuracy of 100% means nothing")
+        notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
     return Plan(
         config=config,
         batch=plan_batches(config, ranks),

@@ -22,6 +22,7 @@ from utils import torch_compat
 from utils.device import gpu_kind, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
+from utils.notes import Note
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 _READ_DELAY = 2  # steps
@@ -169,7 +170,7 @@ def uses_tf32(options: Amp) -> bool:
     return options.enabled if options.tf32 is None else options.tf32
 
 
-def set_process_switches(config: Config, device: torch.device) -> list[str]:
+def set_process_switches(config: Config, device: torch.device) -> list[Note]:
     """Sets deterministic algorithms, TF32, cuDNN's choice of algorithms, and the attention kernels.
 
     Call it before the first operation of a model. Without DETERMINISTIC, cuDNN times its algorithms for each new shape
@@ -189,7 +190,7 @@ def set_process_switches(config: Config, device: torch.device) -> list[str]:
         "attention by cuDNN alone": config.model.attention == CUDNN,
     }
     used = [name for name, is_on in switches.items() if is_on]
-    return [f"Process: {', '.join(used)}"] if used else []
+    return [Note("log", f"Process: {', '.join(used)}")] if used else []
 
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

@@ -17,14 +17,17 @@ from engine.run.record import LOG, RunRecord
 from utils.distributed import ProcessContext
 from utils.errors import escape_control_characters
 from utils.files import own_file
+from utils.notes import Note
 from utils.status import RANK_LOG, RUN_LOG
 
 
-class _EscapingFormatter(logging.Formatter):
-    """Escapes control characters, for the console and for files, which users print on a terminal."""
+class _LineFormatter(logging.Formatter):
+    """Marks warnings. Escapes control characters, for the console and for files, which users print on a terminal."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return escape_control_characters(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if record.levelno >= logging.WARNING:
+            record.message = f"----- Warning: {record.message}"
+        return escape_control_characters(super().formatMessage(record))
 
 
 class _ConsoleHandler(logging.Handler):
@@ -51,15 +54,15 @@ class _LogFile(logging.FileHandler):
 
 
 class _Warnings(logging.Handler):
-    """Records warnings of modules without a `RunLogger`, such as the cache of shards: their extra `warning`."""
+    """Records warnings, also of modules without a `RunLogger`, such as the cache of shards."""
 
     def __init__(self, record: RunRecord) -> None:
         super().__init__()
         self._record = record
 
     def emit(self, record: logging.LogRecord) -> None:
-        if text := getattr(record, "warning", None):
-            self._record.add_warning(text)
+        if record.levelno >= logging.WARNING:
+            self._record.add_warning(record.getMessage())
 
 
 class RunLogger:
@@ -75,10 +78,12 @@ class RunLogger:
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG)]
         if context.is_main:
             console = _ConsoleHandler()
-            console.setFormatter(_EscapingFormatter())
+            console.setFormatter(_LineFormatter())
             self._run.addHandler(console)
             self._run.addHandler(_Warnings(self.record))
             self._files.append((self._run, LOG))
+        else:
+            self._run.addHandler(logging.NullHandler())  # without a handler, Python prints warnings
         self._buffers = [MemoryHandler(sys.maxsize, sys.maxsize) for _ in self._files]
         for (logger, _), buffer in zip(self._files, self._buffers, strict=True):
             logger.addHandler(buffer)
@@ -89,7 +94,7 @@ class RunLogger:
         """Writes the lines so far, and all later ones, to the files in `folder`."""
         for (logger, name), buffer in zip(self._files, self._buffers, strict=True):
             file = _LogFile(folder / name, encoding="utf-8")
-            file.setFormatter(_EscapingFormatter("%(asctime)s %(message)s"))
+            file.setFormatter(_LineFormatter("%(asctime)s %(message)s"))
             buffer.setTarget(file)
             logger.removeHandler(buffer)
             buffer.close()  # writes its lines to the file
@@ -105,17 +110,16 @@ class RunLogger:
 
     def warn(self, text: str) -> None:
         """Records a problem that does not end the run, and logs it."""
-        self.record.add_warning(text)
-        self.info(f"----- {text}")
+        self._run.warning(text)
 
-    def note(self, note: str | Fact) -> None:
-        """Logs a note on the data or the model; a fact, or a text with the mark 'Warning: ', is recorded."""
-        if not isinstance(note, str):
+    def note(self, note: Note | Fact) -> None:
+        """Logs a note; a fact or a warning is recorded."""
+        if not isinstance(note, Note):
             self.fact(note)
-        elif "Warning: " in note:
-            self.warn(note)
+        elif note.kind == "warning":
+            self.warn(note.text)
         else:
-            self.info(f"----- {note}")
+            self.info(f"----- {note.text}")
 
     def rank(self, message: str) -> None:
         self._rank.info(message)

@@ -238,7 +238,7 @@ class BackgroundLogger:
         if not self._has_warned:
             self._has_warned = True
             problem = hide_passwords(to_single_line(problem))
-            self._warn(f"Warning: LOGGERS: {self.name}: {problem}; values are missing there")
+            self._warn(f"LOGGERS: {self.name}: {problem}; values are missing there")
 
 
 class LoggerGroup:

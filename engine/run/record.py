@@ -211,7 +211,7 @@ class RunRecord:
         if number:
             link_or_copy(path, damaged)
             lost = f"{number} row{'s are' if number > 1 else ' is'} damaged"
-            warn(f"Warning: {path}: {lost}; the run continues without them, and {damaged.name} is the file as it was")
+            warn(f"{path}: {lost}; the run continues without them, and {damaged.name} is the file as it was")
         done = {"report": ("step", steps_done), "evaluation": ("epoch", epochs_done), "epoch": ("epoch", epochs_done)}
         kept = [row for row in rows if row[done[row["kind"]][0]] <= done[row["kind"]][1]]
         with open_atomically(path) as file:

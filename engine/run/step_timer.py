@@ -22,6 +22,7 @@ import torch
 from datasets.batch import Batch
 from engine.run.record import RunRecord
 from utils.distributed import ProcessContext
+from utils.notes import Note
 
 
 class Phase(StrEnum):
@@ -151,7 +152,7 @@ class SlowRanks:
         self._steps: list[torch.Tensor] = []
         self._known: dict[int, str] = {}  # the causes of the slow ranks
 
-    def add_step(self, seconds: torch.Tensor) -> list[str]:
+    def add_step(self, seconds: torch.Tensor) -> list[Note]:
         """Notes for the log. seconds: of one step, (ranks, 2): data wait, forward pass."""
         if self.context.is_main:
             self._steps.append(seconds[:, : len(self.causes)])
@@ -166,7 +167,7 @@ class SlowRanks:
         for rank in recovered:
             del self._known[rank]
             self.record.update(slow_rank=None)
-        notes = [f"Rank {rank} on {self._host(rank)} is no longer slow" for rank in recovered]
+        notes = [Note("log", f"Rank {rank} on {self._host(rank)} is no longer slow") for rank in recovered]
         for rank in slow.all(0).nonzero().flatten().tolist():
             column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most
             cause = self.causes[column]
@@ -177,10 +178,8 @@ class SlowRanks:
                 times = f"{1000 * of_cause[rank]:.0f} ms per step against {1000 * median_low(of_cause):.0f} ms"
                 ratio = sums[rank] / max(median_low(sums), 1e-9) - 1
                 more = f"{ratio:.0%}" if ratio < 10 else f"{ratio:.0f} times"
-                notes.append(
-                    f"Warning: rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} "
-                    f"steps; cause: {cause} ({times})"
-                )
+                problem = f"rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} steps"
+                notes.append(Note("warning", f"{problem}; cause: {cause} ({times})"))
         return notes
 
     def _host(self, rank: int) -> str:

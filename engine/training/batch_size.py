@@ -25,6 +25,7 @@ from engine.training.step import TrainState, train_steps
 from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
+from utils.notes import Note
 from utils.signals import kill_children
 from utils.status import RUN_LOG
 
@@ -33,7 +34,7 @@ _MIN_GROWTH = 0.02  # of the mean peak memory per image: the peak of a process o
 _MAX_JUMP = 4  # from one size to the next: the growth from the first sizes is inaccurate
 
 
-def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, str]:
+def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]:
     """The largest batch size that fits on all ranks, and a line for the log. A collective call.
 
     Raises UserError: on all ranks; not one image fits, a CPU has no limit, or the weights are sharded.
@@ -64,8 +65,8 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, str]:
     if not largest:
         problem = f"-batch_size=auto: not one image fits into {_USABLE:.0%} of {limit / 1e9:g} GB (peaks: {figures})"
         raise UserError(f"{problem}; raise -memory_gb, set MODEL.GRAD_CHECKPOINTING=true or use a smaller model")
-    note = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
-    return largest, note
+    text = f"-batch_size=auto: {largest}, which divides {share} and fits into {limit / 1e9:.4g} GB; peaks: {figures}"
+    return largest, Note("screen", text)
 
 
 def largest_size(sizes: Sequence[int], peak_bytes: Callable[[int], float], limit_bytes: float) -> int:

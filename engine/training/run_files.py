@@ -40,6 +40,7 @@ from engine.evaluation.files import write_findings
 from engine.evaluation.results import name_of_target
 from engine.run.facts import PixelBaseline, read_fact
 from utils.errors import UserError
+from utils.notes import Note
 from utils.tables import safe_cell
 from utils.threads import DaemonPool
 
@@ -137,7 +138,7 @@ class RunReport:
         except Exception as error:  # a page is never worth a run
             problem = f"{type(error).__name__}: {error}"
             if problem != self._last_problem:  # a disk stays full for hours
-                self.outputs.logger.warn(f"Warning: {REPORT} cannot be written: {problem}")
+                self.outputs.logger.warn(f"{REPORT} cannot be written: {problem}")
             self._last_problem = problem
 
 
@@ -166,7 +167,7 @@ class TrainBatch(Observer):
         try:
             save_picture(self._draw(images, targets, progress), self._path)
         except OSError as error:
-            self._logger.warn(f"Warning: {self._path}: cannot be drawn ({error.strerror or error})")
+            self._logger.warn(f"{self._path}: cannot be drawn ({error.strerror or error})")
 
     def _draw(self, images: torch.Tensor, targets: torch.Tensor, progress: EpochProgress) -> Image.Image:
         """A grid of the samples: positions of the batch without one are left out."""
@@ -210,7 +211,7 @@ class PeftFolder(Observer):
         try:
             write_peft_folder(path, content, self._model, self._lora)
         except OSError as error:  # the checkpoint has the adapters, too
-            self._logger.warn(f"Warning: the adapters cannot be written for peft: {error}")
+            self._logger.warn(f"the adapters cannot be written for peft: {error}")
 
 
 COPIES = "copies"
@@ -224,7 +225,7 @@ class BaselineThread(Observer):
 
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
         self._plan, self._logger = session.plan, outputs.logger
-        self._future: Future[PixelBaseline | str | None] | None = None
+        self._future: Future[PixelBaseline | Note | None] | None = None
         self.result = read_fact(outputs.record.values["facts"], PixelBaseline)
         self._is_due = session.state.context.is_main and self.result is None
 
@@ -245,16 +246,16 @@ class BaselineThread(Observer):
                 self._logger.note(note)
 
 
-def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline | str | None:
+def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline | Note | None:
     """The baseline, see `pixel_baseline`, or a line for the log: no run fails for it."""
     try:
         baseline = pixel_baseline(data, train, val)
     except Exception as error:
-        return f"No pixel baseline: {error}" if isinstance(error, UserError) else f"No pixel baseline: {error!r}"
+        return Note("log", f"No pixel baseline: {error if isinstance(error, UserError) else repr(error)}")
     return PixelBaseline(*baseline) if baseline else None
 
 
-def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) -> str:
+def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) -> Note:
     """Looks for training images, `splits['train']`, that are similar to evaluated ones; returns a line for the log.
 
     The list is `copies/copies.csv` in `folder`. The thumbnails of files are kept in SAVE/features for later runs.
@@ -263,7 +264,7 @@ def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) ->
     """
     readable = {split: samples for split, samples in splits.items() if isinstance(samples, Readable)}
     if len(readable) < len(splits):
-        return f"DATA.NEAR_COPIES: {config.data.dataset} has no images to compare"
+        return Note("log", f"DATA.NEAR_COPIES: {config.data.dataset} has no images to compare")
     kept, train = Path(config.save) / "features", readable.pop("train")
     thumbnails, names = read_thumbnails(config.data, train, kept), names_of_labels(train, config.model.num_logits)
     counts, rows = [], []
@@ -275,9 +276,9 @@ def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) ->
             paths = [one.name(place) for one, place in both]
             labels = [name_of_target(one.targets[place], names) for one, place in both]
             rows.append((both, [split, *map(safe_cell, paths), f"{similarity:.4f}", *map(safe_cell, labels)]))
-    note = f"similar to training images: {' and '.join(counts)} images"
+    text = f"similar to training images: {' and '.join(counts)} images"
     if not rows:
-        return note
+        return Note("log", text)
     images, cells = zip(*sorted(rows, key=lambda row: row[1][3], reverse=True)[:_MAX_PAIRS], strict=True)
     table = write_findings(folder / COPIES, _COPIES_COLUMNS, cells, images, config.data)
-    return f"Warning: {note}; their figures may be too high: {table}"
+    return Note("warning", f"{text}; their figures may be too high: {table}")

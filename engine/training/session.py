@@ -60,6 +60,7 @@ from models.weights.fit import NO_KNOWN_CLASS
 from utils.device import cpu_warning
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
+from utils.notes import Note
 from utils.seeding import derive_seed
 from utils.system import busy_note
 from utils.torch_compat import BatchNorm
@@ -115,11 +116,11 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images
     for remark in (*remarks, *plan.notes, batches.workers_note):
-        logger.note(f"Data: {remark}")
+        logger.note(remark.on("Data"))
     if context.device.type == "cpu" and (busy := busy_note()):
         logger.info(f"----- {busy}")
     for warning in (*plan.warnings, *_warnings(state, is_new=plan.found is None)):
-        logger.warn(f"Warning: {warning}")
+        logger.warn(warning)
     record_environment(context, logger, plan.run_folder)
     return Session(
         plan=plan,
@@ -151,7 +152,7 @@ _UNCLEAR = "the weights have no class names, so that no row of the head is kept"
 
 def build_train_state(
     config: Config, context: ProcessContext, layout: EpochLayout, plan: Plan | None = None, solved: Solved | None = None
-) -> tuple[TrainState, list[str | Fact]]:
+) -> tuple[TrainState, list[Note | Fact]]:
     """Everything that a training step uses, and lines for the log. One process needs no process group.
 
     Each part works on the result of those before it. The switches come before the first operation. The model draws its
@@ -164,7 +165,7 @@ def build_train_state(
     Raises UserError: an option does not work with this model, device or strategy.
     """
     train, data, parallel, device = config.train, config.data, config.parallel, context.device
-    notes: list[str | Fact] = [*set_process_switches(config, device)]
+    notes: list[Note | Fact] = [*set_process_switches(config, device)]
 
     torch.manual_seed(derive_seed(config.seed, "initialization"))
     # A checkpoint has all weights; the pretrained ones may be missing by then.
@@ -175,10 +176,11 @@ def build_train_state(
     model, weight_notes = build_model(options, data, device, head_rows=rows, weights_size=size, zero_head=zero_head)
     if solved:
         set_head(model, solved)
-        notes.append("Pretrained: the head starts as the probe's (MODEL.HEAD)")
+        notes.append(Note("log", "Pretrained: the head starts as the probe's (MODEL.HEAD)"))
     if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
         class_notes = [note for note in class_notes if not note.startswith(_UNCLEAR)]
-    notes += [*(f"Pretrained: {note}" for note in weight_notes + class_notes), *_describe_tuning(model, config)]
+    notes += [Note("log", f"Pretrained: {note}") for note in weight_notes + class_notes]
+    notes += _describe_tuning(model, config)
 
     strategy = build_strategy(parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
@@ -190,7 +192,7 @@ def build_train_state(
     apply_op_lists(model, options.attention, precision)
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
     loss, loss_notes = build_step_loss(config, model, precision, targets, class_names)
-    notes += loss_notes
+    notes += [Note("log", note) for note in loss_notes]
 
     meta_model, average = copy_to_meta(model), None
     if train.model_ema:
@@ -202,21 +204,21 @@ def build_train_state(
         about = strategy.shard(model, average and average.module, precision.gathered_dtype)
         if average:
             average.follow(model)
-        notes.append(f"Parallel: {parallel.strategy}: {about}")
+        notes.append(Note("log", f"Parallel: {parallel.strategy}: {about}"))
     elif parallel.strategy != "ddp":
-        notes.append(f"Parallel: one process; PARALLEL.STRATEGY {parallel.strategy} has no effect")
+        notes.append(Note("log", f"Parallel: one process; PARALLEL.STRATEGY {parallel.strategy} has no effect"))
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
     if options.tune.kind != "probe":  # which takes no step of the optimizer
-        notes.append(f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}")
+        notes.append(Note("log", f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"))
         if schedule.peak_lr != train.base_lr:
-            batch = f"{layout.batch.global_size} images per step"
-            notes.append(f"Learning rate: peak {schedule.peak_lr:.3g} (BASE_LR {train.base_lr:g}, scaled for {batch})")
+            scaled = f"BASE_LR {train.base_lr:g}, scaled for {layout.batch.global_size} images per step"
+            notes.append(Note("log", f"Learning rate: peak {schedule.peak_lr:.3g} ({scaled})"))
 
     images = dummy_images(data, context)
     if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
-        notes.append(f"Compile: {compiled}, in the first step")
+        notes.append(Note("log", f"Compile: {compiled}, in the first step"))
     with precision.autocast(), run_eagerly(), torch.no_grad():
         notes += attention_notes(compute_model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
@@ -258,18 +260,17 @@ def match_classes(plan: Plan | None) -> tuple[list[int] | None, list[str]]:
     return rows[: options.num_logits], [f"classes of the head: {', '.join(lists)}"]
 
 
-def _describe_tuning(model: nn.Module, config: Config) -> list[str]:
+def _describe_tuning(model: nn.Module, config: Config) -> list[Note]:
     """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
     if (tuned := config.model.tune).kind in ("full", "probe"):
         return []
     total, trained = count_parameters(model)
     moments, base = moments_per_parameter(config.train), total - adapter_size(model)
     states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
-    return [
-        f"Tuned ({tuned}): {trained / 1e6:.3f} of {total / 1e6:.3f} M parameters; gradients and moments in fp32 take "
-        f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights (TUNE=full: {full_states:.1f} MB, "
-        f"{full_states + 4e-6 * base:.1f} MB)"
-    ]
+    part = f"{trained / 1e6:.3f} of {total / 1e6:.3f} M parameters"
+    memory = f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights"
+    full = f"{full_states:.1f} MB, {full_states + 4e-6 * base:.1f} MB"
+    return [Note("log", f"Tuned ({tuned}): {part}; gradients and moments in fp32 take {memory} (TUNE=full: {full})")]
 
 
 def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:

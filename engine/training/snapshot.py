@@ -24,6 +24,7 @@ from models.weights.shards import AVERAGE, read_model_state, read_optimizer_stat
 from utils.errors import UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
+from utils.notes import Note
 from utils.signals import Interrupted, PendingSignal
 
 _SAVE = 1  # a request of the main process; a signal requests _SAVE + its number
@@ -117,16 +118,16 @@ def take_snapshot(
     }
 
 
-def disk_note(state: TrainState, folder: Path) -> str:
+def disk_note(state: TrainState, folder: Path) -> Note:
     """The size of a checkpoint, with moments that do not exist yet, and the free space; a warning if two do not fit."""
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
     moments = 4 * count_parameters(saved)[1] * moments_per_parameter(state.config.train)
     size, free = (tensor_bytes(models) + moments) / 1e6, shutil.disk_usage(folder).free / 1e6
     kept = 3 + state.config.keep_checkpoints  # last, previous, best
-    note = f"Checkpoints: {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
+    text = f"Checkpoints: {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
     fix = "fewer than two fit; free space, or choose another folder with -output"
-    return f"Warning: {note}: {fix}" if free < 2 * size else note
+    return Note("warning", f"{text}: {fix}") if free < 2 * size else Note("log", text)
 
 
 def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None) -> RunPosition:

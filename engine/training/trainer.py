@@ -388,7 +388,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
     try:
         metrics, results = built.evaluator.evaluate(built.compute, batches)
     except UserError as error:  # on all ranks: no image is readable
-        outputs.logger.warn(f"Warning: test images: {error}")
+        outputs.logger.warn(f"test images: {error}")
         return unknown | {"unreadable": len(test), "error": str(error)}
     seconds = time.perf_counter() - started
     title = f"Epoch {epoch}, {saved_path(outputs.folder / BEST).name}, "
@@ -398,7 +398,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
         try:
             files.write(metrics, results, built.compute, epoch=epoch, split="test")
         except OSError as error:  # the result is more important
-            outputs.logger.warn(f"Warning: {error.filename or files.folder} cannot be written: {error.strerror}")
+            outputs.logger.warn(f"{error.filename or files.folder} cannot be written: {error.strerror}")
     return unknown | {**metrics.values, "samples": metrics.samples, "unreadable": len(test) - metrics.samples}
 
 
@@ -412,7 +412,7 @@ def _conclude(command: Command, trainer: Trainer) -> int:
     outcome: dict[str, Any] = {"state": "finished", "exit_status": 0, "resume": None, "signal": None}
     if signal:
         outcome |= {"state": "interrupted", "exit_status": signal.status, "signal": str(signal)}
-        logger.warn(f"Interrupted by {signal}; saved; resume with: {next_command(command, f'-resume={folder}')}")
+        logger.info(f"----- Interrupted by {signal}; saved; resume with: {next_command(command, f'-resume={folder}')}")
     elif not result["finished"]:
         outcome["state"], options = "stopped", ["-opts", "TRAIN.MAX_STEPS=null"]
         resume = next_command(command, f"-resume={folder}", *options)

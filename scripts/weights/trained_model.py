@@ -25,6 +25,7 @@ from models.build import build_model
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, error_from
 from utils.file_formats.checkpoint_folder import is_checkpoint_folder
+from utils.notes import Note
 
 Forward = Callable[[torch.Tensor], torch.Tensor]  # normalized images (N, C, S, S) -> logits (N, classes)
 
@@ -40,7 +41,7 @@ class TrainedModel:
 
     config: Config
     class_names: list[str] | None
-    notes: list[str | Fact]
+    notes: list[Note | Fact]
     split: RunSplit | None = None
     names_data_path: bool = True
     thresholds: Sequence[float] | None = None
@@ -109,7 +110,7 @@ def open_trained(command: Command, context: ProcessContext) -> tuple[TrainedMode
     return trained, samples
 
 
-def _trained_model(config: Config, record: WeightsRecord | None, notes: list[str | Fact]) -> TrainedModel:
+def _trained_model(config: Config, record: WeightsRecord | None, notes: list[Note | Fact]) -> TrainedModel:
     split = record.split if record and record.is_of(config.data) else None
     (names, size), classes = (record.class_names, record.image_size) if record else (None, None), config.data.classes
     if not names and classes not in (None, NATURAL, BYTES):
