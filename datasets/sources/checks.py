@@ -112,7 +112,7 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
             paths = {one.paths[index] for index in np.flatnonzero(in_two).tolist()}
             if shared := paths.intersection(two.paths[index] for index in np.flatnonzero(in_one).tolist()):
                 example = shorten(min(shared))
-                notes.append(Note("log", f"{len(shared)} image(s) are in both train and {name}, such as {example}"))
+                notes.append(Note("warning", f"{len(shared)} image(s) are in both train and {name}, such as {example}"))
     if isinstance(train, EncodedImages):
         notes.append(Note("log", f"whole JPEGs are decoded by {JPEG_DECODER}"))
     return notes

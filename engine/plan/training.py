@@ -50,7 +50,7 @@ def find_on_all_ranks(
     if config.model.resume == "auto" and context.is_main:
         for folder in runs_newest_first(Path(config.save)):
             if mismatch := experiment_mismatch(folder / RUN_OPTIONS, config):
-                logger.warn(f"Resume: passed over: {folder}: {mismatch}")
+                logger.info(f"----- Resume: passed over: {folder}: {mismatch}")
             else:
                 runs.append(folder)
     found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)

@@ -213,6 +213,6 @@ def test_quoted_values_are_read_with_a_note():
     )
     assert quoted.config == plain.config and quoted.config.model.name == "4" and quoted.config.train.base_lr == 1e-3
     (note,) = set(quoted.notes) - set(plain.notes)
-    assert note.startswith("Texts read as values: AMP 'False' -> false") and "MODEL.NAME" not in note
+    assert note.text.startswith("Texts read as values: AMP 'False' -> false") and "MODEL.NAME" not in note.text
     with pytest.raises(UserError, match=r"TRAIN.BASE_LR is 'abc': input should be a valid number"):
         parse_command_line(["-opts", "TRAIN.BASE_LR='abc'"])

@@ -223,7 +223,7 @@ def test_a_data_path_replaces_a_data_set_without_files(tmp_path, recipe, flags, 
     else:
         command = parse_command_line(argv)
         assert command.config.data.dataset == dataset
-        assert any("is replaced" in note for note in command.notes) == (dataset == "imagenet2012")
+        assert any("is replaced" in note.text for note in command.notes) == (dataset == "imagenet2012")
 
 
 def test_long_and_unprintable_values_in_the_log_are_short():

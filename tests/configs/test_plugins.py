@@ -73,7 +73,7 @@ def test_a_changed_plugin_is_a_warning(plugin, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"PLUGINS: ['elsewhere/{Path(plugin).name}#sha256=0123']")
     notes = parse_command_line([f"-cfg={recipe}", f"-plugin={plugin}", *TINY]).notes
-    assert any(note.startswith("Warning: ") and "0123" in note for note in notes)
+    assert any(note.kind == "warning" and "0123" in note.text for note in notes)
 
 
 @pytest.mark.parametrize(

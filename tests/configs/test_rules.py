@@ -107,7 +107,8 @@ def test_a_warm_up_that_is_not_shorter_than_the_run_becomes_a_tenth(case, tmp_pa
         assert parse_command_line(argv).config == by_flag.config
     assert by_flag.config.train.warmup_epochs == expected
     origin = "default" if case in ("default", "family") else "recipe.yaml:1"
-    assert any("WARMUP_EPOCHS is 0.5" in note and origin in note for note in by_flag.notes) == (expected == 0.5)
+    texts = [note.text for note in by_flag.notes]
+    assert any("WARMUP_EPOCHS is 0.5" in text and origin in text for text in texts) == (expected == 0.5)
 
 
 ROUND_TRIPS = [
@@ -244,8 +245,8 @@ def values(amp: Amp) -> tuple:
 def test_a_preset_has_its_published_values(preset):
     command = parse_command_line(["-opts", f"AMP.PRESET={preset}"])
     assert values(command.config.amp) == PUBLISHED[preset]
-    (note,) = (note for note in command.notes if "PRESET" in note)
-    assert note.startswith(f"AMP.PRESET {preset}: ")
+    (note,) = (note for note in command.notes if "PRESET" in note.text)
+    assert note.text.startswith(f"AMP.PRESET {preset}: ")
 
 
 def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(tmp_path):
@@ -294,7 +295,7 @@ def test_an_earlier_file_gives_the_model_of_its_keys_and_one_warning(tmp_path):
     assert (model.depth, model.num_heads, model.base_dims) == ((2, 6, 4), (2, 4, 8), (48, 48, 48))
     assert (model.distilled, model.droppath, model.resume, model.pretrained) == (True, 0.2, None, None)
     assert (train.rand_augment, train.lr_scheduler.name) == (False, "cosine")
-    (warning,) = (note for note in command.notes if note.startswith("Warning: "))
+    (warning,) = (note.text for note in command.notes if note.kind == "warning")
     assert set(warning.partition("without effect: ")[2].partition(";")[0].split(", ")) == UNUSED
     assert "MODEL.TRANS.HEADS -> MODEL.NUM_HEADS" in warning and "MODEL.DISTILL -> MODEL.DISTILLED" in warning
 

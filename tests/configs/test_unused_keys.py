@@ -43,7 +43,7 @@ def matches(key: str, patterns: list[str]) -> bool:
     ],
 )
 def test_what_a_command_does_not_use_is_named(argv, named):
-    notes = [note for note in parse_command_line(argv).notes if "does not use" in note]
+    notes = [str(note) for note in parse_command_line(argv).notes if "does not use" in note.text]
     assert notes == ([f"Warning: {named}"] if named else [])
 
 

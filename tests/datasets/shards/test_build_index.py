@@ -61,7 +61,7 @@ def opened(store: FakeStore, cache: Path, shards: list[Shard] | None = None, lab
     """The index, the notes, and the numbers of the shards that were read."""
     store.streamed.clear()
     index, notes = open_index(store, shards or shards_of(store), cache, label_key)
-    return index, notes, sorted(int(name[-5]) for name in store.streamed)
+    return index, [*map(str, notes)], sorted(int(name[-5]) for name in store.streamed)
 
 
 def names_in(index) -> list[str]:

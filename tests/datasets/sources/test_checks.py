@@ -70,7 +70,7 @@ def samples_of(train: list[int], val: list[int]) -> list[ImageArray]:
 
 def test_classes_with_few_images_and_classes_of_unequal_size_are_noted():
     def warnings(train: list[int], val: list[int]) -> list[str]:
-        return [note for note in notes_on(*samples_of(train, val)) if note.startswith("Warning: ")]
+        return [str(note) for note in notes_on(*samples_of(train, val)) if note.kind == "warning"]
 
     assert warnings([10, 12], [5, 5]) == [] and warnings([99, 10], [5, 5]) == []
     few, unequal = warnings([3, 3, 30], [5, 5, 5])
@@ -136,7 +136,7 @@ def test_values_are_mapped_linearly(twelve_bits, cpu, grey_range):
 def test_few_levels_are_a_warning(twelve_bits, cpu):
     def warnings(*options) -> list[str]:
         notes = notes_on(*samples_for(config_for(twelve_bits, "folder", *options), cpu, "train", "val"))
-        return [note for note in notes if "levels" in note]
+        return [note.text for note in notes if "levels" in note.text]
 
     (warning,) = warnings()
     assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE=\[\d, 409\d\]", warning)

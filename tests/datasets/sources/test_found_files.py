@@ -54,7 +54,7 @@ def test_jpegs_of_any_name_are_read(tmp_path, monkeypatch, cpu):
     ]
     assert [samples.open(index, 3).size for index in range(8)] == [(9, 12)] * 8
     assert len(opened) == 4
-    recognized, ignored = samples.notes
+    recognized, ignored = map(str, samples.notes)
     assert recognized.startswith(f"{tmp_path}: 3 file(s)") and "1 '.heic', 1 '.jfif', 1 'without ending'" in recognized
     assert ignored.startswith(f"{tmp_path}: 7 file(s)") and "1 '.DS_Store'" in ignored and "1 'hidden .jpg'" in ignored
 
@@ -65,7 +65,7 @@ def test_photos_without_a_decoder_are_counted(tmp_path, without_heif, cpu):
         (tmp_path / name).write_bytes(HEIC)
     samples = ClassFolders(options(tmp_path)).read("all")
     assert len(samples) == 5
-    assert [note for note in samples.notes if note.startswith("Warning")] == [
+    assert [str(note) for note in samples.notes if note.kind == "warning"] == [
         f"Warning: {tmp_path}: 3 HEIC image(s) cannot be decoded and are ignored; pip install pillow-heif, or convert "
         "them to JPEG"
     ]

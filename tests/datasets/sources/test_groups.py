@@ -28,7 +28,7 @@ def part(images, split, known=None, **values):
     splitter = Splitter(options("DIR", groups="(x)", **values), known)
     packed = (StringPacker(texts).strings() for texts in (paths, groups))
     found = splitter.part(next(packed), np.array(classes), split, next(packed))
-    return found.indices.tolist(), found.findings + found.notes, splitter.result
+    return found.indices.tolist(), [*found.findings, *map(str, found.notes)], splitter.result
 
 
 def random_images(rng):
@@ -73,7 +73,7 @@ def test_a_new_image_of_a_held_out_group_is_validation():
     splitter = Splitter(options("DIR", val_fraction=0.3), run)  # without GROUPS it is another split
     packed = StringPacker(path for path, *_ in IMAGES).strings()
     notes = splitter.part(packed, np.array([label for _, label, _ in IMAGES]), "val").notes
-    assert any("have the paths of images that the checkpoint was trained on" in note for note in notes)
+    assert any("have the paths of images that the checkpoint was trained on" in note.text for note in notes)
 
 
 def test_the_groups_are_in_checkpoints_and_exports():
@@ -105,7 +105,7 @@ def shots_by_group(samples):
 def test_folders_by_expression_and_by_table(folder, tmp_path):
     train, val = read(folder, r"/(p\d+)_", dataset="folder")
     assert set(shots_by_group(train).values()) == set(shots_by_group(val).values()) == {3}
-    assert train.notes == val.notes and "groups: 2 of 8 are held out, 6 of 24 images" in train.notes[-1]
+    assert train.notes == val.notes and "groups: 2 of 8 are held out, 6 of 24 images" in train.notes[-1].text
     table = tmp_path / "groups.csv"
     table.write_text("path,group\n" + "".join(f"{path},{group}\n" for path, _, group in IMAGES))
     assert list(read(folder, str(table), dataset="folder")[0].groups) == list(train.groups)
@@ -116,7 +116,7 @@ def test_tables_by_column(folder):
     (folder / "train.csv").write_text(f"image_path,target,patient,age\n{lines}")
     train, val = read(folder, "patient", dataset="csv")
     assert not set(train.groups) & set(val.groups) and len(set(val.groups)) == 2
-    assert any(note.endswith("columns that are not used: ['age']") for note in train.notes)
+    assert any(note.text.endswith("columns that are not used: ['age']") for note in train.notes)
     (folder / "train.csv").write_text(f"image_path,target,patient\n{lines.replace(',5', '').replace(',p3', ',')}")
     with pytest.raises(UserError, match=r"GROUPS 'patient': 3 of 24 images have no group, such as .*train\.csv:11"):
         read(folder, "patient", dataset="csv")
@@ -132,7 +132,7 @@ def test_groups_in_both_split_folders_are_named(tmp_path):
             for label in "xy":
                 write_image(tmp_path / split / label / f"{group}.jpg")
     train, val = read(tmp_path, r"/(\w)\.jpg", dataset="folder")
-    assert "Warning: 1 group(s) are in both train and val, such as 'c'" in train.notes
+    assert "Warning: 1 group(s) are in both train and val, such as 'c'" in map(str, train.notes)
     assert shots_by_group(val) == {"c": 2, "d": 2}
 
 
@@ -197,7 +197,7 @@ def test_make_shards_writes_the_groups(folder, tmp_path, capsys):
     train, val = read(tmp_path / "out", "group", dataset="tar")
     assert not set(train.groups) & set(val.groups)
     assert shots_by_group(train) + shots_by_group(val) == Counter(group for *_, group in IMAGES)
-    assert not any("in both train and val" in note for note in train.notes)
+    assert not any("in both train and val" in note.text for note in train.notes)
     with pytest.raises(
         UserError, match=r"GROUPS 'patient': \d+ of \d+ images have no group, such as .*train-000000\.tar/"
     ):

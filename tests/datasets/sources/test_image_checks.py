@@ -115,7 +115,7 @@ def test_the_log_counts_the_images_that_were_checked_in_time(tmp_path, cpu, monk
     remaining = iter([0, *[0] * 5])  # then the time is over
     monkeypatch.setattr(checks.time, "monotonic", lambda: next(remaining, 99))
     check_images([samples], options(tmp_path), cpu)
-    note = samples.notes[0]
+    note = samples.notes[0].text
     assert note.startswith(f"{tmp_path}: checked the headers of 50 of 118 images; the others are checked when")
 
 
@@ -131,7 +131,7 @@ def test_one_report_names_the_images_of_both_splits(tmp_path, cpu):
     assert headline.startswith("30 images cannot be read") and len(lines) == 21 and lines[-1] == "... and 10 more"
     check_images(splits, options(tmp_path, on_bad_image="skip"), cpu)
     for samples in splits:  # on the page of the run, too, as a warning
-        assert "Warning: " in samples.notes[0] and "15 image(s) cannot be read and are skipped" in samples.notes[0]
+        assert samples.notes[0].kind == "warning" and "15 image(s) cannot be" in samples.notes[0].text
 
 
 def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp_path, cpu, monkeypatch):
@@ -148,7 +148,7 @@ def test_files_with_equal_bytes_under_two_classes_or_in_two_splits_are_named(tmp
         lengths = list(map(len, splits))
         check_images(splits, options(tmp_path), cpu)
         assert list(map(len, splits)) == lengths  # a warning moves no image
-        return [note for note in splits[0].notes if "bytes" in note]
+        return [str(note) for note in splits[0].notes if "bytes" in note.text]
 
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

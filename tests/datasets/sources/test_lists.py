@@ -152,7 +152,7 @@ def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
     samples = Tables(given).read("all")
     assert names_of(samples) == ["a.JPG", "b.2.png", "c.1", "gone"]
     assert [samples.class_names[label] for label in samples.targets] == ["pug", "boxer", "pug", "pug"]
-    (note,) = samples.notes
+    (note,) = map(str, samples.notes)
     assert "'size', 'age'" in note
     assert names_of(unlabelled(str(tmp_path / "train.csv"), given)) == names_of(samples)
 
@@ -183,7 +183,7 @@ def test_tables_of_spreadsheets(tmp_path, separator, encoding, note):
     given = options(file, encoding=encoding if encoding == "cp1252" else None)
     samples = Tables(given).read("all")
     assert (names_of(samples), samples.class_names) == (["blüte.jpg", "b.jpg"], ["Blüte", "Gräser"])
-    assert samples.notes == [f"{file}: {text}" for text in note]
+    assert [*map(str, samples.notes)] == [f"{file}: {text}" for text in note]
     images = unlabelled(str(file), given)
     assert (names_of(images), images.column, images.listed_name(1)) == (["blüte.jpg", "b.jpg"], "image_path", "b.jpg")
     assert samples.open(0, 3).size == (9, 12)

@@ -13,6 +13,7 @@ from datasets.sources.checks import notes_on
 from datasets.sources.lists import Tables, split_labels
 from datasets.sources.names import number_by
 from utils.errors import UserError
+from utils.notes import Note
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_names_are_sorted_and_targets_are_multi_hot(tables):
     assert train.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert val.targets.tolist() == [[0, 1, 0], [1, 1, 0]]
     assert train.class_counts(4).tolist() == [2, 2, 2, 0]
-    assert "1 of 4 training images have no label" in notes_on(train, val)
+    assert Note("log", "1 of 4 training images have no label") in notes_on(train, val)
 
 
 def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(tables, cpu):

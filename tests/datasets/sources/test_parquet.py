@@ -137,7 +137,7 @@ def test_unreadable_rows(tmp_path, cpu):
     with pytest.raises(UserError, match=r"3 images cannot be read"):
         read(tmp_path, cpu, checked=True)
     skipped = read(tmp_path, cpu, checked=True, on_bad_image="skip")
-    assert any("cannot be read and are skipped" in note for samples in skipped for note in samples.notes)
+    assert any("cannot be read and are skipped" in note.text for samples in skipped for note in samples.notes)
     file = tmp_path / "0.parquet"
     content = file.read_bytes()
     samples = read(tmp_path, cpu)[0]

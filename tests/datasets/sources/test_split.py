@@ -27,7 +27,7 @@ def part(paths, split, known=None, **values):
     splitter = Splitter(options("DIR", **values), known)
     strata = np.array([ord(normalize("NFC", path)[0]) for path in paths])
     part = splitter.part(StringPacker(paths).strings(), strata, split)
-    return [paths[index] for index in part.indices], part.findings + part.notes, splitter.result
+    return [paths[index] for index in part.indices], [*part.findings, *map(str, part.notes)], splitter.result
 
 
 def by_definition(paths, number, seed=0):

@@ -11,6 +11,7 @@ from datasets.sources.checks import notes_on
 from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
 from utils.errors import UserError
+from utils.notes import Note
 
 
 def make(root, *folders):
@@ -76,7 +77,7 @@ def test_lists_and_tables(tmp_path, dataset):
     assert find_test(given) == (True, None)
     train, val, test = (source_class(dataset)(given).read(split) for split in ("train", "val", "test"))
     assert test.targets.tolist() == [0]
-    assert "1 image(s) are in both train and test, such as 'a.jpg'" in notes_on(train, val, test)
+    assert Note("warning", "1 image(s) are in both train and test, such as 'a.jpg'") in notes_on(train, val, test)
 
 
 def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, cpu):

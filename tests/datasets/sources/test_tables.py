@@ -210,7 +210,7 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
     held_out = {groups[int(name.removesuffix(".png"))] for name in names_of(val)}
     assert len(train) + len(val) == 12 and len(val) == 2 * len(held_out)
     table("valid.csv", [f"valid/{number}.png" for number in range(4)], id=FILES[:4], label=LABELS[:4])
-    notes = [note for samples in read(tmp_path, cpu, checked=True) for note in samples.notes]
+    notes = [note.text for samples in read(tmp_path, cpu, checked=True) for note in samples.notes]
     for split in ("train", "valid"):
         assert f"{tmp_path}/{split}.csv: the images are in {tmp_path}/{split}" in notes
     write_image(tmp_path / "masks" / "0.png")
@@ -400,7 +400,7 @@ def test_labels_of_several_kinds(table, labels, read_as, cpu):
         else:
             train, _ = read(file, cpu)
             assert train.class_names == read_as
-            assert any("'a b' is read as a class" in note for note in train.notes) == ("a b" in labels)
+            assert any("'a b' is read as a class" in note.text for note in train.notes) == ("a b" in labels)
 
 
 def test_tables_with_other_names_and_empty_rows(table, tmp_path, cpu):

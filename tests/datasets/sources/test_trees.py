@@ -39,7 +39,7 @@ def read(root, cpu, known=None, **values):
     has_test, _ = has_test_split(given, cpu, known)
     names = ("train", "val", "test") if has_test else ("train", "val")
     splits = read_samples(given, None, cpu, *names, class_names=known)
-    return splits, " | ".join(note for samples in splits for note in samples.notes)
+    return splits, " | ".join(note.text for samples in splits for note in samples.notes)
 
 
 def refusal(root, cpu, **values) -> str:

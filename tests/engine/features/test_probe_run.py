@@ -67,8 +67,8 @@ def test_the_result_is_a_full_model(probed, trained_digits, tmp_path, cpu):
 
 def test_keys_without_effect_are_named_and_options_are_refused(trained_digits, tmp_path, cpu, capsys):
     command = parse_command_line([*probe_flags(tmp_path, trained_digits()), "-opts", "DATA.BALANCED_SAMPLING=true"])
-    (note,) = [note for note in command.notes if "no effect" in note]
-    keys = note.removeprefix("MODEL.TUNE probe: ").removesuffix(" have no effect").split(", ")
+    (note,) = [note for note in command.notes if "no effect" in note.text]
+    keys = note.text.removeprefix("MODEL.TUNE probe: ").removesuffix(" have no effect").split(", ")
     assert sorted(keys) == ["DATA.BALANCED_SAMPLING", "TRAIN.BASE_LR", "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS"]
     with pytest.raises(UserError, match=r"PARALLEL.STRATEGY fsdp: MODEL.TUNE probe"):
         parse_command_line(probe_flags(tmp_path, trained_digits(), "PARALLEL.STRATEGY=fsdp"))

@@ -98,8 +98,8 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     expected = with_weights if place or not without else without
     assert (command.run_name, config.model.name, config.train.num_epochs) == expected
     assert config.model.pretrained == ("timm" if command.run_name != "folder_small" else None)
-    assert command.notes[0].startswith(f"Recipe: {command.run_name} (34 training images; ")
-    python, script, *words = shlex.split(command.notes[0].partition("The same: ")[2])
+    assert command.notes[0].text.startswith(f"Recipe: {command.run_name} (34 training images; ")
+    python, script, *words = shlex.split(command.notes[0].text.partition("The same: ")[2])
     assert (python, script, parse_command_line(words).config) == ("python", "main_single_gpu.py", config)
 
 

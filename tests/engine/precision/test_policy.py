@@ -130,9 +130,9 @@ def test_tf32_follows_amp_unless_set(switch, options, expected):
 
 
 def test_deterministic_runs_do_not_select_algorithms_by_time(switch):
-    assert "cuDNN times" in switch(torch.device("cuda:0"), "SEED=1")[0] and torch.backends.cudnn.benchmark
+    assert "cuDNN times" in switch(torch.device("cuda:0"), "SEED=1")[0].text and torch.backends.cudnn.benchmark
     notes = switch(torch.device("cuda:0"), "DETERMINISTIC=true")
     assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
-    assert "deterministic" in notes[0] and "cuDNN" not in notes[0]
+    assert "deterministic" in notes[0].text and "cuDNN" not in notes[0].text
     assert switch(CPU, "SEED=1") == [] and not torch.backends.cudnn.benchmark
     assert not torch.are_deterministic_algorithms_enabled()

@@ -23,7 +23,7 @@ FACTS_OF_RUN = (
     Model(455_000, 46_600_000, None),
     Start("output/digits", 0, "python main_single_gpu.py"),
 )
-WARNING = "Warning: 12 of 1000 classes have one training image, such as 'newt'"
+WARNING = "12 of 1000 classes have one training image, such as 'newt'"
 
 
 def make_run(folder: Path, epochs: int = 3, options: Sequence[str] = (), **values: Any) -> Path:

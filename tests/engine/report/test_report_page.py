@@ -251,7 +251,7 @@ HOSTILE = (
 
 def test_hostile_names_stay_text(tmp_path):
     folder = make_run(tmp_path / "<b>run", state="failed", message="<script>alert(2)</script>\x1b[31m")
-    update_json(folder / "run.json", class_names=HOSTILE, warnings={"Warning: <img src=x onerror=alert(3)>": 1})
+    update_json(folder / "run.json", class_names=HOSTILE, warnings={"<img src=x onerror=alert(3)>": 1})
     add_evaluation(folder, HOSTILE)
     page = read_page(folder)
     assert len(page.all("script")) == 1 and all(tag["src"].startswith("data:") for tag in page.all("img"))
@@ -325,5 +325,5 @@ def test_a_page_that_cannot_be_written_gives_one_line_and_keeps_the_old_page(run
     monkeypatch.setattr(page_module, "atomic_write", full)
     report.update(now=True)
     report.update(now=True)
-    assert log == ["Warning: report.html cannot be written: OSError: [Errno 28] No space left on device"]
+    assert log == ["report.html cannot be written: OSError: [Errno 28] No space left on device"]
     assert (run / REPORT).read_bytes() == old

@@ -147,7 +147,7 @@ def slow_ranks(cpu, tmp_path):
 def feed(ranks: SlowRanks, steps: int, *seconds: tuple[float, float]) -> list[tuple[int, str]]:
     """The notes in these equal steps, each with the number of steps done then."""
     times = torch.tensor(seconds, dtype=torch.float64)
-    return [(step, note) for step in range(1, steps + 1) for note in ranks.add_step(times)]
+    return [(step, str(note)) for step in range(1, steps + 1) for note in ranks.add_step(times)]
 
 
 @pytest.mark.parametrize(

@@ -17,4 +17,4 @@ def test_one_class_is_a_warning(tmp_path, cpu, kind):
     words = [f"-dataset={kind}", f"-data_path={root}", "-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT]
     classes = "MODEL.NUM_CLASSES=10" if kind == "imagenet2012" else "MODEL.NUM_CLASSES=1"
     notes = session_for([*words, classes], cpu).plan.notes
-    assert [note for note in notes if note.startswith("Warning: all training images are of one class")]
+    assert [note for note in notes if str(note).startswith("Warning: all training images are of one class")]

@@ -42,7 +42,7 @@ def completed(*argv: str) -> tuple[Data, str, list[str]]:
     given = {field.upper() for field in config.data.model_fields_set}
     with patch.object(weights_record, "read_record", return_value=None):  # no file
         followed = follow(config, {"DATA": given}, weights_record.weights_record(config.model))
-    return followed.options.data, followed.sources, list(followed.differing.values())
+    return followed.options.data, followed.sources, [note.text for note in followed.differing.values()]
 
 
 def timms(name: str) -> dict:
@@ -69,7 +69,7 @@ def test_keys_of_the_user_win(tmp_path):
     assert (data.crop_pct, data.image_size, data.imagenet_std) == (0.5, 64, (1, 1, 1))
     assert data.imagenet_mean == (0.485, 0.456, 0.406)
     assert sources.startswith("options: IMAGE_SIZE, CROP_PCT, IMAGENET_STD; timm's resnet18.a1_in1k: INTERPOLATION, ")
-    assert any("DATA.IMAGENET_STD is (1.0, 1.0, 1.0), but timm's resnet18.a1_in1k was" in line for line in warnings)
+    assert any("DATA.IMAGENET_STD is (1.0, 1.0, 1.0), but timm's resnet18.a1_in1k has" in line for line in warnings)
 
 
 @pytest.mark.parametrize("argv", [

@@ -193,4 +193,4 @@ def test_a_disk_without_room_for_two_checkpoints(monkeypatch):
     for free, warns in ((6 * 10**6, False), (6 * 10**6 - 1, True)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         note = disk_note(state, Path("run"))
-        assert "Checkpoints: 3.0 MB" in note and note.startswith("Warning: ") == warns
+        assert "Checkpoints: 3.0 MB" in note.text and (note.kind == "warning") == warns
