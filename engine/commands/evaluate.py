@@ -53,6 +53,7 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         contents = contents_of(logger.record, config, files.values)
         score += class_figures(contents)
         score += "".join(f"\n      {note}" for note in samples.notes if note.kind == "warning")
-        score += f"\n      {shift}" if (shift := shift_by_weights(contents)) else ""
         logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
+        if shift := shift_by_weights(contents):
+            logger.warn(shift)
     return 0

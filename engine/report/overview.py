@@ -98,7 +98,7 @@ def shift_by_weights(run: RunContents) -> str:
         if mean is not None and abs(mean - share) > max(5, 3 * math.sqrt(share * (100 - share) / images)):
             shifts.append((abs(mean - share), mean, share, row["class"]))
     _, mean, share, name = max(shifts, default=(0.0, 0.0, 0.0, ""))
-    text = f"Warning: LOSS.CLASS_WEIGHTS shifts the probabilities of {len(shifts)} of {len(evaluation.classes)} labels"
+    text = f"LOSS.CLASS_WEIGHTS shifts the probabilities of {len(shifts)} of {len(evaluation.classes)} labels"
     return f"{text}: {name} has {percent(mean)} on average, and {percent(share)} of the images" if shifts else ""
 
 

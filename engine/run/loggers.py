@@ -146,7 +146,7 @@ class MlflowLogger:
     def start(self, run: LoggedRun) -> None:
         known_id, server = run.known_id("mlflow"), hide_passwords(self._mlflow.get_tracking_uri())
         problem = f"{server} has not answered for {_ANSWER_SECONDS:g} s; check the server; training continues meanwhile"
-        warning = Timer(_ANSWER_SECONDS, self._log, [f"----- Warning: LOGGERS: mlflow: {problem}"])
+        warning = Timer(_ANSWER_SECONDS, self._log, [f"----- LOGGERS: mlflow: {problem}"])
         warning.daemon = True
         warning.start()
         try:

@@ -35,7 +35,7 @@ class UntrainedParameters(Observer):
             hook.remove()
         if self._names:
             names = list_names(list(self._names.values()))
-            self._logger.warn(f"Warning: Without a gradient, so never trained: {names}")
+            self._logger.warn(f"without a gradient, so never trained: {names}")
         self._names, self._hooks = {}, []
 
 

@@ -447,7 +447,7 @@ def _conclude(command: Command, trainer: Trainer) -> int:
             f"      Label images: {predict} FOLDER"
         )
     if shift := shift_by_weights(contents):
-        logger.info(f"----- {shift}")
+        logger.warn(shift)
     if any(verdict := verdict_of(contents)):
         logger.info(f"----- {' Try: '.join(verdict)}")
     return signal.status if signal else 0

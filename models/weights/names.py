@@ -197,7 +197,7 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
         if not fits:
             return state, ""
         name = f"tf_{getattr(model, 'pretrained_cfg', {}).get('architecture')}"
-        better = f"Warning: this model pads and normalizes otherwise than these weights: use -model={name}; "
+        better = f"this model pads and normalizes otherwise than these weights: use -model={name}; "
         return dict(pairs), f"{better if timm.is_model(name) else ''}names: efficientnet_pytorch's, in timm's order"
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}

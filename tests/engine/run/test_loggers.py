@@ -164,9 +164,7 @@ def test_a_server_that_does_not_answer_is_named_at_the_start(tmp_path, monkeypat
     libraries[1].start_run.side_effect = lambda **arguments: warned.wait(60) and 1 / 0
     with pytest.raises(ZeroDivisionError):
         logger.start(LoggedRun(tmp_path, 0, "", {}, {}))
-    assert (
-        lines[1:] == [lines[1]] and "Warning: LOGGERS: mlflow: https://***@host:5000/a@b has not answered" in lines[1]
-    )
+    assert lines[1:] == [lines[1]] and "LOGGERS: mlflow: https://***@host:5000/a@b has not answered" in lines[1]
 
 
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, cpu, tmp_path, monkeypatch):
