@@ -1,7 +1,7 @@
 """Indexes a data set of tar shards, so that a run on many hosts does not read all shards on each of them first.
 
-    python scripts/index_shards.py -data_path=s3://bucket/imagenet -output index.safetensors
-    aws s3 cp index.safetensors s3://bucket/imagenet/index.safetensors
+    python scripts/index_shards.py -data_path=s3://bucket/imagenet -output index.npz
+    aws s3 cp index.npz s3://bucket/imagenet/index.npz
 
 The file belongs beside the shards. Without -output it is written there if DATA_PATH is a folder. A shard is read unless
 a stored index has its present ETag or time. An interrupted indexing is resumed.
@@ -16,22 +16,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from configs.command_line import parse_command_line
+from datasets.shards.data_set import TarShards
 from datasets.shards.index import INDEX_NAME, encode_index
+from datasets.shards.location import parse_location
+from datasets.shards.store import is_local
 from scripts.flags import add_flag, new_file, script_parser, split_flags
 from utils.errors import UserError, error_from
 from utils.files import atomic_write
 from utils.processes.entry import run_and_report_errors
-from utils.system import require
 
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     config = parse_command_line(rest).config
-    require("scripts/index_shards.py", "obstore", "braceexpand")
-    from datasets.shards.data_set import TarShards
-    from datasets.shards.location import parse_location
-    from datasets.shards.store import is_local
-
     root, _ = parse_location(config.data.data_path)
     output = flags.output or (Path(root, INDEX_NAME) if is_local(root) else None)
     if output is None:

@@ -5,29 +5,29 @@
     python main_single_gpu.py -cfg=... -dataset=tar -data_path=/fast/imagenet-tar
 
 Training samples are shuffled once, in an order that is the same each time, because training shuffles within windows of
-shards only. The same data give the same bytes. A second start with the same arguments continues where the first ended,
-and reads all shards back. With -size N the images are stored decoded, in PPM, and their shorter sides are resized to N;
-smaller images keep their size. docs/data.md describes the files.
+shards only. The same data give the same bytes. Each shard is read back. With -size N the images are stored decoded, in
+PPM, and their shorter sides are resized to N; smaller images keep their size. A script that fails removes the folder.
+docs/data.md describes the files.
 """
 
 import argparse
-import hashlib
+import io
 import itertools
 import json
 import os
 import posixpath
 import re
 import shlex
+import shutil
 import sys
 import tarfile
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from datasets.loading.loader import BadImageList
 from datasets.loading.workers import default_num_workers
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from datasets.shards.index import INDEX_NAME, INFO_FILE, Index, Shard, encode_index, join, to_index
-from datasets.shards.records import LABELS_KEY, DamagedShard, chunks_of, join_labels, labels_in, read_records
+from datasets.shards.records import LABELS_KEY, chunks_of, join_labels, read_records
 from datasets.sources.samples import EncodedImages
 from datasets.sources.shared_arrays import PackedStrings, StringPacker
 from datasets.sources.tables import LABEL_DIGITS
@@ -51,8 +51,7 @@ from datasets.transforms.host import resize
 from scripts.flags import add_flag, positive, positive_number, script_parser, split_flags
 from utils.distributed import single_process
 from utils.errors import UserError, error_from, escape_control_characters
-from utils.files import atomic_write, fsync_path, open_atomically, open_regular_file, own_file, space_fix
-from utils.locks import locked
+from utils.files import atomic_write, open_atomically, open_regular_file, space_fix
 from utils.processes.entry import run_and_report_errors
 from utils.seeding import seeded_generator
 from utils.system import own_share
@@ -63,77 +62,47 @@ _EXTENSIONS = {"JPEG": "jpg", "MPO": "jpg", "TIFF": "tif", "HEIF": "heic"}
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")  # WebDataset skips a member whose name has a line break
 _LEADING_UNDERSCORES = re.compile("^_{2,}")  # members such as __meta__/x are no samples in WebDataset
 GROUP_KEY = "group"  # in the .json of a sample
-PROGRESS, _LOCK = "_progress.jsonl", ".lock"
-_REPAIR = "remove this file and start again with the same arguments"
 
 
 class Sample(NamedTuple):
-    """An encoded image, its label and its group. `position`: its place in the order of the split.
+    """An encoded image with its label, or its list of labels, and its group, '' for none."""
 
-    label: a number, or of several labels the result of `join_labels`.
-    """
-
-    position: int
     key: str
     extension: str
-    label: int | str
+    label: int | list[int]
     data: bytes
-    group: str = ""
-
-
-class WrittenShard(NamedTuple):
-    """A finished shard of the positions `start` to `end` - 1 of a split.
-
-    sha256: the result of `hash_rows`. images: of `PlannedSplit.digest`.
-    """
-
-    name: str
-    num_bytes: int
-    num_samples: int
-    start: int
-    end: int
-    sha256: str
-    images: str = ""
-
-
-class Progress(NamedTuple):
-    """`finished`: the shards by name. The file has the plan in its first line and one more line for each shard."""
-
-    file: BinaryIO
-    finished: dict[str, WrittenShard]
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Records a shard that is on the disk; raises OSError."""
-        self.file.write(json.dumps(line).encode() + b"\n")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+    group: str
 
 
 def main(argv: list[str]) -> int:
     flags, rest = split_flags(_parser(), argv)
     data, splits = _read_image_splits(rest)
     torch.set_num_threads(1)  # images are decoded in parallel
-    planned = {name: PlannedSplit(name, samples, data, flags.size) for name, samples in splits.items()}
-    plan = {"format": 1, "shard_mb": flags.shard_mb, "splits": {name: split.plan() for name, split in planned.items()}}
-    if flags.size:
-        plan["pixels"] = [flags.size, data.image_channels, data.grey_range and list(data.grey_range)]
-    output, shards = flags.output, dict[str, list[WrittenShard]]()
+    output, written = flags.output, dict[str, list[Index]]()
     label_key, group_key = LABELS_KEY if data.multi_label else "", GROUP_KEY if data.groups else ""
     try:
-        with open_progress(output, plan) as progress:
-            bad_images = BadImageList(0, output)
-            for name, split in planned.items():
-                shards[name] = write_split(output, split, int(flags.shard_mb * 1e6), progress, bad_images)
-            index = read_back(output, list(itertools.chain(*shards.values())), group_key, label_key)
-            atomic_write(output / INDEX_NAME, encode_index(index))
-            atomic_write(output / INFO_FILE, json.dumps(info(shards, splits["train"], label_key), indent=1))
+        output.mkdir(parents=True)
     except OSError as error:
-        fix = f"finished shards are kept: {space_fix(error.strerror)} and start again with the same arguments"
-        raise error_from(error, f"{output}: cannot be written ({error.strerror}); {fix}") from error
-    counts = {name: sum(shard.num_samples for shard in of_split) for name, of_split in shards.items()}
+        problem = f"{output}: cannot be created ({error.strerror})"
+        raise error_from(error, f"{problem}; give another folder with -output") from error
+    try:
+        bad_images = BadImageList(0, output)
+        for name, samples in splits.items():
+            split = OrderedSplit(name, samples, data, flags.size)
+            written[name] = write_split(output, split, flags.shard_mb * 1e6, bad_images, label_key, group_key)
+        index = join(list(itertools.chain(*written.values())), label_key, group_key)
+        atomic_write(output / INDEX_NAME, encode_index(index))
+        atomic_write(output / INFO_FILE, json.dumps(info(written, splits["train"], label_key), indent=1))
+    except BaseException as error:
+        shutil.rmtree(output, ignore_errors=True)  # a part of the images must not look like all of them
+        if not isinstance(error, OSError):
+            raise
+        problem = f"{output}: cannot be written ({error.strerror})"
+        raise error_from(error, f"{problem}; {space_fix(error.strerror)} and start again") from error
+    counts = {name: sum(map(len, shards)) for name, shards in written.items()}
     num_bad = sum(map(len, splits.values())) - sum(counts.values())
     bad = f"; {num_bad} could not be used: see {output / 'bad_images_0.csv'}" if num_bad else ""
-    images = ", ".join(f"{count} images of {name} in {len(shards[name])} shards" for name, count in counts.items())
+    images = ", ".join(f"{count} images of {name} in {len(written[name])} shards" for name, count in counts.items())
     print(f"{output}: {images}, read back and compared{bad}")
     several = " -opts DATA.MULTI_LABEL=true" * data.multi_label
     print(f"to train on them: -dataset=tar -data_path={shlex.quote(str(output))}{several}")
@@ -143,7 +112,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     usage = "-output FOLDER [-shard_mb N] [-size N] [data flags of main_single_gpu.py]"
     parser = script_parser("make_shards.py", usage, "Writes a data set as tar shards that WebDataset reads.")
-    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create, or to continue")
+    add_flag(parser, "output", type=Path, required=True, metavar="FOLDER", help="folder to create")
     size_help = "size of a shard, MB (default: 256)"
     add_flag(parser, "shard_mb", type=positive_number, default=256.0, metavar="N", help=size_help)
     add_flag(parser, "size", type=positive, metavar="N", help="store PPM, the shorter side N (default: as encoded)")
@@ -165,7 +134,7 @@ def _read_image_splits(argv: list[str]) -> tuple[Data, dict[str, EncodedImages]]
     return data, dict(zip(names, splits, strict=True))
 
 
-class PlannedSplit:
+class OrderedSplit:
     """The samples of a split in the order in which they are written.
 
     order: sample indices, int64 (N,). keys: by index. size: of the shorter side of a stored image; None: stay encoded.
@@ -174,35 +143,20 @@ class PlannedSplit:
     def __init__(self, name: str, samples: EncodedImages, data: Data, size: int | None) -> None:
         self.name, self.samples, self.data, self.size = name, samples, data, size
         self.keys = unique_keys(samples.relative_name(index, data.data_path) for index in range(len(samples)))
-        self.states = samples.states()  # before the images are read
         self.order = np.arange(len(samples))
         if name == "train":
             self.order = torch.randperm(len(samples), generator=seeded_generator("tar shards")).numpy()
 
-    def plan(self) -> dict[str, Any]:
-        """Returns a checksum of class names, keys and labels: with the images, all that the shards depend on."""
-        rows = ((self.keys[index], self._label(index), *self._group(index)) for index in self.order.tolist())
-        return {"num_samples": len(self.order), "sha256": hash_rows(rows, json.dumps(self.samples.class_names))}
-
-    def digest(self, start: int, end: int) -> str:
-        """SHA-256 of the states of the images at these positions, which changes if one of them is replaced."""
-        return hashlib.sha256(self.states[self.order[start:end]]).hexdigest()
-
     def read(self, position: int) -> Sample:
-        index = int(self.order[position])
-        encoded, name = self.samples.read_bytes(index), partial(self.samples.name, index)
-        pixels = open_image(encoded, self.data.image_channels, name, self.samples.decoding).pixels
+        index, samples = int(self.order[position]), self.samples
+        encoded, name = samples.read_bytes(index), partial(samples.name, index)
+        pixels = open_image(encoded, self.data.image_channels, name, samples.decoding).pixels
         if self.size:
             encoded = encode_ppm(pixels, self.size)
-        extension = image_extension(encoded)
-        return Sample(position, self.keys[index], extension, self._label(index), encoded, *self._group(index))
-
-    def _label(self, index: int) -> int | str:
-        target = self.samples.targets[index]
-        return int(target) if target.ndim == 0 else join_labels(np.flatnonzero(target).tolist())
-
-    def _group(self, index: int) -> list[str]:
-        return [self.samples.groups[index]] if self.samples.groups else []
+        target = samples.targets[index]
+        label = int(target) if target.ndim == 0 else np.flatnonzero(target).tolist()
+        group = samples.groups[index] if samples.groups else ""
+        return Sample(self.keys[index], image_extension(encoded), label, encoded, group)
 
 
 def encode_ppm(image: torch.Tensor, size: int) -> bytes:
@@ -214,44 +168,37 @@ def encode_ppm(image: torch.Tensor, size: int) -> bytes:
 
 
 def write_split(
-    folder: Path, split: PlannedSplit, max_bytes: int, progress: Progress, bad_images: BadImageList
-) -> list[WrittenShard]:
-    """Writes the shards of a split from the first one that lacks images or has other ones; returns all.
+    folder: Path, split: OrderedSplit, max_bytes: float, bad_images: BadImageList, label_key: str, group_key: str
+) -> list[Index]:
+    """Writes the shards of a split and reads them back, as training does; returns the index of each.
 
-    Raises UserError without any image.
+    An index has no version, and is valid for copies. Raises OSError, and UserError: no image can be used; a shard that
+    was read back is damaged or another one.
     """
-    shards: list[WrittenShard] = []
-    paths = (folder / f"{split.name}-{number:06d}.tar" for number in itertools.count())
-    position, path = 0, next(paths)
-    while (shard := progress.finished.get(path.name)) and shard.start == position and path.exists():
-        lacks_images = shard.num_samples < shard.end - position
-        if shard.images != split.digest(position, shard.end) or (lacks_images and split.data.on_bad_image == "error"):
-            break
-        shards.append(shard)
-        position, path = shard.end, next(paths)
-    samples = _read_usable(split, position, bad_images)
-    sample = next(samples, None)
-    while sample:
-        shard, sample = write_shard(path, position, sample, samples, max_bytes)
-        shard = shard._replace(images=split.digest(position, shard.end))
-        progress.add(shard._asdict())
-        shards.append(shard)
-        position, path = shard.end, next(paths)
-    if not shards:
+    indexes, samples = list[Index](), _read_usable(split, bad_images)
+    for sample in samples:
+        path = folder / f"{split.name}-{len(indexes):06d}.tar"
+        rows = write_shard(path, itertools.chain([sample], samples), max_bytes)
+        shard = Shard(path.name, path.stat().st_size)
+        records, _ = read_records(chunks_of(open_regular_file(path)), str(path), shard.num_bytes, label_key, group_key)
+        if [record[2:] for record in records] != rows:
+            raise UserError(f"{path}: read back, it is not as it was written; check the disk and start again")
+        indexes.append(to_index(shard, records, str(path), group_key))
+    if not indexes:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
-    return shards
+    return indexes
 
 
-def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> Iterator[Sample]:
-    """The samples of a split from the place `start` on, read by threads that are a few ahead, with a progress bar.
+def _read_usable(split: OrderedSplit, bad_images: BadImageList) -> Iterator[Sample]:
+    """The samples of a split, read by threads that are a few ahead, with a progress bar.
 
     With DATA.ON_BAD_IMAGE: skip, bad images are listed in `bad_images`; else the first one is raised.
     """
     data, count = split.data, len(split.order)
     threads = default_num_workers(own_share(), on_gpu=False) if data.num_workers is None else max(1, data.num_workers)
-    bar = tqdm(total=count, desc=split.name, initial=start, unit="image", leave=False, disable=None)
+    bar = tqdm(total=count, desc=split.name, unit="image", leave=False, disable=None)
     with bar, ThreadPoolExecutor(threads) as pool:
-        reads = (pool.submit(split.read, position) for position in range(start, count))
+        reads = (pool.submit(split.read, position) for position in range(count))
         pending = deque(itertools.islice(reads, 4 * threads))
         while pending:
             pending.extend(itertools.islice(reads, 1))
@@ -264,12 +211,12 @@ def _read_usable(split: PlannedSplit, start: int, bad_images: BadImageList) -> I
             bar.update()
 
 
-def info(shards: dict[str, list[WrittenShard]], train: EncodedImages, label_key: str) -> dict[str, Any]:
+def info(written: dict[str, list[Index]], train: EncodedImages, label_key: str) -> dict[str, Any]:
     """timm's description of a data set of shards, and the class names if the data have names."""
     splits = {}
-    for name, of_split in shards.items():
-        lengths = [shard.num_samples for shard in of_split]
-        lists = {"filenames": [shard.name for shard in of_split], "shard_lengths": lengths}
+    for name, indexes in written.items():
+        lengths = list(map(len, indexes))
+        lists = {"filenames": [index.shards[0].name for index in indexes], "shard_lengths": lengths}
         splits[name] = {"name": name, **lists, "num_samples": sum(lengths), "alt_label": label_key}
     class_names = [escape_control_characters(name) for name in train.class_names]
     return {"splits": splits} | ({"class_names": class_names} if train.has_class_names else {})
@@ -306,109 +253,31 @@ def image_extension(data: bytes) -> str:
         return "pgm" if data.startswith(b"P5") else _EXTENSIONS.get(str(image.format), str(image.format).lower())
 
 
-def write_shard(
-    path: Path, start: int, sample: Sample | None, following: Iterator[Sample], max_bytes: int
-) -> tuple[WrittenShard, Sample | None]:
-    """Writes `sample` and as many following ones as fit; returns also the first one that does not fit.
-
-    The shard is larger than `max_bytes` only if it has one sample. Raises OSError; then there is no file.
-    """
-    rows, size, end = [], 0, 0
-    with open_atomically(path, "wb") as file:
-        while sample:
-            name = f"{sample.key}.{sample.extension}"
-            members, about = _member(name, sample.data), {GROUP_KEY: sample.group} if sample.group else {}
-            if isinstance(sample.label, str):
-                about |= {LABELS_KEY: sorted(map(int, labels_in(sample.label)))}
+def write_shard(path: Path, samples: Iterable[Sample], max_bytes: float) -> list[tuple[int, int | str, str, str]]:
+    """Writes samples until the shard has `max_bytes`; returns the last four values of the `Record` of each."""
+    rows = []
+    with (
+        open_atomically(path, "wb") as file,
+        tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar,
+    ):
+        for key, extension, label, data, group in samples:
+            about: dict[str, Any] = {GROUP_KEY: group} if group else {}
+            files = {extension: data}
+            if isinstance(label, list):
+                about[LABELS_KEY] = label
             else:
-                members += _member(f"{sample.key}.cls", str(sample.label).encode())
+                files["cls"] = str(label).encode()
             if about:
-                members += _member(f"{sample.key}.json", json.dumps(about).encode())
-            if rows and _closed_size(size + len(members)) > max_bytes:
+                files["json"] = json.dumps(about).encode()
+            for ending, content in files.items():
+                member = tarfile.TarInfo(f"{key}.{ending}")  # without time and user: equal data give equal bytes
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            text = join_labels(label) if isinstance(label, list) else label
+            rows.append((zlib.crc32(data), text, f"{key}.{extension}", group))
+            if file.tell() >= max_bytes:
                 break
-            file.write(members)
-            size, end = size + len(members), sample.position + 1
-            rows.append((name, sample.label, zlib.crc32(sample.data), *filter(None, [sample.group])))
-            sample = next(following, None)
-        file.write(bytes(_closed_size(size) - size))
-    fsync_path(path.parent)
-    return WrittenShard(path.name, _closed_size(size), len(rows), start, end, hash_rows(rows)), sample
-
-
-def _member(name: str, content: bytes) -> bytes:
-    """A tar member whose bytes depend on nothing else: no time, no user."""
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    header = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-    return header + content + bytes(-len(content) % tarfile.BLOCKSIZE)
-
-
-def _closed_size(size: int) -> int:
-    """The size of an archive with `size` bytes of members: two empty blocks end it, and it has whole records."""
-    return -(-(size + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
-
-
-def hash_rows(rows: Iterable[tuple[object, ...]], header: str = "") -> str:
-    """SHA-256 of rows of values; in a row of a shard: the image's member name, the label, the CRC-32 of the image."""
-    sha256 = hashlib.sha256(header.encode())
-    for row in rows:
-        sha256.update("\0".join(map(str, row)).encode("utf-8", "surrogateescape") + b"\n")
-    return sha256.hexdigest()
-
-
-def read_back(folder: Path, shards: Sequence[WrittenShard], group_key: str = "", label_key: str = "") -> Index:
-    """The index of the shards in `folder`, which it reads as training does. Without versions, it is valid for copies.
-
-    Raises OSError, and UserError: a shard is damaged, or its keys, labels or CRC-32 differ from the written ones.
-    """
-
-    def index_of(shard: WrittenShard) -> Index:
-        path = folder / shard.name
-        try:
-            chunks = chunks_of(open_regular_file(path))
-            records, _ = read_records(chunks, str(path), shard.num_bytes, label_key, group_key)
-        except DamagedShard as error:
-            raise UserError(f"{error}; {_REPAIR}") from error
-        rows = ((record.name, record.label, record.crc, *filter(None, [record.group])) for record in records)
-        if hash_rows(rows) != shard.sha256:
-            raise UserError(f"{path}: read back, it is not as it was written; {_REPAIR}")
-        return to_index(Shard(shard.name, shard.num_bytes), records, str(path), group_key)
-
-    with ThreadPoolExecutor(default_num_workers(own_share(), on_gpu=False)) as pool:
-        bar = tqdm(pool.map(index_of, shards), "reading back", len(shards), unit="shard", leave=False, disable=None)
-        return join(list(bar), label_key, group_key)
-
-
-@contextmanager
-def open_progress(folder: Path, plan: dict[str, Any]) -> Iterator[Progress]:
-    """Creates `folder` or continues it, and locks it until the block ends. `plan`: all that the shards depend on.
-
-    Raises OSError, and UserError: the folder has other files or shards of another plan, or another process uses it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    others = sorted(path.name for path in folder.iterdir() if not path.match(".*"))
-    if others and PROGRESS not in others:
-        raise UserError(f"{folder}: contains other files ({others[0]}); give another folder with -output")
-    lock = locked(folder / _LOCK, 0.0, "wait, or give another -output", is_essential=True)
-    with lock, open(folder / PROGRESS, "ab+", opener=own_file) as file:
-        for path in folder.glob(".*.tmp"):  # of a writer that was killed
-            path.unlink()
-        file.seek(0)
-        # The last part is empty, or a line that a crash left incomplete.
-        *lines, incomplete = file.read().split(b"\n")
-        file.truncate(file.tell() - len(incomplete))
-        try:
-            before, *rows = map(json.loads, lines or [json.dumps(plan)])
-            finished = {shard.name: shard for shard in (WrittenShard(**row) for row in rows)}
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{folder / PROGRESS}: is damaged; remove {folder} and start again") from error
-        if before != plan:
-            problem = f"{folder}: contains shards of other data, -shard_mb or -size"
-            raise UserError(f"{problem}; give the same, or another -output")
-        progress = Progress(file, finished)
-        if not lines:
-            progress.add(plan)
-        yield progress
+    return rows
 
 
 if __name__ == "__main__":

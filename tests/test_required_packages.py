@@ -9,6 +9,8 @@ import pytest
 from conftest import OPTIONAL_MODULES, ROOT, TINY_VIT, noise_folder, only_run, read_result
 from rank_pool import RankPool
 
+from datasets.shards.location import parse_location
+from datasets.shards.store import ShardStore
 from datasets.sources.source import source_class
 from engine.run.loggers import check_loggers
 from utils.errors import UserError
@@ -47,7 +49,8 @@ def test_a_missing_package_of_a_wanted_feature_is_one_line(monkeypatch, tmp_path
         monkeypatch.setitem(sys.modules, name, None)
     for use, message in (
         (lambda: source_class("digits"), "DATA.DATASET digits: needs scikit-learn"),
-        (lambda: source_class("tar"), "DATA.DATASET tar: needs obstore, braceexpand"),
+        (lambda: parse_location("https://host/{0..1}.tar"), "DATA.DATA_PATH .*: needs braceexpand"),
+        (lambda: ShardStore("https://host", 1.0).head(["0.tar"]), "-dataset=tar with a URL: needs obstore"),
         (lambda: check_loggers(["mlflow"]), "LOGGERS: needs mlflow"),
     ):
         with pytest.raises(UserError, match=f"^{message}"):

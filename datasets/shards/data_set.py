@@ -207,7 +207,7 @@ def open_index(
 def cached_index(store: ShardStore, cache_dir: Path) -> Path:
     """Returns the file of an index that is not stored beside its shards."""
     root = os.path.abspath(store.root) if store.is_local else store.root
-    return cache_dir / "indexes" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.safetensors"
+    return cache_dir / "indexes" / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:32]}.npz"
 
 
 class _StoredRows:

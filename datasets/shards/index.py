@@ -1,18 +1,18 @@
 """The index of a data set of shards: position, size, CRC-32, label and name of each image, in one file.
 
-`index.safetensors` contains the arrays as tensors, and in its metadata a JSON text and a SHA-256 of both.
+`index.npz` contains the arrays, and a JSON text with the shards, the names of the classes and the keys of the labels.
 """
 
-import hashlib
+import io
 import json
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from datasets.shards.records import Label, Record, is_class_name
 from datasets.sources.samples import MAX_FILE_BYTES
@@ -20,12 +20,12 @@ from datasets.sources.shared_arrays import StringPacker, strings_in, to_arrays, 
 from datasets.sources.tables import LABEL_DIGITS
 from utils.errors import UserError
 
-INDEX_NAME = "index.safetensors"
+INDEX_NAME = "index.npz"
 INFO_FILE = "_info.json"  # timm's description of the shards
 _OF_IMAGES = {"offsets": "<i8", "lengths": "<i4", "crcs": "<u4", "targets": "<i8"}
-_COLUMNS = {"ends": "<i8", **_OF_IMAGES, "names": "|u1", "names_ends": "<i8"}
-_GROUP_COLUMNS = {"groups": "|u1", "groups_ends": "<i8"}
-_FORMAT = "AmpViT shards 1"
+_TEXTS_OF_IMAGES = ("names", "groups")  # packed
+_COLUMNS = {"ends": "<i8", **_OF_IMAGES, "names": "|u1", "names_ends": "<i8", "groups": "|u1", "groups_ends": "<i8"}
+_FORMAT = "AmpViT shards 2"
 _ONE_KIND = "use numbers or names for all samples"
 LOCAL_VERSION = "mtime-"  # begins the `version` of a local file
 
@@ -64,8 +64,8 @@ class Index:
     class_names: the sorted names of the classes if the labels are names, else None.
     arrays: `ends` int64 (S,): the images up to the end of each shard. `offsets` int64 (N,), `lengths` int32 (N,),
         `crcs` uint32 (N,): position in the shard, size in bytes and CRC-32 of each image. `targets` int64 (N,): -1 for
-        no label. `names` and `names_ends`: the names of the files as packed strings. With a `group_key`, `groups` and
-        `groups_ends`: their groups, '' for none.
+        no label. `names` and `names_ends`: the names of the files as packed strings. `groups` and `groups_ends`: their
+        groups, '' for none.
     label_key, group_key: the keys of the labels and of the groups in .json files, or ''.
     """
 
@@ -101,15 +101,11 @@ class Index:
 
     def _part(self, rows: slice | np.ndarray, shards: list[Shard], ends: np.ndarray) -> "Index":
         arrays = {name: self.arrays[name][rows] for name in _OF_IMAGES} | {"ends": ends}
-        for name in ("names", "groups") if self.group_key else ("names",):
+        for name in _TEXTS_OF_IMAGES:
             strings = strings_in(self.arrays, name)
             part = strings.part(rows.start, rows.stop) if isinstance(rows, slice) else strings.select(rows)
             arrays |= to_arrays(part, name)
         return replace(self, shards=shards, arrays=arrays)
-
-
-def _columns(has_groups: object) -> dict[str, str]:
-    return _COLUMNS | _GROUP_COLUMNS if has_groups else _COLUMNS
 
 
 def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: str = "") -> Index:
@@ -122,26 +118,22 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: st
     targets = [-1 if record.label is None else number.get(record.label, record.label) for record in records]
     columns = [r.offset for r in records], [r.length for r in records], [r.crc for r in records], targets
     arrays = {name: np.array(column, _OF_IMAGES[name]) for name, column in zip(_OF_IMAGES, columns, strict=True)}
-    arrays |= {"ends": np.array([len(records)])} | to_arrays(
-        StringPacker(record.name for record in records).strings(), "names"
-    )
-    if group_key:
-        arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
+    arrays["ends"] = np.array([len(records)])
+    arrays |= to_arrays(StringPacker(record.name for record in records).strings(), "names")
+    arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
     return Index([shard], class_names, arrays, group_key=group_key)
 
 
 def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> Index:
     """The index of the shards of several indexes. Its `class_names` are the classes with an image.
 
-    With a `group_key`, all of them have groups; without, the groups are left out. Raises UserError if some labels are
-    numbers and others are names.
+    Raises UserError if some labels are numbers and others are names.
     """
     labelled = [index for index in indexes if (index.arrays["targets"] >= 0).any()]
     example = {index.class_names is None: index.shards[0].name for index in labelled}
     if len(example) > 1:
         raise UserError(f"{example[True]}: has numbers as labels, but {example[False]} names; {_ONE_KIND}")
-    dtypes = _columns(group_key)
-    columns = {name: [index.arrays[name] for index in indexes] for name in dtypes}
+    columns = {name: [index.arrays[name] for index in indexes] for name in _COLUMNS}
     class_names = None
     if False in example:
         lists = {id(one.class_names): np.array(list(map(to_nfc, one.class_names or ())), object) for one in indexes}
@@ -155,50 +147,40 @@ def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> 
     ends = [name for name in columns if name.endswith("ends")]
     for name in ends:
         columns[name] = [np.diff(part, prepend=0) for part in columns[name]]
-    arrays = {name: np.concatenate([np.empty(0, dtypes[name]), *parts]) for name, parts in columns.items()}
+    arrays = {name: np.concatenate([np.empty(0, _COLUMNS[name]), *parts]) for name, parts in columns.items()}
     arrays |= {name: np.cumsum(arrays[name]) for name in ends}
     return Index([shard for index in indexes for shard in index.shards], class_names, arrays, label_key, group_key)
 
 
 def encode_index(index: Index) -> bytes:
     """The content of the file of an index."""
-    text = json.dumps([index.shards, index.class_names, index.label_key, *filter(None, [index.group_key])])
-    dtypes = _columns(index.group_key)
-    arrays = {name: np.ascontiguousarray(index.arrays[name], dtype) for name, dtype in dtypes.items()}
-    return save(arrays, {"format": _FORMAT, "index": text, "sha256": index_digest(text, arrays)})
-
-
-def index_digest(text: str, arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the JSON text and the arrays of an index."""
-    sha256 = hashlib.sha256(text.encode())
-    for name in _columns("groups" in arrays):
-        sha256.update(f"{name} {len(arrays[name])} ".encode())
-        sha256.update(np.ascontiguousarray(arrays[name]).data)
-    return sha256.hexdigest()
+    text = json.dumps([_FORMAT, index.shards, index.class_names, index.label_key, index.group_key])
+    arrays: dict[str, Any] = {name: np.asarray(index.arrays[name], dtype) for name, dtype in _COLUMNS.items()}
+    np.savez(file := io.BytesIO(), about=np.frombuffer(text.encode(), np.uint8), **arrays)
+    return file.getvalue()
 
 
 def read_index(data: bytes, origin: str) -> Index:
     """The index in the content of a file; `origin` is its path or URL.
 
-    Raises UserError: it is damaged, of another version, or contradicts itself. The checksum does not prevent forgery.
+    Raises UserError: it is damaged, of another version, or contradicts itself.
     """
-    with suppress(Exception):  # the library raises almost any type for a damaged file
-        arrays = load(data)
-        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-        rows, class_names, label_key, *group_key = json.loads(text := metadata["index"])
-        shards, dtypes = [Shard(*row) for row in rows], _columns(group_key)
-        index = Index(shards, class_names, {name: arrays[name] for name in dtypes}, label_key, *group_key)
-        types, names = {tuple(map(type, shard[:3])) for shard in shards}, class_names or []
+    with suppress(Exception), np.load(io.BytesIO(data)) as file:  # numpy raises almost any type for a damaged file
+        if any(part.compress_type != zipfile.ZIP_STORED for part in file.zip.infolist()):
+            raise ValueError  # a small file could fill the memory
+        about, rows, class_names, label_key, group_key = json.loads(file["about"].tobytes())
+        shards, names = [Shard(*row) for row in rows], class_names or []
+        index = Index(shards, class_names, {name: file[name] for name in _COLUMNS}, label_key, group_key)
         if (
-            metadata["format"] == _FORMAT
-            and all(arrays[name].dtype.str == dtype and arrays[name].ndim == 1 for name, dtype in dtypes.items())
-            and metadata["sha256"] == index_digest(text, arrays)
-            and types <= {(str, int, str), (str, int, NoneType)}
+            about == _FORMAT
+            and {name: array.dtype.str for name, array in index.arrays.items()} == _COLUMNS
+            and all(array.ndim == 1 for array in index.arrays.values())
+            and {tuple(map(type, shard[:3])) for shard in shards} <= {(str, int, str), (str, int, NoneType)}
             and len({shard.name for shard in shards}) == len(shards)
             and all(0 <= shard.num_bytes < 2**62 for shard in shards)
             and all(map(is_class_name, names))
             and names == sorted(set(names))
-            and {type(index.label_key), type(index.group_key)} == {str}
+            and {type(label_key), type(group_key)} == {str}
             and _has_valid_rows(index)
         ):
             return index
@@ -208,14 +190,13 @@ def read_index(data: bytes, origin: str) -> Index:
 def _has_valid_rows(index: Index) -> bool:
     """Tells whether each image is inside of its shard, and has a class if it has a label."""
     arrays, num_images = index.arrays, len(index)
-    rows = dict.fromkeys(("lengths", "crcs", "targets", "names_ends"), num_images) | {"ends": len(index.shards)}
-    rows |= {"groups_ends": num_images} if index.group_key else {}
-    if any(len(arrays[name]) != number for name, number in rows.items()):
+    ends = {"ends": (len(index.shards), num_images)}  # how many, and the last one
+    ends |= {f"{name}_ends": (num_images, len(arrays[name])) for name in _TEXTS_OF_IMAGES}
+    if any(arrays[name].shape != (num_images,) for name in _OF_IMAGES):
         return False
-    lasts = {"ends": num_images} | {f"{name}_ends": len(arrays[name]) for name in ("names", "groups") if name in arrays}
-    for name, last in lasts.items():
+    for name, (count, last) in ends.items():
         edges = np.concatenate([[0], arrays[name], [last]])
-        if (edges[1:] < edges[:-1]).any() or edges[-2] != last:
+        if len(edges) != count + 2 or (edges[1:] < edges[:-1]).any() or edges[-2] != last:
             return False
     offsets, lengths, targets = arrays["offsets"], arrays["lengths"].astype(np.int64), arrays["targets"]
     sizes = np.array([shard.num_bytes for shard in index.shards], np.int64)[index.shard_of]

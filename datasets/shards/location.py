@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
-from braceexpand import braceexpand
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from configs.schema.data import secret_in_url
@@ -19,6 +18,7 @@ from datasets.shards.store import SCHEME, ShardStore, is_local
 from datasets.sources.names import SPLIT_NAMES, split_of
 from datasets.sources.shared_arrays import to_nfc
 from utils.errors import UserError
+from utils.system import require
 
 _SUFFIX = ".tar"
 MAX_NAMES = 10**6
@@ -80,13 +80,17 @@ def _split_pattern(path: str) -> tuple[str, list[str] | None]:
 
 def _expand(pattern: str) -> list[str]:
     """Lists the names of a pattern, in the order in which Bash expands it."""
-    shown = shorten(pattern)
-    try:
-        in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
-        is_short = in_ranges <= MAX_NAMES  # `braceexpand` lists each range as a whole
-        names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if is_short else []
-    except (ValueError, RecursionError):
-        raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced or too deep") from None
+    shown, names = shorten(pattern), [pattern]
+    if "{" in pattern:
+        require("DATA.DATA_PATH with a pattern in braces", "braceexpand")
+        from braceexpand import braceexpand
+
+        try:
+            in_ranges = sum(abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern))
+            is_short = in_ranges <= MAX_NAMES  # `braceexpand` lists each range as a whole
+            names = list(islice(braceexpand(pattern, escape=False), MAX_NAMES + 1)) if is_short else []
+        except (ValueError, RecursionError):
+            raise UserError(f"DATA.DATA_PATH: the braces of the pattern {shown} are not balanced or too deep") from None
     if not 0 < len(names) <= MAX_NAMES:
         raise UserError(f"DATA.DATA_PATH: the pattern {shown} has more than {MAX_NAMES:,} names; shorten it")
     for name in names:

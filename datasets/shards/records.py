@@ -1,23 +1,18 @@
 """The samples of a tar shard with their labels, read once from its first byte to its last.
 
-`tarfile.TarFile` does not read a whole archive: it ends silently at an invalid header, and reads extension headers of
-any size and depth. It reads the headers of one member. Formats: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar,
-without sparse files.
-
 Samples as in WebDataset: consecutive files that differ in their extension only. The key of a file is its path up
 to the first dot of its basename; the rest is its extension, in lower case.
 """
 
-import io
 import json
 import re
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
@@ -34,10 +29,8 @@ _SURROGATE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
 _EXTENSIONS = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
 
-_BLOCK_BYTES = tarfile.BLOCKSIZE
 _CHUNK_BYTES = 1 << 22
-_MAX_HEADER_BYTES = 1 << 16  # of a member, with its extension headers
-_HEADERS_OF_NEXT = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` needs the square of their time
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _FIX = "copy or write the shard again"
 
@@ -56,14 +49,6 @@ class DamagedShard(UserError):
     """A shard that is damaged or has content that is refused; other shards may be read."""
 
 
-class Member(NamedTuple):
-    """A regular file in an archive: its path, the position of its first byte, its size in bytes."""
-
-    name: str
-    offset: int
-    size: int
-
-
 def chunks_of(file: BinaryIO) -> Iterator[bytes]:
     """The rest of the bytes of a file, which is then closed."""
     with file:
@@ -71,57 +56,51 @@ def chunks_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 class Archive:
-    """Iterates over the regular files of an archive, in its order. Directories are left out.
+    """A tar archive, read once from its start to its end: the file that `tarfile` reads, and its members.
 
-    `read` and `crc32` process the content of the current member. `position` is the number of bytes read so far; after
-    the last member it is the size of the archive.
-
-    Raises DamagedShard while iterating: the archive is damaged or cut short, lacks its end mark, or has data after it;
-    a member is a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute name or
-    one with `..`.
+    Formats: POSIX.1-1988 (ustar), POSIX.1-2001 (pax) and GNU tar. `tarfile` alone ends silently at an invalid header,
+    and reads headers of any size. `position` is the number of bytes read so far.
     """
 
     def __init__(self, chunks: Iterable[bytes], origin: str) -> None:
         """`chunks` are the bytes of the archive, in pieces of any size; `origin` is its path or URL in errors."""
         self.origin, self.position = origin, 0
         self._chunks, self._rest = iter(chunks), memoryview(b"")
-        self._end_of_content = 0
+        self._last, self._is_cut, self._headers_end = b"", False, _MAX_HEADER_BYTES
 
-    def __iter__(self) -> Iterator[Member]:
-        while header := self._read_headers():
-            self._check_member(header)
-            if header.isdir():
-                continue
-            self._end_of_content = self.position + header.size
-            yield Member(header.name, self.position, header.size)
-            end = self._end_of_content + -self._end_of_content % _BLOCK_BYTES
-            for _ in self._parts(end - self.position):
-                pass
-            if self.position < end:
-                raise self._cut_short(f"in the member {shorten(header.name)}")
+    def members(self) -> Iterator[tarfile.TarInfo]:
+        """The regular files, without directories. `parts` reads the content of the current one, in full or in part.
+
+        Raises DamagedShard: the archive is damaged or cut short, lacks its end mark, or has data after it; a member is
+        a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute name or one with
+        `..`; a global header has a name or a size.
+        """
+        start, file = 0, cast(Any, self)  # which has the methods that `tarfile` calls
+        try:
+            with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+                tar = cast(Any, archive)
+                for header in tar:
+                    self._check_member(header, tar.pax_headers)
+                    if header.isreg():
+                        yield header
+                        self.seek(tar.offset)
+                        if self.position < tar.offset:
+                            raise self.error(f"is cut short after {self.position:,} bytes")
+                    start, self._headers_end = tar.offset, tar.offset + _MAX_HEADER_BYTES
+                    tar.members.clear()  # they would need more memory than the content of small files
+                    tar.pax_headers.clear()
+        except (UserError, OSError):
+            raise
+        except Exception:  # of almost any type, for a damaged header
+            raise self._header_error(start) from None
+        if self._is_cut or self._last.strip(b"\0"):
+            raise self._header_error(start)
         end = self.position
-        if any(part.tobytes().strip(b"\0") for part in self._parts(1 << 62)):
+        if any(part.tobytes().strip(b"\0") for part in self.parts(1 << 62)):
             fix = f"join archives with tar -A, not with cat; or {_FIX}"
             raise self.error(f"has data after its end at byte {end:,}", fix)
 
-    def read(self, max_bytes: int) -> bytes:
-        """The rest of the content of the current member, at most `max_bytes` of it."""
-        return b"".join(self._parts(min(self._end_of_content - self.position, max_bytes)))
-
-    def crc32(self) -> int:
-        """CRC-32 of the rest of the content of the current member."""
-        crc = 0
-        for part in self._parts(self._end_of_content - self.position):
-            crc = zlib.crc32(part, crc)
-        return crc
-
-    def error(self, problem: str, fix: str = _FIX) -> DamagedShard:
-        return DamagedShard(f"{self.origin}: {problem}; {fix}")
-
-    def _cut_short(self, place: str) -> DamagedShard:
-        return self.error(f"is cut short after {self.position:,} bytes, {place}")
-
-    def _parts(self, size: int) -> Iterator[memoryview]:
+    def parts(self, size: int) -> Iterator[memoryview]:
         """The next `size` bytes, or fewer at the end of the archive, without a copy."""
         while size > 0:
             while not self._rest:
@@ -133,46 +112,38 @@ class Archive:
             size -= len(part)
             yield part
 
-    def _read_headers(self) -> tarfile.TarInfo | None:
-        """The headers of the next member, as one; None at the end mark, a block of zeros."""
-        start, blocks = self.position, b""
-        while True:
-            position, block = self.position, b"".join(self._parts(_BLOCK_BYTES))
-            if position == 0 and block.startswith(_COMPRESSED):
-                raise self.error("is compressed", "unpack it: samples are read at their positions in the archive")
-            if len(block) < _BLOCK_BYTES:
-                raise self._cut_short("in a header" if block else "before the end mark of the archive")
-            header = None
-            try:
-                header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # not in typeshed
-                if not blocks:
-                    return None
-            except (tarfile.HeaderError, ValueError):
-                problem = f"is damaged at byte {position:,} (no valid header)" if position else "is not a tar archive"
-                raise self.error(problem) from None
-            blocks += block
-            if not header or header.type not in (*_HEADERS_OF_NEXT, tarfile.XGLTYPE):
-                break
-            if not 0 <= header.size <= _MAX_HEADER_BYTES - len(blocks):
-                raise self.error(f"has extension headers at byte {start:,} with more than {_MAX_HEADER_BYTES:,} bytes")
-            content = b"".join(self._parts(header.size + -header.size % _BLOCK_BYTES))
-            blocks = blocks[:-_BLOCK_BYTES] if header.type == tarfile.XGLTYPE else blocks + content
-        if header and (len(blocks) == _BLOCK_BYTES or header.type == tarfile.GNUTYPE_SPARSE):
-            return header  # `tarfile` would read the map of a sparse file in the blocks after it
-        try:
-            with tarfile.open(fileobj=io.BytesIO(blocks), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-                header = tar.next()
-        except Exception:  # of almost any type, for a damaged header
-            header = None
-        if not header:
-            raise self.error(f"is damaged at byte {start:,} (no valid header)")
-        return header
+    def read(self, size: int) -> bytes:
+        """For `tarfile`: the next bytes of the headers of a member. Raises DamagedShard: they are too long."""
+        if not 0 <= size <= self._headers_end - self.position:
+            start = self._headers_end - _MAX_HEADER_BYTES
+            raise self.error(f"has headers at byte {start:,} with more than {_MAX_HEADER_BYTES:,} bytes")
+        self._last = b"".join(self.parts(size))
+        self._is_cut = len(self._last) < size
+        return self._last
 
-    def _check_member(self, header: tarfile.TarInfo) -> None:
+    def seek(self, position: int) -> None:
+        for _ in self.parts(position - self.position):
+            pass
+
+    def tell(self) -> int:
+        return self.position
+
+    def error(self, problem: str, fix: str = _FIX) -> DamagedShard:
+        return DamagedShard(f"{self.origin}: {problem}; {fix}")
+
+    def _header_error(self, start: int) -> DamagedShard:
+        """The error of the headers that begin at the byte `start`."""
+        if start == 0 and self._last.startswith(_COMPRESSED):
+            return self.error("is compressed", "unpack it: samples are read at their positions in the archive")
+        if self._is_cut:
+            return self.error(f"is cut short after {self.position:,} bytes")
+        is_archive = self.position > tarfile.BLOCKSIZE
+        return self.error(f"is damaged at byte {start:,} (no valid header)" if is_archive else "is not a tar archive")
+
+    def _check_member(self, header: tarfile.TarInfo, global_headers: Iterable[str]) -> None:
         if header.islnk() or header.issym():
             problem, fix = "is a link", "write the file itself (tar --dereference --hard-dereference)"
-        elif header.issparse() or header.type == tarfile.GNUTYPE_SPARSE:
+        elif header.issparse():
             problem, fix = "is a sparse file", "write the archive without --sparse"
         elif not (header.isreg() or header.isdir()):
             problem, fix = f"is a device, a pipe or no file (type {header.type!r})", "leave it out"
@@ -180,6 +151,8 @@ class Archive:
             problem, fix = "is not a path inside the archive", "write relative paths without .."
         elif not 0 <= header.size <= MAX_FILE_BYTES:
             problem, fix = f"has {shorten(header.size)} bytes, more than {MAX_FILE_BYTES}", "leave it out"
+        elif any(key in ("path", "size") or key.startswith("GNU.sparse.") for key in global_headers):
+            problem, fix = "has a name or a size in a global header", "write it in the header of the member"
         else:
             return
         raise self.error(f"member {shorten(header.name)} {problem}", fix)
@@ -214,14 +187,14 @@ def read_records(
 
     chunks, origin: as of `Archive`. num_bytes: the size of the shard. group_key: of the groups in .json; '' for none.
 
-    Raises DamagedShard: see `Archive`; or a label is invalid, a file or a key occurs twice, or the size differs.
+    Raises DamagedShard: as `Archive.members`; or a label is invalid, a file or a key occurs twice, or the size differs.
     """
     archive, records, remarks, keys = Archive(chunks, origin), list[Record](), Remarks(), set[str]()
     for key, group in groupby(_files(archive), attrgetter("key")):
         files: dict[str, _File] = {}
         for file in group:
             if file.extension in files:
-                raise archive.error(f"member {shorten(file.member.name)} occurs twice", "leave one out, or rename it")
+                raise archive.error(f"member {shorten(file.name)} occurs twice", "leave one out, or rename it")
             files[file.extension] = file
         if key in keys:
             problem = f"the files of the sample {shorten(key)} do not follow one another, or it occurs twice"
@@ -229,10 +202,9 @@ def read_records(
         keys.add(key)
         image = next((files[extension] for extension in _EXTENSIONS if extension in files), None)
         if not image:
-            first = next(iter(files.values())).member.name
-            add_remark(remarks, f"have no image (.{', .'.join(_EXTENSIONS)})", 1, shorten(first))
+            first = next(iter(files.values()))
+            add_remark(remarks, f"have no image (.{', .'.join(_EXTENSIONS)})", 1, shorten(first.name))
             continue
-        name, offset, length = image.member
         contents = {extension: file.content for extension, file in files.items()}
         try:
             label = find_label(contents, key, label_key)
@@ -242,9 +214,9 @@ def read_records(
         except ValueError as error:
             raise archive.error(f"sample {shorten(key)}: {error}", "correct the shard") from None
         if label == LEFT_OUT:
-            add_remark(remarks, f"are left out: their label {shorten(label_key)} is -1", 1, shorten(name))
+            add_remark(remarks, f"are left out: their label {shorten(label_key)} is -1", 1, shorten(image.name))
         else:
-            records.append(Record(offset, length, image.crc, label, name, group_name))
+            records.append(Record(image.offset, image.size, image.crc, label, image.name, group_name))
     if archive.position != num_bytes:
         raise archive.error(f"has {archive.position:,} bytes, not {num_bytes:,}", "start again when it is complete")
     return records, remarks
@@ -255,21 +227,24 @@ class _File(NamedTuple):
 
     key: str
     extension: str
-    member: Member
+    name: str
+    offset: int
+    size: int
     crc: int
     content: bytes
 
 
 def _files(archive: Archive) -> Iterator[_File]:
-    for member in archive:
+    for member in archive.members():
         folder, slash, name = member.name.rpartition("/")
         stem, dot, extension = name.partition(".")
         if not stem or not dot or (stem.startswith("__") and stem.endswith("__")):
             continue
         extension = extension.lower()
-        content = archive.read(MAX_LABEL_BYTES + 1) if extension in ("cls", "json") else b""
-        crc = archive.crc32() if extension in _EXTENSIONS else 0
-        yield _File(f"{folder}{slash}{stem}", extension, member, crc, content)
+        is_label, is_image = extension in ("cls", "json"), extension in _EXTENSIONS
+        content = b"".join(archive.parts(min(member.size, MAX_LABEL_BYTES + 1))) if is_label else b""
+        crc = reduce(lambda crc, part: zlib.crc32(part, crc), archive.parts(member.size), 0) if is_image else 0
+        yield _File(f"{folder}{slash}{stem}", extension, member.name, member.offset_data, member.size, crc, content)
 
 
 def find_label(files: Mapping[str, bytes], key: str, label_key: str) -> Label:

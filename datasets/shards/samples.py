@@ -265,7 +265,7 @@ class TarSamples(EncodedImages):
 
     def __init__(self, reader: ShardReader, index: Index, class_names: list[str], shuffled_shards: int) -> None:
         super().__init__(class_names)
-        self.reader, self.shards = reader, index.shards
+        self.reader, self.shards, self._has_groups = reader, index.shards, bool(index.group_key)
         self._labels = self._arrays = share_arrays(index.arrays)
         self.windows: ShardWindows = ShardWindows(index.arrays["ends"], shuffled_shards)
 
@@ -302,7 +302,7 @@ class TarSamples(EncodedImages):
 
     @property
     def groups(self) -> PackedStrings | None:
-        return strings_in(self._arrays, "groups") if "groups" in self._arrays else None
+        return strings_in(self._arrays, "groups") if self._has_groups else None
 
     def open_all(self, indices: Sequence[int], channels: int) -> Iterator[LazyImage | BadImage]:
         """Opens samples as `Samples.open_all`; the images of one remote shard are read in one request."""

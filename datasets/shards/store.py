@@ -3,47 +3,31 @@
 The text of a library's error is never shown: it contains the answer of the server, and may contain signed URLs.
 """
 
-import math
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-from obstore import exceptions
-from obstore.store import GCSStore, HTTPStore, S3Store
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
 from utils.errors import Unavailable
 from utils.files import open_regular_file
+from utils.system import require
 from utils.threads import DaemonPool, tell_wait
+
+if TYPE_CHECKING:
+    from datasets.shards.remote import RemoteFiles
 
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
-_CHUNK_BYTES = 1 << 18
-_CONNECT_SECONDS, _READ_SECONDS = 10.0, 30.0  # at most
-_COALESCE_BYTES = 1 << 17  # gap of two ranges in one request: a connection reads it in about one latency
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL")
-# ValueError: a name that obstore refuses. TypeError and others are mistakes of this program.
-_STORE_ERRORS = (exceptions.BaseError, OSError, ValueError)
-_STATUS = re.compile(r"non-2xx status code: (\d{3})")
-_BEYOND_END = re.compile(r"Wanted range starting at|non-2xx status code: 416")
-_PASSING_STATUS = {"408", "425", "429"}  # besides 5xx: too slow, too early, too many requests
-_CREDENTIALS = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
-    "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
-}
-_CHECK, _NETWORK = "check DATA.DATA_PATH", "check the network and the server, then resume"
-_METADATA_PATHS = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/")  # machines in a cloud have these
-_METADATA_SECONDS = 15.0
+CHECK = "check DATA.DATA_PATH"
 
 
 def is_local(root: str) -> bool:
@@ -60,61 +44,14 @@ class Problem(NamedTuple):
     text: str
     fix: str
     retry_seconds: float = 0.0
-
-
-# Parts of obstore's error texts without an answer of a server; the first match counts.
-_PROBLEMS = {
-    "TooManyRedirects": Problem("the server redirects without end", _CHECK),
-    "BadScheme": Problem("the server redirects to a URL without encryption, or the endpoint is not a URL", _CHECK),
-    "incorrectly configured region": Problem("the bucket is in another region", "set AWS_REGION"),
-    "ertificate": Problem("the TLS certificate of the server is not valid", "check the URL, and SSL_CERT_FILE"),
-    "dns error": Problem("the host is not found", "check the URL and the network", math.inf),
-    "ConnectionRefused": Problem("the connection is refused", _NETWORK, math.inf),
-    "ConnectionReset": Problem("the connection is reset", _NETWORK, math.inf),
-    "IncompleteBody": Problem("the answer ends too early", _NETWORK, math.inf),
-    "TimedOut": Problem("the server does not answer", _NETWORK, math.inf),
-    "": Problem("the connection fails", _NETWORK, math.inf),
-}
+    error: type[Unavailable] = Unavailable
 
 
 def changed(root: str) -> Problem:
     """A shard of this `root` is another one than its index describes."""
-    copy = "" if is_local(root) else " -output index.safetensors, copy this file to the shards"
+    copy = "" if is_local(root) else " -output index.npz, copy this file to the shards"
     command = f"python scripts/index_shards.py -data_path={shlex.quote(root)}{copy}"
     return Problem("has changed since it was indexed", f"index it again: {command}, then resume")
-
-
-def _describe(error: Exception, root: str) -> Problem:
-    """Describes an error of obstore or of the operating system, in a store with this `root`."""
-    text, credentials = str(error), _CREDENTIALS.get(root.partition("://")[0], "use a server without a login")
-    match error:
-        case FileNotFoundError():
-            return Problem("does not exist", _CHECK)
-        case OSError():
-            return Problem(f"cannot be read ({error.strerror or type(error).__name__})", "check the disk, then resume")
-        case exceptions.UnauthenticatedError():
-            return Problem("the server asks for credentials (status 401)", credentials)
-        case exceptions.PermissionDeniedError():
-            return Problem("access is refused (status 403)", f"check the URL, or {credentials}")
-        case exceptions.NotSupportedError():
-            return Problem("the server sends whole files only", "set DATA.CACHE_GB, which downloads them")
-        case ValueError():
-            return Problem("is not a valid name or URL", _CHECK)
-    if isinstance(error, exceptions.PreconditionError) or _BEYOND_END.search(text):
-        return changed(root)
-    status = _STATUS.search(text)
-    if any(path in text[: status.start() if status else None] for path in _METADATA_PATHS):
-        is_answer = status and not status[1].startswith("5")
-        return Problem("no credentials are found", credentials, 0.0 if is_answer else _METADATA_SECONDS)
-    if status and "<Code>NoSuchBucket</Code>" in text:
-        return Problem("the bucket does not exist", _CHECK)
-    if status:
-        may_pass = status[1].startswith("5") or status[1] in _PASSING_STATUS
-        problem = f"the server answers with status {status[1]}"
-        return Problem(problem, "check the server, then resume", math.inf if may_pass else 0.0)
-    if "redential" in text or "ervice account" in text:
-        return Problem("the credentials cannot be used", credentials)
-    return next(problem for part, problem in _PROBLEMS.items() if part in text)
 
 
 class LocalFiles:
@@ -122,9 +59,20 @@ class LocalFiles:
 
     attempt_seconds = 0.0
     can_list = True  # the names of files
+    errors: tuple[type[Exception], ...] = (OSError, ValueError)  # ValueError: of a name with \0
+    missing: tuple[type[Exception], ...] = (FileNotFoundError,)
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
+
+    @staticmethod
+    def describe(error: Exception) -> Problem:
+        if isinstance(error, FileNotFoundError):
+            return Problem("does not exist", CHECK)
+        if isinstance(error, OSError):
+            problem = f"cannot be read ({error.strerror or type(error).__name__})"
+            return Problem(problem, "check the disk, then resume")
+        return Problem("is not a valid name or URL", CHECK)
 
     def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
         with os.scandir(self.root / folder) as entries:
@@ -145,56 +93,6 @@ def _local_shard(name: str, state: os.stat_result) -> Shard:
     return Shard(name, state.st_size, f"{LOCAL_VERSION}{state.st_mtime_ns}")
 
 
-class RemoteFiles:
-    """Objects below the URL `root`. All methods raise the errors of obstore.
-
-    obstore reads credentials from its own environment variables (AWS_*, GOOGLE_*). A call without an answer fails
-    after `attempt_seconds`, at most a quarter of `timeout_seconds`.
-    """
-
-    def __init__(self, root: str, timeout_seconds: float) -> None:
-        self.attempt_seconds = min(_READ_SECONDS, timeout_seconds / 4)
-        scheme, _, rest = root.partition("://")
-        has_plain_endpoint = any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS)
-        options: dict[str, Any] = {
-            "client_options": {
-                "connect_timeout": timedelta(seconds=min(_CONNECT_SECONDS, self.attempt_seconds)),
-                "read_timeout": timedelta(seconds=self.attempt_seconds),
-                "timeout": timedelta(days=1),  # of a whole download; obstore's default is 30 s
-                "allow_http": scheme == "http" or (scheme in ("s3", "gs") and has_plain_endpoint),
-            },
-            "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
-        }
-        if scheme in ("http", "https"):
-            self.store: HTTPStore | S3Store | GCSStore = HTTPStore(root, **options)
-        else:
-            bucket, _, prefix = rest.partition("/")
-            self.store = (S3Store if scheme == "s3" else GCSStore)(bucket, prefix=prefix or None, **options)
-        self.can_list = scheme in ("s3", "gs")
-
-    def list_folder(self, folder: str) -> tuple[list[str], list[str]]:
-        found = self.store.list_with_delimiter(folder or None)
-        return [entry["path"] for entry in found["objects"]], list(found["common_prefixes"])
-
-    def head(self, name: str) -> Shard:
-        meta = self.store.head(name)
-        return Shard(name, meta["size"], meta["e_tag"])
-
-    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Reads the bytes of each (start, length) at the same time; fewer where the object or the answer ends."""
-        starts, lengths = zip(*ranges, strict=True)
-        parts = self.store.get_ranges(name, starts=starts, lengths=lengths, coalesce=_COALESCE_BYTES)
-        return list(map(bytes, parts))
-
-    def open_stream(self, name: str, start: int) -> tuple[Shard, Iterator[bytes]]:
-        try:
-            result, skipped = self.store.get(name, options={"range": {"offset": start}} if start else None), 0
-        except exceptions.NotSupportedError:  # the server sends whole files only
-            result, skipped = self.store.get(name), start
-        found = Shard(name, result.meta["size"], result.meta["e_tag"])
-        return found, _without_start(map(bytes, result.stream(min_chunk_size=_CHUNK_BYTES)), skipped)
-
-
 class ShardStore:
     """Reads files below `root`, a local folder or a URL; threads may share it, and it can be pickled.
 
@@ -210,12 +108,13 @@ class ShardStore:
         return type(self), (self.root, self.timeout_seconds)
 
     @cached_property
-    def files(self) -> LocalFiles | RemoteFiles:
-        try:
-            return LocalFiles(self.root) if self.is_local else RemoteFiles(self.root, self.timeout_seconds)
-        except _STORE_ERRORS as error:
-            problem = _describe(error, self.root)
-            raise Unavailable(f"{self.root}: {problem.text}; {problem.fix}") from None
+    def files(self) -> "LocalFiles | RemoteFiles":
+        if self.is_local:
+            return LocalFiles(self.root)
+        require("-dataset=tar with a URL", "obstore")
+        from datasets.shards.remote import RemoteFiles
+
+        return RemoteFiles(self.root, self.timeout_seconds)
 
     def url(self, name: str) -> str:
         """Returns the path or URL of a file. It contains no credentials: `parse_location` refuses them."""
@@ -233,7 +132,7 @@ class ShardStore:
 
     def read_many(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Reads the bytes of each range (start, length) of a remote file; raises RangesNotSupported, too."""
-        assert isinstance(self.files, RemoteFiles)
+        assert not isinstance(self.files, LocalFiles)
         wanted = [part for part in ranges if part[1]]  # servers refuse empty ranges
         parts = self._retry(name, partial(self.files.read_ranges, name, wanted)) if wanted else []
         if [len(part) for part in parts] != [length for _, length in wanted]:
@@ -247,7 +146,7 @@ class ShardStore:
         def read() -> bytes | None:
             try:
                 found, chunks = self.files.open_stream(name, 0)
-            except (FileNotFoundError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
+            except self.files.missing:
                 return None
             if found.num_bytes > max_bytes:
                 raise Unavailable(f"{self.url(name)}: is larger than {max_bytes:,} bytes; check what it is")
@@ -283,8 +182,8 @@ class ShardStore:
             raise self._changed(shard.name)
 
     def _changed(self, name: str) -> Unavailable:
-        text, fix, _ = changed(self.root)
-        return Unavailable(f"{self.url(name)}: {text}; {fix}")
+        problem = changed(self.root)
+        return Unavailable(f"{self.url(name)}: {problem.text}; {problem.fix}")
 
     def _retry(self, name: str, call: Callable[[], _T]) -> _T:
         """Returns the result of a call, which is repeated after an error that may pass; raises Unavailable."""
@@ -293,20 +192,12 @@ class ShardStore:
         while True:
             try:
                 return call()
-            except _STORE_ERRORS as error:
-                problem, waited = _describe(error, self.root), time.monotonic() - started
+            except self.files.errors as error:
+                problem, waited = self.files.describe(error), time.monotonic() - started
                 until_last_call = self.timeout_seconds - self.files.attempt_seconds
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
-                    kind = RangesNotSupported if isinstance(error, exceptions.NotSupportedError) else Unavailable
-                    raise kind(f"{url}: {problem.text}{tried}; {problem.fix}") from None
+                    raise problem.error(f"{url}: {problem.text}{tried}; {problem.fix}") from None
             tell_wait(f"the run waits for {url}: {problem.text}", waited)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
-
-
-def _without_start(chunks: Iterator[bytes], num_bytes: int) -> Iterator[bytes]:
-    for chunk in chunks:
-        if len(chunk) > num_bytes:
-            yield chunk[num_bytes:]
-        num_bytes = max(0, num_bytes - len(chunk))

@@ -119,7 +119,7 @@ _SOURCES = {
     "imagenet-v2": "sources.imagenet_sets:ImageNetFolders",
     "imagenet-real": "sources.imagenet_sets:ImageNetReal",
 }
-_PACKAGES = {"parquet": ("pyarrow",), "tar": ("obstore", "braceexpand"), "digits": ("sklearn",)}
+_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",)}
 
 
 def source_class(dataset: str) -> type[Source]:

@@ -174,7 +174,7 @@ def write_shards(folder, without=()):
 def test_shards_by_field_and_an_index_without_groups(tmp_path):
     """An index without the groups is built again only when GROUPS asks for it; with them it serves both."""
     folder = write_shards(tmp_path / "shards")
-    index = folder / "index.safetensors"
+    index = folder / "index.npz"
     without = read_samples(options(folder, dataset="tar", batch_size=1), None, CPU, "train")[0]
     first = index.read_bytes()
     train, val = read(folder, "patient", dataset="tar")
