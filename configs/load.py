@@ -15,10 +15,9 @@ from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
-from configs.weights import OF_EVERY_MODEL, architecture, weight_options
+from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
-from utils.file_formats.checkpoint_folder import read_entries
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: the options of its recipe, without flags and -opts
@@ -249,7 +248,7 @@ def _find_run_options(resume: str | None, weights: str | None) -> Path | None:
     if named is None:
         return None
     path = Path(named)
-    file = (path if os.path.isdir(path) and path.suffix != ".shards" else path.parent) / RUN_OPTIONS
+    file = (path if os.path.isdir(path) else path.parent) / RUN_OPTIONS
     return file if os.path.isfile(file) else None
 
 
@@ -258,10 +257,9 @@ def stored_options(named: Path) -> dict[str, Any]:
 
     For a run whose options file is missing.
     """
-    inside = (path for form in (".pth", ".shards") for path in named.glob(f"*{form}"))
-    beside = (path for end in ("", ".pth", ".shards") if os.path.exists(path := Path(f"{named}{end}")))
-    newest = sorted(inside, key=os.path.getmtime, reverse=True) if named.suffix != ".shards" else []
-    texts = (read_entries(path).get("options") for path in (newest or beside))
+    inside = sorted(named.glob("*.pth"), key=os.path.getmtime, reverse=True)
+    beside = (path for end in ("", ".pth") if os.path.exists(path := Path(f"{named}{end}")))
+    texts = (read_entries(path).get("options") for path in (inside or beside))
     values = next((parse_value(text) for text in texts if isinstance(text, str)), None)
     return values if isinstance(values, dict) else {}
 

@@ -17,13 +17,13 @@ from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 from utils.file_formats.hf_folder import read_metadata, weight_file
 from utils.files import open_regular_file
 from utils.notes import Note
 
 PADDLE, SAFETENSORS, TORCH, NPZ = ".pdparams", ".safetensors", ".pth", ".npz"
 _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch before 1.6
+_SHARDED = ".shards"
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
 PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "COLUMNS", "ENCODING", "MULTI_LABEL")
@@ -36,7 +36,7 @@ OF_EVERY_MODEL = {*(field.alias for field in Model.model_fields.values()), FREEZ
 
 
 def find_weights(path: str) -> Path:
-    """The weight file or the checkpoint folder at `path`, or at `path` with an extension added.
+    """The weight file at `path`, or at `path` with an extension added.
 
     .pdparams first, because PaddleViT's users omit it. Of a folder with config.json, and of `hf-hub:ORG/NAME`, the
     weights that timm saved.
@@ -44,8 +44,9 @@ def find_weights(path: str) -> Path:
     """
     path = weight_file(path)
     for candidate in (path, *(f"{path}{extension}" for extension in WEIGHTS_EXTENSIONS)):
-        if os.path.isfile(candidate) or is_checkpoint_folder(candidate):
+        if os.path.isfile(candidate):
             return Path(candidate)
+    refuse_sharded(path)
     if os.path.isdir(path):
         files = [one for end in WEIGHTS_EXTENSIONS for one in sorted(Path(path).glob(f"*{end}"))]
         file = min(files, key=lambda one: one.stem != "best", default=None)
@@ -54,15 +55,38 @@ def find_weights(path: str) -> Path:
     raise Unavailable(f"{path}: no such file, also with {', '.join(WEIGHTS_EXTENSIONS)} added; check the path")
 
 
+def refuse_sharded(path: str | Path) -> None:
+    """Raises UserError for a sharded checkpoint of version 0.2, a folder, and for a run whose last one is such."""
+    inside = [] if os.path.exists(Path(path, "last.pth")) else sorted(Path(path).glob(f"*{_SHARDED}"))
+    if found := next((one for one in (Path(path), *inside) if one.suffix == _SHARDED and one.is_dir()), None):
+        problem = f"{found}: is a sharded checkpoint of version 0.2, a folder"
+        raise UserError(f"{problem}; make one file of it with that version, see docs/resume.md#formats")
+
+
+def read_entries(checkpoint: Path) -> dict[str, Any]:
+    """The content of a checkpoint, whose tensors stay on the disk; empty if it cannot be read.
+
+    The tensors are not verified: for its position, its best evaluation and its options.
+    """
+    try:
+        import torch  # imported late: -h needs none of it
+
+        from utils.file_formats.pickles import checked_archive_bytes
+
+        checked_archive_bytes(checkpoint)
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:  # the libraries raise almost any type for a damaged file
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def format_of(file: Path) -> str:
-    """The format of a weight file, by its first bytes: PADDLE, SAFETENSORS, TORCH, NPZ, SHARDS, or '' if it is unknown.
+    """The format of a weight file, by its first bytes: PADDLE, SAFETENSORS, TORCH, NPZ, or '' if it is unknown.
 
     A file that ends with .pdparams is PADDLE, so that torch never reads it; a pickle with another ending is not, for
     the layout of its arrays is unknown.
     Raises UserError: it cannot be read, or is a pointer of Git LFS.
     """
-    if is_checkpoint_folder(file):
-        return SHARDS
     if file.suffix.lower() == PADDLE:
         return PADDLE
     try:

@@ -5,9 +5,8 @@ import itertools
 from pathlib import Path
 
 from configs.flags import Parser, add_flag, entry_parser
-from configs.weights import find_weights
+from configs.weights import find_weights, refuse_sharded
 from utils.errors import UserError, did_you_mean
-from utils.file_formats.checkpoint_folder import SHARDS, is_checkpoint_folder
 
 
 def script_parser(script: str, usage: str, description: str) -> Parser:
@@ -47,9 +46,10 @@ def split_sources(argv: list[str]) -> tuple[list[str], list[str]]:
 def find_source(path: str) -> Path:
     """`path` if it is the folder of a run, else the weight file at `path`; raises UserError without any weights."""
     folder = Path(path)
-    if not folder.is_dir() or is_checkpoint_folder(folder):
+    refuse_sharded(folder)
+    if not folder.is_dir():
         return find_weights(path)
-    if not any(folder.glob("*.pth")) and not any(folder.glob(f"*{SHARDS}")):
+    if not any(folder.glob("*.pth")):
         file = next(map(str, folder.glob("*.safetensors")), "a weight file")  # of an exported folder
         raise UserError(f"{path}: has no checkpoint; give the folder of a run, or {file}")
     return folder

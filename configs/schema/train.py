@@ -11,7 +11,7 @@ from configs.schema.section import Floats, OptionalPath, Pair, Probability, Sect
 
 # In the order in which they are tried. The content of a file tells its format.
 WEIGHTS_EXTENSIONS = (
-    *(".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz", ".shards"),
+    *(".pdparams", ".safetensors", ".pth", ".pt", ".bin", ".npz"),
     *(".pth.tar", ".ckpt", ".tar", ".pyth"),
 )
 DEFAULT_TEACHER = "regnety_160.deit_in1k"  # DeiT's (Touvron et al., 2021)

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,32 +14,32 @@ import torch
 
 from configs.batch_plan import EpochLayout
 from configs.load import RUN_OPTIONS
-from configs.weights import PADDLE
+from configs.weights import PADDLE, read_entries, refuse_sharded
 from configs.yaml_io import format_value, parse_value
 from datasets.sources.names import list_names
 from engine.checkpoint.run_folder import (
+    AVERAGE,
     BEST,
     FILE,
     FORMAT,
-    check_same_checkpoint,
+    WEIGHTS,
     checkpoints_by_progress,
-    is_checkpoint,
     is_run_folder,
     lock_run_folder,
     modified_time,
 )
-from engine.checkpoint.weights_record import ENTRY, is_description, read_split
+from engine.checkpoint.weights_record import is_description, read_split
 from models.weights.read import has_backing_storage
-from models.weights.shards import AVERAGE, WEIGHTS, open_shards, read_stored
-from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects, single_process
+from utils.distributed import ProcessContext, broadcast_object, call_on_main
 from utils.errors import REFUSED, Unavailable, UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor, read_entries
 from utils.file_formats.pickles import checked_archive_bytes
 from utils.files import tensors_in, verify_checksum
 from utils.metric_table import METRICS
 from utils.metrics import NUM_SUMS
+from utils.torch_compat import tree_map_only
 
 _PADDLE_OPTIMIZER = ".pdopt"  # beside the .pdparams of PaddleViT's earlier checkpoints
+LARGE = (*WEIGHTS, "optimizer")  # the entries whose tensors are on rank 0 only
 _CONTENT = {
     "model": dict, AVERAGE: dict | None, "optimizer": dict, "precision": dict, "epoch": int,
     "done_steps": int, "sums": torch.Tensor, "geometry": dict, "best": dict | None, "train_seconds": float,
@@ -79,7 +79,7 @@ def read_places(folder: Path) -> list[Place]:
 
 @dataclass(frozen=True)
 class FoundCheckpoint:
-    """A checkpoint to resume from, the same one on all ranks.
+    """A checkpoint to resume from, the same one on all ranks; those after rank 0 have meta tensors in LARGE entries.
 
     notes: a line for each checkpoint that was skipped. run_folder: of the run that wrote it; None if it lies elsewhere.
     places: of the checkpoints in that folder; none for an evaluation.
@@ -103,7 +103,7 @@ def find_checkpoint(
     best_first: bool = False,
     locks: ExitStack | None = None,
 ) -> FoundCheckpoint | None:
-    """Finds and opens the checkpoint that `-resume` names. A collective call; the main process searches.
+    """Finds and reads the checkpoint that `-resume` names. A collective call; only the main process reads.
 
     resume: a checkpoint, with or without its extension; or the folder of a run, for its most recent valid checkpoint;
     or 'auto', for the first of `runs` that has a valid checkpoint (None without any run).
@@ -111,45 +111,45 @@ def find_checkpoint(
     locks: receives the lock of a run's folder before a checkpoint in it is read, since the run may still write.
     Raises UserError: no such file or folder, no valid checkpoint in it, or a locked folder.
     """
-    search, state, refused = _search(resume, runs, best_first, locks), None, list[UserError]()
-    path: Path | None = None
 
-    def describe() -> tuple[Path | None, list[Place]] | None:
-        if path is None:
-            _raise_not_found(resume, refused)
-            return None
-        folder = path.parent if is_run_folder(path.parent) else None
-        return folder, read_places(folder) if folder and not best_first else []
-
-    while path := broadcast_object(call_on_main(lambda: next(search, None), context), context):
-        try:
-            check_same_checkpoint(path, context)
-            state = open_checkpoint(path, context)
-        except UserError as error:
-            refused.append(error)
-            state = None
-        if broadcast_object(state is not None, context):
-            break
-    about = broadcast_object(call_on_main(describe, context), context)
-    if about is None or path is None:
+    def search() -> FoundCheckpoint | None:
+        refused = list[UserError]()
+        for path in _search(resume, runs, best_first, locks):
+            try:
+                state = load_checkpoint(path)
+            except UserError as error:
+                refused.append(error)
+                continue
+            folder = path.parent if is_run_folder(path.parent) else None
+            places = read_places(folder) if folder and not best_first else []
+            return FoundCheckpoint(path, state, list(map(str, refused)), folder, places)
+        _raise_not_found(resume, refused)
         return None
-    if state is None:  # on this rank only
-        raise refused[-1]
-    return FoundCheckpoint(path, state, list(map(str, refused)), *about)
+
+    found = call_on_main(search, context)
+    described = found and replace(found, state=found.state | {entry: _describe(found.state[entry]) for entry in LARGE})
+    sent = broadcast_object(described, context)
+    return found if context.is_main else sent
+
+
+def _describe(entry: Any) -> Any:
+    """The entry with meta tensors, but for scalars."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor, entry)
 
 
 def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStack | None) -> Iterator[Path]:
     """The checkpoints to try, in this order."""
     if resume != "auto":
         named = _with_extension(Path(resume))
-        runs = [named.parent] if is_checkpoint(named) else [named] if named.is_dir() else []
+        runs = [named.parent] if named.is_file() else [named] if named.is_dir() else []
     for folder in runs:
+        refuse_sharded(folder if resume == "auto" else named)
         if locks and is_run_folder(folder):
             locks.enter_context(lock_run_folder(folder))
         paths = checkpoints_by_progress(folder) or sorted(folder.glob(f"*{PADDLE}"), key=modified_time)[-1:]
         if best_first:
-            paths.sort(key=lambda path: path.stem != Path(BEST).stem)
-        yield from [named] if resume != "auto" and is_checkpoint(named) else paths
+            paths.sort(key=lambda path: path.name != BEST)
+        yield from [named] if resume != "auto" and named.is_file() else paths
 
 
 def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
@@ -174,7 +174,7 @@ def _raise_not_found(resume: str, refused: Sequence[UserError]) -> None:
 
 def _with_extension(path: Path) -> Path:
     """`path`, or the checkpoint whose name without its extension is `path`."""
-    extensions = ("", FILE, SHARDS, PADDLE, _PADDLE_OPTIMIZER)
+    extensions = ("", FILE, PADDLE, _PADDLE_OPTIMIZER)
     return next((file for end in extensions if os.path.exists(file := Path(f"{path}{end}"))), path)
 
 
@@ -188,45 +188,22 @@ def runs_newest_first(output: Path) -> list[Path]:
 def find_best(found: FoundCheckpoint, context: ProcessContext) -> Path | None:
     """The valid checkpoint of the run with the weights of its best evaluation, best.pth first; a collective call."""
     paths = [place.path for place in found.places if place.is_best and place.best == found.state["best"]]
-    for path in sorted(paths, key=lambda path: path.stem != Path(BEST).stem):
-        is_valid = True
-        try:
-            if path.suffix == SHARDS or context.is_main:
-                open_checkpoint(path, context)
-        except UserError:
-            is_valid = False
-        if broadcast_object(is_valid, context):
-            return path
-    return None
 
+    def is_valid(path: Path) -> bool:
+        with suppress(UserError):
+            load_checkpoint(path)
+            return True
+        return False
 
-def open_checkpoint(path: Path, context: ProcessContext) -> dict[str, Any]:
-    """Reads a checkpoint as `load_checkpoint` does, but leaves tensors in a checkpoint folder: `StoredTensor`.
-
-    A collective call for such a folder: each rank verifies a share of it, and the error of one is raised on all.
-    Raises UserError: as `load_checkpoint`.
-    """
-    if path.suffix != SHARDS:
-        return load_checkpoint(path)
-    state, problem = dict[str, Any](), None
-    try:
-        state = open_shards(path, context.rank, context.world_size)
-        state |= {name: read_stored(state[name]) for name in ("sums", ENTRY) if name in state}
-        _check_content(path, state, StoredTensor)
-    except UserError as error:
-        problem = error
-    if first := next(filter(None, gather_objects(problem, context)), None):
-        raise first
-    return state
+    best_first = sorted(paths, key=lambda path: path.name != BEST)
+    return broadcast_object(call_on_main(lambda: next(filter(is_valid, best_first), None), context), context)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint that `CheckpointWriter` or `ShardWriter` wrote; runs no code of the file.
+    """Reads a checkpoint that `CheckpointWriter` wrote; runs no code of the file.
 
     Raises UserError: the file is damaged, of another program or format, or contains non-finite weights.
     """
-    if path.suffix == SHARDS:
-        return read_stored(open_checkpoint(path, single_process("cpu")))
     if path.suffix in (PADDLE, _PADDLE_OPTIMIZER):
         epoch = re.search(r"Epoch-(\d+)", path.name)
         raise UserError(
@@ -254,22 +231,21 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def _check_content(path: Path, state: dict[str, Any], tensor_type: type = torch.Tensor) -> None:
-    """tensor_type: of weights. Stored tensors were found to be finite when they were verified."""
+def _check_content(path: Path, state: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise UserError(f"{path}: is not a checkpoint of format {FORMAT}; resume with the version that wrote it")
     weights = dict[str, Any]()
     if not (wrong := [key for key, kind in _CONTENT.items() if not isinstance(state.get(key, ...), kind)]):
         named = ((key, name, one) for key in WEIGHTS for name, one in (state[key] or {}).items())
         weights = {f"{key} {format_value(name)}": one for key, name, one in named}
-        wrong = [name for name, one in weights.items() if not isinstance(one, tensor_type)]
+        wrong = [name for name, one in weights.items() if not isinstance(one, torch.Tensor)]
     if wrong:
         listed = ", ".join(wrong[:9])
         raise UserError(f"{path}: is not a checkpoint of this program: {listed} missing or of a wrong type")
     if not _is_consistent(state):
         raise UserError(f"{path}: is not a checkpoint of this program: its entries contradict each other; use another")
     for name, one in weights.items():
-        if isinstance(one, torch.Tensor) and not one.isfinite().all():
+        if not one.isfinite().all():
             raise UserError(f"{path}: contains NaN or infinite values in {name}; use an earlier checkpoint")
 
 

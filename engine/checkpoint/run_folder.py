@@ -1,13 +1,9 @@
 """The folder of a run: its checkpoints (last, previous, best, and the newest periodic ones), how it is created,
 recognized, locked by one run at a time and seen by all hosts; its options files.
-
-A checkpoint is a file, or, of a sharded run, a folder with parts of all ranks. A run may be resumed with another
-strategy. Its saves then replace files by folders, or folders by files.
 """
 
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -16,60 +12,38 @@ from pathlib import Path
 from configs.load import RUN_OPTIONS
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from
-from utils.file_formats.checkpoint_folder import MANIFEST, SHARDS, discard_folder, is_checkpoint_folder, link_folder
 from utils.files import atomic_write, link_or_copy
 from utils.locks import locked
 from utils.status import STATUS
 from utils.threads import wait_for
 
 FORMAT = 6  # of checkpoints
+AVERAGE = "state_dict_ema"  # timm's name of the entry
+WEIGHTS = ("model", AVERAGE)  # the entries whose values must be finite
 FILE = ".pth"
 LAST, PREVIOUS, BEST = "last.pth", "previous.pth", "best.pth"
 _EPOCH = "epoch-"  # begins the names of periodic checkpoints
-_OTHER = {FILE: SHARDS, SHARDS: FILE}
-
-
-def folder_path(file: Path) -> Path:
-    """The path of the checkpoint `file` if it is a folder."""
-    return file.with_suffix(SHARDS)
-
-
-def saved_path(file: Path) -> Path:
-    """The path of the checkpoint `file`, or of its folder if there is one."""
-    return next(filter(is_checkpoint, (folder_path(file), file)), file)
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Returns whether it is a file, or a folder of a checkpoint; it may be damaged."""
-    return is_checkpoint_folder(path) if path.suffix == SHARDS else path.is_file()
 
 
 def checkpoints_by_progress(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the furthest first. The order is one of names: copying may change file times."""
-    last, previous, best = ([folder_path(folder / name), folder / name] for name in (LAST, PREVIOUS, BEST))
-    return list(filter(is_checkpoint, [*last, *previous, *periodic(folder), *best]))
+    paths = (folder / LAST, folder / PREVIOUS, *_periodic(folder), folder / BEST)
+    return [path for path in paths if path.is_file()]
 
 
-def periodic(folder: Path) -> list[Path]:
+def _periodic(folder: Path) -> list[Path]:
     """The last epoch first."""
-    found = {path: path.stem.removeprefix(_EPOCH) for path in folder.glob(f"{_EPOCH}*") if path.suffix in _OTHER}
-    epochs = {path: int(number) for path, number in found.items() if number.isdecimal() and is_checkpoint(path)}
+    found = {path: path.stem.removeprefix(_EPOCH) for path in folder.glob(f"{_EPOCH}*{FILE}")}
+    epochs = {path: int(number) for path, number in found.items() if number.isdecimal()}
     return sorted(epochs, key=lambda path: (epochs[path], path.name), reverse=True)
 
 
 def modified_time(path: Path) -> int:
-    """The time in nanoseconds; for a folder, the time of its manifest."""
+    """The time in nanoseconds."""
     try:
-        return (path / MANIFEST if path.suffix == SHARDS else path).stat().st_mtime_ns
+        return path.stat().st_mtime_ns
     except OSError:  # deleted by another process
         return 0
-
-
-def remove_checkpoint(path: Path) -> None:
-    if path.suffix == SHARDS:
-        discard_folder(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def remove_temporary(folder: Path) -> None:
@@ -77,33 +51,16 @@ def remove_temporary(folder: Path) -> None:
     for name in (LAST, PREVIOUS, BEST, f"{_EPOCH}*{FILE}"):
         for file in folder.glob(f".{name}*.tmp"):
             file.unlink(missing_ok=True)
-        for part in folder.glob(f".{folder_path(Path(name))}*.tmp"):
-            shutil.rmtree(part, ignore_errors=True)
-
-
-def replace_other_kind(last: Path) -> None:
-    """Makes the `last` of the other kind (file or folder) the previous checkpoint. Call it when `last` was written."""
-    previous, before = last.with_stem(Path(PREVIOUS).stem), last.with_suffix(_OTHER[last.suffix])
-    other_previous = previous.with_suffix(before.suffix)
-    if is_checkpoint(before):
-        remove_checkpoint(other_previous)
-        os.rename(before, other_previous)
-        remove_checkpoint(previous)
-    elif is_checkpoint(previous):
-        remove_checkpoint(other_previous)
 
 
 def link_copies(last: Path, is_best: bool, periodic_name: str | None, keep: int) -> None:
     """Links the checkpoint `last` as the best one and as a periodic one; keeps the `keep` newest periodic ones."""
-    names = [Path(BEST).stem] if is_best else []
-    names += [periodic_name] if periodic_name and keep else []
-    for name in names:
-        target = last.with_stem(name)
-        (link_folder if last.suffix == SHARDS else link_or_copy)(last, target)
-        remove_checkpoint(target.with_suffix(_OTHER[last.suffix]))
+    if is_best:
+        link_or_copy(last, last.with_name(BEST))
     if periodic_name and keep:
-        for path in sorted(periodic(last.parent), key=modified_time, reverse=True)[keep:]:
-            remove_checkpoint(path)
+        link_or_copy(last, last.with_stem(periodic_name))
+        for path in sorted(_periodic(last.parent), key=modified_time, reverse=True)[keep:]:
+            path.unlink(missing_ok=True)
 
 
 _LOCK = ".lock"
@@ -149,8 +106,8 @@ def is_run_folder(folder: Path) -> bool:
 
     A copy of a checkpoint, alone or with the options of its run, is none, and neither is an export.
     """
-    found = {path.stem for path in checkpoints_by_progress(folder)}
-    has_last = not found.isdisjoint((Path(LAST).stem, Path(PREVIOUS).stem))
+    found = {path.name for path in checkpoints_by_progress(folder)}
+    has_last = not found.isdisjoint((LAST, PREVIOUS))
     has_others = len(found) > 1 or any((folder / name).exists() for name in (RUN_OPTIONS, STATUS, _LOCK))
     return bool(found) and ((has_last and has_others) or any((folder / name).exists() for name in RECORDS))
 
@@ -186,15 +143,14 @@ def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
     """
     if _is_one_host(context):
         return
-    file = path / MANIFEST if path.suffix == SHARDS else path
     size = None
     if context.is_main:
         with suppress(OSError):  # reading the checkpoint reports it
-            size = _size(file)
+            size = _size(path)
     size = broadcast_object(size, context)
     if size is None:
         return
-    if blind := _blind_hosts(lambda: _size(file) == size, context):
+    if blind := _blind_hosts(lambda: _size(path) == size, context):
         problem = f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0"
         raise Unavailable(f"{problem}; put it on a disk that all hosts share")
 

@@ -37,8 +37,6 @@ from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
 from models.weights.read import Weights, has_backing_storage, read_weights
-from models.weights.shards import read_stored
-from utils.file_formats.checkpoint_folder import SHARDS, read_content
 from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
 from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
 from utils.files import atomic_write
@@ -255,13 +253,9 @@ def read_record(weights: str) -> WeightsRecord | None:
             entries = (*_DESCRIPTION, OPTIONS_ENTRY, *(name for name in (ENTRY, THRESHOLDS) if name in metadata))
             content = {entry: json.loads(metadata[entry]) for entry in entries}
             return record_of(content, content[OPTIONS_ENTRY]) if is_description(content) else None
-        if kind == SHARDS:
-            content = read_content(path)
-            content |= {ENTRY: read_stored(content[ENTRY])} if ENTRY in content else {}
-        elif kind == TORCH:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        else:
+        if kind != TORCH:
             return None
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return record_of(content, parse_value(content["options"])) if is_description(content) else None
     except Exception:  # a file of another program has any content
         return None

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +28,7 @@ from models.blocks import blocks_of, local_tensor
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import Unavailable, UserError
 from utils.processes.failure import has_lost_connection
-from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves
+from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves, tree_map_only
 
 _SHARD, _REPLICATE = "shard", "replicate"
 DtypeOf = Callable[[nn.Module], torch.dtype | None]
@@ -38,10 +38,11 @@ _HOOKS: dict[str, Callable[..., Any] | None] = {"none": None, "bf16": bf16_compr
 class Strategy:
     """The interface of all strategies. The default methods serve a single process.
 
-    The `load_*_state` methods are collective calls: every rank makes them.
+    `gather` and the `load_*_state` methods are collective calls: every rank makes them. A checkpoint has whole tensors,
+    on rank 0 only.
 
     is_sharded: whether a rank holds a part of each parameter only, as a `DTensor`. Then all ranks must run every pass
-        of the model, and the states consist of `DTensor`s.
+        of the model.
     """
 
     is_sharded = False
@@ -79,8 +80,20 @@ class Strategy:
     def sync_buffers(self, model: nn.Module) -> None:
         """Copies rank 0's buffers (running statistics) to every rank before an evaluation."""
 
+    def gather(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The content of a checkpoint with whole tensors, on rank 0: of a sharded model, copies in host memory."""
+        return content
+
+    def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+        """A tensor of a checkpoint for this rank: a part of it if `own`, in its place, is sharded. Collective.
+
+        tensor: whole on rank 0; a meta tensor, or a scalar, on the others.
+        """
+        return tensor
+
     def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
-        model.load_state_dict(state)
+        own = model.state_dict()
+        model.load_state_dict({name: self.receive(tensor, own.get(name)) for name, tensor in state.items()})
 
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Restores the moments; weight decay, betas and other settings keep their current values.
@@ -88,7 +101,16 @@ class Strategy:
         Raises ValueError: the state belongs to other parameters.
         """
         settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-        optimizer.load_state_dict(state)
+        order, parameters = (
+            [one for group in groups for one in group["params"]]
+            for groups in (state["param_groups"], optimizer.param_groups)
+        )
+        parameter_of = dict(zip(order, parameters, strict=False))  # the optimizer refuses another number
+        moments = {
+            index: tree_map_only(torch.Tensor, partial(self.receive, own=parameter_of.get(index)), values)
+            for index, values in state["state"].items()
+        }
+        optimizer.load_state_dict(state | {"state": moments})
         for group, present in zip(optimizer.param_groups, settings, strict=True):
             group.update(present)
         for parameter, moments in optimizer.state.items():
@@ -140,6 +162,9 @@ class DDP(Strategy):
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
+    def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+        return _broadcast(tensor, self.device)
+
 
 def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module | None = None) -> list[str]:
     """The names of the trained parameters without a gradient, by passes of the images that are then discarded."""
@@ -170,6 +195,7 @@ class FSDP(Strategy):
     def __init__(self, options: Parallel, context: ProcessContext) -> None:
         """Raises UserError: the ranks cannot be divided into groups of SHARDS_PER_GROUP."""
         self.options, self.device, self.world_size = options, context.device, context.world_size
+        self.is_main = context.is_main
         if options.strategy == "fsdp":
             self.shards = context.world_size
         else:
@@ -264,23 +290,18 @@ class FSDP(Strategy):
             yield
             unit.reshard()
 
-    def load_model_state(self, model: nn.Module, state: dict[str, Any]) -> None:
-        """`state`: whole tensors, equal on all ranks, or sharded ones."""
-        own = model.state_dict()
-        model.load_state_dict({name: _like(own.get(name), value) for name, value in state.items()})
+    def gather(self, content: dict[str, Any]) -> dict[str, Any]:
+        def to_host(tensor: torch.Tensor) -> torch.Tensor | None:
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            return whole.detach().to("cpu", copy=True) if self.is_main else None
 
-    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """`state`: whole tensors, equal on all ranks, or sharded ones."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        order = [index for group in state["param_groups"] for index in group["params"]]
-        if len(order) != len(parameters):
-            raise ValueError("the optimizer has another number of parameters")
-        parameter_of = dict(zip(order, parameters, strict=True))
-        moments = {
-            index: {name: _like(parameter_of[index], value) for name, value in values.items()}
-            for index, values in state["state"].items()
-        }
-        super().load_optimizer_state(optimizer, {**state, "state": moments})
+        gathered: dict[str, Any] = tree_map_only(torch.Tensor, to_host, content)
+        return gathered
+
+    def receive(self, tensor: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+        if not (isinstance(own, DTensor) and own.shape == tensor.shape):
+            return _broadcast(tensor, self.device)
+        return distribute_tensor(_on_device(tensor, self.device), own.device_mesh, own.placements)
 
 
 def _separate_blocks(model: nn.Module) -> list[nn.Module]:
@@ -298,12 +319,19 @@ def _units(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _like(own: torch.Tensor | None, value: Any) -> Any:
-    """This rank's part of the whole tensor `value`, if the tensor `own` is sharded and has its shape."""
-    whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-    if not (whole and isinstance(own, DTensor) and own.shape == value.shape):
-        return value
-    return distribute_tensor(value.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+def _broadcast(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Rank 0's tensor, on the device. Scalars, which all ranks have, stay on the CPU."""
+    if tensor.dim():
+        tensor = _on_device(tensor, device)
+        dist.broadcast(tensor, src=0)
+    return tensor
+
+
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A contiguous tensor, uninitialized if `tensor` is a meta tensor."""
+    if tensor.is_meta:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return tensor.to(device).contiguous()
 
 
 def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:

@@ -16,7 +16,7 @@ from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve, warnings
 from configs.schema import Config
 from configs.schema.data import AUTO
-from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow
+from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow, refuse_sharded
 from configs.yaml_io import parse_value
 from datasets.loading.loader import shard_windows
 from datasets.registry import has_test_split, read_samples
@@ -53,6 +53,9 @@ def find_on_all_ranks(
                 logger.info(f"----- Resume: passed over: {folder}: {mismatch}")
             else:
                 runs.append(folder)
+        for folder in Path(config.save).glob("*") if not runs else ():
+            if not experiment_mismatch(folder / RUN_OPTIONS, config):
+                refuse_sharded(folder)
     found = find_checkpoint(config.model.resume, context, runs, config.eval.enabled, locks)
     for note in found.notes if found else []:
         logger.warn(f"Resume: skipped: {note}")

@@ -128,7 +128,7 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
         text = later[step].read_text(encoding="utf-8")
         atomic_write(folder / RUN_OPTIONS, text)  # in the end the options of the resumed step
         os.rename(later[step], target / later[step].name)
-    best = next((place.best for place in ahead if place.path.stem == Path(BEST).stem), None)
+    best = next((place.best for place in ahead if place.path.name == BEST), None)
     for path in (*(folder / file for file in _MOVED if best), *(place.path for place in reversed(ahead))):
         if path.exists():
             os.rename(path, target / path.name)

@@ -21,7 +21,7 @@ from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_ev
 from datasets.sources.checks import digest_of, notes_on
 from datasets.sources.names import find_ambiguity, list_names, map_labels
 from datasets.transforms.device import TrainTransform
-from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder, saved_path
+from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
@@ -313,7 +313,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     if folder := plan.run_folder:
         call_on_main(lambda: _prepare_folder(session, logger), context)
         if position.best:
-            logger.record.set_best(position.best, saved_path(folder / BEST))
+            logger.record.set_best(position.best, folder / BEST)
         enter_folder(folder, command, context, logger, progress.step, **values)
         if context.is_main:
             logger.record.update(checkpoint=values["checkpoint"])  # the folder has it: a command resumes the run
@@ -338,7 +338,7 @@ def _prepare_folder(session: Session, logger: RunLogger) -> None:
         logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")
     try:
         set_aside(plan.found, plan.config.best_metric, logger)
-        if best and best.stem != Path(BEST).stem:  # best.pth is of another epoch, damaged or missing
+        if best and best.name != BEST:  # best.pth is of another epoch, damaged or missing
             link_copies(best, is_best=True, periodic_name=None, keep=0)
     except OSError as error:
         raise error_from(error, f"{error.filename or folder}: cannot be moved: {error.strerror}") from None

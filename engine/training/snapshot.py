@@ -13,14 +13,14 @@ from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.yaml_io import format_value
-from engine.checkpoint.reader import FoundCheckpoint, find_best
+from engine.checkpoint.reader import LARGE, FoundCheckpoint, find_best
+from engine.checkpoint.run_folder import AVERAGE
 from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
 from engine.progress import EpochProgress, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState
-from models.weights.shards import AVERAGE, read_model_state, read_optimizer_state
 from utils.errors import UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
@@ -95,9 +95,9 @@ def best_entry(metrics: Metrics, epoch: int) -> dict[str, Any]:
 def take_snapshot(
     state: TrainState, position: RunPosition, class_names: Sequence[str] | None, split: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The content of a checkpoint; a collective call. The tensors are not copied. split: its entry."""
+    """The content of a checkpoint, see `Strategy.gather`; a collective call. split: its entry."""
     config, average, progress = state.config, state.average, position.progress
-    return {
+    content = {
         "model": state.precision.weights.saved.state_dict(),
         AVERAGE: average.module.state_dict() if average else None,
         "optimizer": state.optimizer.state_dict(),
@@ -116,6 +116,7 @@ def take_snapshot(
         THRESHOLDS: None if position.thresholds is None else list(position.thresholds),
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
+    return state.strategy.gather(content)
 
 
 def disk_note(state: TrainState, folder: Path) -> Note:
@@ -194,15 +195,17 @@ def _check_options(state: TrainState, checkpoint: dict[str, Any], changed: dict[
 
 
 def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collection[str]) -> None:
-    strategy, weights, groups = state.strategy, state.precision.weights, state.optimizer.param_groups
+    strategy, weights = state.strategy, state.precision.weights
     try:
-        strategy.load_model_state(weights.saved, read_model_state(checkpoint["model"], weights.saved.state_dict()))
+        strategy.load_model_state(weights.saved, checkpoint["model"])
         weights.sync_after_load()
-        if average := state.average and state.average.module:
-            strategy.load_model_state(average, read_model_state(checkpoint[AVERAGE], average.state_dict()))
-        strategy.load_optimizer_state(state.optimizer, read_optimizer_state(checkpoint["optimizer"], groups))
+        if state.average:
+            strategy.load_model_state(state.average.module, checkpoint[AVERAGE])
+        strategy.load_optimizer_state(state.optimizer, checkpoint["optimizer"])
         state.precision.load_state_dict(checkpoint["precision"], changed)
         zero_momentum(state.optimizer, state.config.train.optimizer)
+        for entry in LARGE:  # gigabytes of host memory
+            del checkpoint[entry]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         if "parameter group" in str(error) and (keys := [key for key in _GROUPING if key in changed]):
             problem = "divides the parameters into other groups than the run"

@@ -18,9 +18,9 @@ from configs.command_line import Command
 from datasets.batch import Batch
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
-from engine.checkpoint.run_folder import BEST, LAST, saved_path
+from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
-from engine.checkpoint.writer import CheckpointWriter, ShardWriter
+from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
@@ -75,12 +75,10 @@ class Trainer:
         self._solved: Solved | None = None
         self._will_compile = config.train.compile != "none"
         self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
-        writes = outputs.folder, config.keep_checkpoints, self._on_written
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
-        if self.state.strategy.is_sharded:
-            self.writer = ShardWriter(*writes, context, config.timeout_seconds)
-        elif context.is_main:
-            self.writer = CheckpointWriter(*writes)
+        if context.is_main:
+            is_copy = self.state.strategy.is_sharded  # `Strategy.gather` makes it
+            self.writer = CheckpointWriter(outputs.folder, config.keep_checkpoints, self._on_written, is_copy)
         self.report = RunReport(outputs, config) if context.is_main else None
         self.baseline = BaselineThread(session, outputs)
         checks = UntrainedParameters(session, outputs), EvaluationImages(session, outputs)
@@ -119,7 +117,7 @@ class Trainer:
                     self._save()
                     self.wait_until_saved()
                     broadcast_object(None, self.context)  # the first rank that raises ends the others
-                    last = saved_path(self.outputs.folder / LAST)
+                    last = self.outputs.folder / LAST
                     raise NonFiniteGradients(f"{error} The last good weights are in {last}") from None
                 if progress.done_steps < progress.steps:
                     self._save()
@@ -283,7 +281,7 @@ class Trainer:
         return metrics, results
 
     def _save(self, is_best: bool = False) -> None:
-        """A collective call; the main process, or every rank of a sharded run, writes in the background."""
+        """A collective call; the main process writes in the background."""
         self.trigger.saved()
         is_later = self.progress.step != self._saved_step
         self._saved_step, self._save_started = self.progress.step, time.monotonic()
@@ -307,7 +305,7 @@ class Trainer:
             observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
         if content["best"]:
-            self.outputs.record.set_best(content["best"], saved_path(self.outputs.folder / BEST))
+            self.outputs.record.set_best(content["best"], self.outputs.folder / BEST)
         self.outputs.record.update(checkpoint=str(path.absolute()), epoch=content["epoch"], step=step)
 
 
@@ -323,7 +321,7 @@ def finish_run(command: Command, trainer: Trainer) -> int:
         finished=has_ended,
         stopped_early=reason is not None,
         reason=reason,
-        checkpoint=str(saved_path(outputs.folder / (BEST if best else LAST)).absolute()),
+        checkpoint=str((outputs.folder / (BEST if best else LAST)).absolute()),
         images_per_second=clock.images / clock.seconds if clock.images else None,
         train_seconds=clock.seconds,
         total_seconds=clock.total_seconds,
@@ -334,7 +332,7 @@ def finish_run(command: Command, trainer: Trainer) -> int:
         device=device_name(trainer.context.device),
     )
     if best:
-        record.set_best(best, saved_path(outputs.folder / BEST))
+        record.set_best(best, outputs.folder / BEST)
     if trainer.context.is_main:
         record.update()  # the evaluation after it may fail
     if has_ended and best:
@@ -364,7 +362,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
     is_written = broadcast_object(is_written, context)
     if is_written and test is None:
         return None
-    best = broadcast_object(saved_path(outputs.folder / BEST), context)
+    best = broadcast_object(outputs.folder / BEST, context)
     built = build_eval_model(
         trainer.config.with_model(pretrained=str(best)), context, weights_size=trainer.config.data.input_size
     )
@@ -391,7 +389,7 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
         outputs.logger.warn(f"test images: {error}")
         return unknown | {"unreadable": len(test), "error": str(error)}
     seconds = time.perf_counter() - started
-    title = f"Epoch {epoch}, {saved_path(outputs.folder / BEST).name}, "
+    title = f"Epoch {epoch}, {BEST}, "
     log_validation(outputs.logger, title, metrics, config.model.num_logits, len(test), seconds, split="Test")
     if results:  # on the main process
         files = build_eval_files(config, test, built.evaluator, outputs.folder, TEST_EVALUATION)

@@ -23,7 +23,6 @@ from configs.weights import find_weights
 from models.timm_model import classifiers
 from models.weights.names import Convert, State, body_names, paddle_converter, summarize_names, to_model_names
 from models.weights.read import Weights, forget_weights, read_weights
-from models.weights.shards import read_stored
 from utils.errors import UserError
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -76,7 +75,7 @@ def load_pretrained(
         chosen, about = choose(file, weights, model, options, evaluates)
     finally:
         forget_weights()
-    state, own = read_stored(dict(chosen.state)), model.state_dict()
+    state, own = dict(chosen.state), model.state_dict()
     notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
     for name, target in own.items():  # from RGB to gray and from gray to RGB, by the sum of the channels
         source = state.get(name, target)

@@ -1,5 +1,5 @@
-"""Weight files (torch, .safetensors, .npz, .pdparams, .shards) -> the dicts of tensors in them. The content tells the
-format, the ending only .pdparams.
+"""Weight files (torch, .safetensors, .npz, .pdparams) -> the dicts of tensors in them. The content tells the format,
+the ending only .pdparams.
 
 No code in a file is ever run. An unreadable or malicious file is refused with one line.
 """
@@ -24,9 +24,7 @@ from configs.weights import NPZ, PADDLE, SAFETENSORS, TORCH, find_weights, forma
 from configs.yaml_io import parse_value
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
-from models.weights.shards import open_shards
 from utils.errors import UserError, error_from
-from utils.file_formats.checkpoint_folder import SHARDS, StoredTensor
 from utils.file_formats.pickles import (
     ArrayRecord,
     ForbiddenName,
@@ -126,13 +124,13 @@ def read_weights(path: str) -> Weights:
     """The dicts of tensors in a file, on the CPU, with the names in the file; Google's ViT with timm's names.
 
     Sources: PaddleViT's .pdparams; .npz of Google's vit_jax and big_vision; files of `torch.save` with any ending;
-    .safetensors; .shards, the checkpoint folder of a sharded run, whose tensors are still in it (`StoredTensor`).
-    The last file is kept in memory until `forget_weights`, as a run reads its names, its head and its tensors in turn.
+    .safetensors. The last file is kept in memory until `forget_weights`, as a run reads its names, its head and its
+    tensors in turn.
     Raises UserError: missing file, unknown format, damaged file, or a pickle that calls a function.
     """
     file = find_weights(path)
-    parts = [part.stat() for part in (file, *file.glob("*"))]  # of a folder, all files
-    return _read_file(file, format_of(file), tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in parts))
+    stat = file.stat()
+    return _read_file(file, format_of(file), (stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
 @lru_cache(maxsize=1)
@@ -173,7 +171,7 @@ def find_states(content: Any, max_array_bytes: int = 0) -> Weights:
         if records and max_array_bytes < 0:
             raise ValueError("arrays share their data")
         arrays = ((name, _from_numpy(one) if type(one) is ArrayRecord else one) for name, one in entries.items())
-        tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor | StoredTensor)}
+        tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor)}
         tensors = {name: one for name, one in tensors.items() if not _OF_OPTIMIZER.search(name)}
         if tensors:
             states[path] = tensors
@@ -282,5 +280,4 @@ _READERS: dict[str, Callable[[Path], Weights]] = {
     SAFETENSORS: lambda file: Weights({"": load_file(file, device="cpu")}),
     TORCH: _read_torch,
     NPZ: _read_npz,
-    SHARDS: lambda folder: find_states(open_shards(folder)),
 }

@@ -24,7 +24,6 @@ from engine.run.log import RunLogger
 from models.build import build_model
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, error_from
-from utils.file_formats.checkpoint_folder import is_checkpoint_folder
 from utils.notes import Note
 
 Forward = Callable[[torch.Tensor], torch.Tensor]  # normalized images (N, C, S, S) -> logits (N, classes)
@@ -77,9 +76,8 @@ class TrainedModel:
 
 
 def locate_weights(source: Path) -> Path:
-    """`source` if it is a file or a checkpoint folder; in a run's folder the best or newest valid checkpoint."""
-    is_run = source.is_dir() and not is_checkpoint_folder(source)
-    found = find_checkpoint(str(source), single_process("cpu"), best_first=True) if is_run else None
+    """`source` if it is a file; in a run's folder the best or newest valid checkpoint."""
+    found = find_checkpoint(str(source), single_process("cpu"), best_first=True) if source.is_dir() else None
     return found.path if found else source
 
 

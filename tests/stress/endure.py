@@ -14,14 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import torch.distributed as dist
 from endurance import resume
 from endurance.sequences import sequences
 from endurance.soak import soak
@@ -30,11 +27,9 @@ from faults.checkpoints import FSDP
 from faults.processes import reset_signals
 from faults.saved import has_good_checkpoint, is_good
 from results import Result, check_names, measure, parser, report
-from shard_files import to_shards
 
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.writer import CheckpointWriter, ShardWriter
-from utils.distributed import single_process
+from engine.checkpoint.writer import CheckpointWriter
 from utils.processes.entry import run_and_report_errors
 
 _CASES = {"saves": 100, "damage": 500, "sequences": 50, "soak": 15, "sharded soak": 5}
@@ -58,21 +53,14 @@ def main(argv: list[str]) -> int:
 
 def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str, dict[str, Callable[[], Result]]]:
     cases = {name: count or default for name, default in _CASES.items()}
-    saves = partial(kills_while_saving, trained, count=cases["saves"], seed=seed)
-    damage = partial(damaged_checkpoint, trained / "last.pth", flips=cases["damage"], seed=seed)
     return {
-        "saves": {
-            "killed saves, files": lambda: saves(root / "file", file_writer),
-            "killed saves, parts": lambda: saves(root / "parts", part_writer),
-        },
+        "saves": {"killed saves": lambda: kills_while_saving(trained, root / "saves", cases["saves"], seed)},
         "damage": {
-            "damaged files": lambda: damage(root / "damaged"),
-            "damaged parts": lambda: damage(root / "damaged-parts", as_parts=True),
+            "damaged checkpoints": lambda: damaged_checkpoint(
+                trained / "last.pth", root / "damaged", cases["damage"], seed
+            ),
         },
-        "resume": {
-            "stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix"),
-            "sharded runs, resumed by other ranks": lambda: resume.resumed_by_other_ranks(root / "others"),
-        },
+        "resume": {"stopped and resumed runs": lambda: resume.resume_matrix(root / "matrix")},
         "sequences": {
             "sequences of kills, deletions and resumes": lambda: sequences(
                 root / "sequences", cases["sequences"], seed
@@ -85,9 +73,7 @@ def _tests(root: Path, trained: Path, count: int | None, seed: int) -> dict[str,
     }
 
 
-def kills_while_saving(
-    trained: Path, folder: Path, make_writer: Callable[[Path], Any], count: int, seed: int
-) -> Result:
+def kills_while_saving(trained: Path, folder: Path, count: int, seed: int) -> Result:
     """Kills a process that saves without pause. There must always be a good checkpoint."""
     shutil.copytree(trained, folder)
     rng, state, result = random.Random(seed), load_checkpoint(folder / "last.pth"), Result("", count)
@@ -96,7 +82,7 @@ def kills_while_saving(
         child = os.fork()
         if child == 0:
             try:
-                writer = make_writer(folder)
+                writer = CheckpointWriter(folder, keep=2, on_written=lambda *_: None)
                 for save in itertools.count():
                     writer.save(state, is_best=save % 3 == 0, periodic=f"epoch-{save:03d}")
             finally:
@@ -110,39 +96,24 @@ def kills_while_saving(
     return result
 
 
-def file_writer(folder: Path) -> CheckpointWriter:
-    return CheckpointWriter(folder, keep=2, on_written=lambda *_: None)
-
-
-def part_writer(folder: Path) -> ShardWriter:
-    """Writes sharded checkpoints of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return ShardWriter(folder, 2, lambda *_: None, single_process(), 60)
-
-
-def damaged_checkpoint(source: Path, folder: Path, flips: int, seed: int, as_parts: bool = False) -> Result:
-    """Flips bits of a copy, a file or a folder of parts, and cuts it, at random positions."""
+def damaged_checkpoint(source: Path, folder: Path, flips: int, seed: int) -> Result:
+    """Flips bits of a copy, and cuts it, at random positions."""
     folder.mkdir()
-    copy, cuts = Path(shutil.copy(source, folder)), flips // 5
-    checkpoint = to_shards(copy) if as_parts else copy
-    files = sorted(checkpoint.iterdir()) if as_parts else [checkpoint]
-    contents, rng, result = {file: file.read_bytes() for file in files}, random.Random(seed), Result("", flips + cuts)
-    sizes = [len(content) for content in contents.values()]
+    checkpoint, cuts = Path(shutil.copy(source, folder)), flips // 5
+    content, rng, result = checkpoint.read_bytes(), random.Random(seed), Result("", flips + cuts)
     for number in range(flips + cuts):
-        # Every third case is in any file: the tensors are nearly all of the bytes.
-        (file,) = rng.choices(files, sizes if number % 3 else None)
-        data, position = bytearray(contents[file]), rng.randrange(len(contents[file]))
+        data, position = bytearray(content), rng.randrange(len(content))
         if number < flips:
             data[position] ^= 1 << rng.randrange(8)
         else:
             del data[position:]
-        file.write_bytes(data)
+        checkpoint.write_bytes(data)
         if is_good(checkpoint):
-            result.failures.append(f"{'flip' if number < flips else 'cut'} at byte {position} of {file.name}")
-        file.write_bytes(contents[file])
+            result.failures.append(f"{'flip' if number < flips else 'cut'} at byte {position}")
+    checkpoint.write_bytes(content)
     if not is_good(checkpoint):
         result.failures.append("the undamaged checkpoint is refused")
-    result.figures["bytes"] = sum(sizes)
+    result.figures["bytes"] = len(content)
     return result
 
 

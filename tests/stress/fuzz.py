@@ -78,7 +78,6 @@ KINDS = {
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "runs": Kind(model_kinds.run_examples, model_kinds.read_run, is_text=True),
-    "sharded": Kind(model_kinds.sharded_examples, model_kinds.read_sharded, model_kinds.repair_sharded),
     "tar": Kind(data_kinds.tar_examples, data_kinds.read_tar, data_kinds.repair_tar),
     "tar-index": Kind(data_kinds.tar_index_examples, data_kinds.read_tar_index, data_kinds.repair_tar_index),
     "weights": Kind(model_kinds.weights_examples, model_kinds.read_weights_file),

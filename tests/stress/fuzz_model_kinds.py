@@ -1,4 +1,4 @@
-"""Configurations, weights, checkpoints as files and folders, folders of runs: valid examples and readers."""
+"""Configurations, weights, checkpoints, folders of runs: valid examples and readers."""
 
 import argparse
 import contextlib
@@ -11,15 +11,15 @@ import shlex
 import shutil
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import safetensors.torch
 import torch
+from checkpoint_content import checkpoint_state, small_model
 from faults.processes import ROOT, SINGLE, finish
 from faults.scene import Scene
-from shard_files import checkpoint_state, seal, small_model, write_shards
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line, to_yaml
@@ -28,7 +28,6 @@ from engine.checkpoint.weights_record import describe_data, read_record, to_meta
 from models.weights.fit import load_pretrained
 from scripts import report
 from utils.errors import UserError
-from utils.file_formats.checkpoint_folder import MANIFEST
 from utils.files import atomic_save
 
 _MARK = re.compile(rb"=== ([\w./-]{1,80})\n")  # before each file, with its name
@@ -141,11 +140,8 @@ def read_weights_file(data: bytes, folder: Path) -> None:
     load_pretrained(small_model(), str(file))
 
 
-def join_files(folder: Path, suffixes: Sequence[str] = ()) -> bytes:
-    """All files of a folder, or the files with one of these suffixes."""
-    files = [
-        path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in (suffixes or [path.suffix])
-    ]
+def join_texts(folder: Path) -> bytes:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _TEXT_FILES]
     return b"".join(b"=== %s\n%s" % (str(file.relative_to(folder)).encode(), file.read_bytes()) for file in files)
 
 
@@ -167,7 +163,7 @@ def run_examples() -> list[bytes]:
         scene = Scene(Path(temporary), Path(temporary))
         finish(scene, SINGLE, scene.digits("TRAIN.NUM_EPOCHS=1"))
         (run,) = scene.output.iterdir()
-        return [join_files(run, _TEXT_FILES)]
+        return [join_texts(run)]
 
 
 def read_run(data: bytes, folder: Path) -> None:
@@ -178,26 +174,3 @@ def read_run(data: bytes, folder: Path) -> None:
         report.main([str(run)])
         report.main([str(run), str(run), "-output", str(folder / "compare.html")])
         report.main([str(run), str(copy), "-mistakes", "-output", str(folder / "compare.html")])
-
-
-def sharded_examples() -> list[bytes]:
-    with tempfile.TemporaryDirectory() as temporary:
-        folders = [write_shards(Path(temporary, str(parts)), checkpoint_state(), parts) for parts in (1, 2)]
-        return [join_files(folder) for folder in folders]
-
-
-def read_sharded(data: bytes, folder: Path) -> None:
-    checkpoint = folder / "last.shards"
-    split_files(data, checkpoint)
-    load_checkpoint(checkpoint)
-    sealed = (checkpoint / MANIFEST).read_bytes()
-    assert (seal(checkpoint) / MANIFEST).read_bytes() == sealed, "the damage was not detected"
-
-
-def repair_sharded(data: bytes) -> bytes:
-    """The files with a manifest that fits them."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary, "last.shards")
-        split_files(data, folder)
-        seal(folder)
-        return join_files(folder)

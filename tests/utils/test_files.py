@@ -93,9 +93,6 @@ def test_the_files_of_a_killed_writer_are_removed_and_those_of_others_stay(tmp_p
     others = [".average.pth.node1.8.tmp", ".status.json.node1.8.tmp", "last.pth"]
     for name in (*left, *others):
         (tmp_path / name).touch()
-    for name in (".last.shards.node1.7.tmp", ".best.shards.old.node1.7.tmp"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").touch()
     remove_temporary(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
     name = temporary_path(tmp_path / "last.pth").name

@@ -1,4 +1,4 @@
-"""Checkpoints as files and as folders: one is complete at any moment, and a damaged one is skipped."""
+"""Checkpoints: one is complete at any moment, and a damaged one is skipped."""
 
 import os
 import shutil
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import assert_same_state
-from shard_files import content
+from checkpoint_content import content
 
 from engine.checkpoint.reader import (
     FoundCheckpoint,
@@ -25,11 +24,8 @@ from engine.checkpoint.run_folder import (
     LAST,
     PREVIOUS,
     checkpoints_by_progress,
-    remove_checkpoint,
-    saved_path,
 )
-from engine.checkpoint.writer import CheckpointWriter, ShardWriter
-from models.weights.shards import read_stored
+from engine.checkpoint.writer import CheckpointWriter
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metric_table import metrics_of
@@ -42,12 +38,8 @@ def make_state(epoch: int = 0, **changes) -> dict:
     return content(**{"epoch": epoch, "model": model} | changes)
 
 
-def file_writer(folder: Path) -> CheckpointWriter:
+def new_writer(folder: Path) -> CheckpointWriter:
     return CheckpointWriter(folder, 2, lambda *_: None)
-
-
-def shard_writer(folder: Path) -> ShardWriter:
-    return ShardWriter(folder, 2, lambda *_: None, ALONE, 60)
 
 
 def save(writer: CheckpointWriter, epoch: int, is_best: bool = False, **changes) -> None:
@@ -69,20 +61,18 @@ def run_folder(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
-@pytest.mark.parametrize(("make", "suffix"), [(file_writer, ".pth"), (shard_writer, ".shards")])
-def test_last_previous_best_and_newest_are_kept(tmp_path, cpu_group, monkeypatch, make, suffix, in_background):
+def test_last_previous_best_and_newest_are_kept(tmp_path, monkeypatch, in_background):
     if not in_background:
         monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
-    writer = make(tmp_path)
+    writer = new_writer(tmp_path)
     for epoch in range(1, 6):
         save(writer, epoch, is_best=epoch == 2)
     names = {"last": 5, "previous": 4, "best": 2, "epoch-004": 4, "epoch-005": 5}
-    assert epochs(tmp_path) == {f"{name}{suffix}": epoch for name, epoch in names.items()}
-    files = [path for path in tmp_path.rglob("*") if path.suffix in (".pth", ".safetensors")]
-    assert len({path.stat().st_ino for path in files}) == 3  # epochs 2, 4 and 5: the others are hard links
+    assert epochs(tmp_path) == {f"{name}.pth": epoch for name, epoch in names.items()}
+    assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == 3  # epochs 2, 4 and 5: the others are hard links
     writer.save(make_state(6), is_best=False, periodic=None, is_later=False)
     writer.wait()
-    assert epochs(tmp_path) == {f"{name}{suffix}": epoch for name, epoch in (names | {"last": 6}).items()}
+    assert epochs(tmp_path) == {f"{name}.pth": epoch for name, epoch in (names | {"last": 6}).items()}
 
 
 def test_periodic_checkpoints_are_in_the_order_of_their_epochs(tmp_path):
@@ -99,7 +89,7 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
     """Training continues while the disk does not answer."""
     sync, answers = os.fsync, threading.Event()
     monkeypatch.setattr("utils.files.os.fsync", lambda file: (answers.wait(60), sync(file)))
-    state, writer = make_state(1), file_writer(tmp_path)
+    state, writer = make_state(1), new_writer(tmp_path)
     writer.save(state, is_best=False, periodic=None)
     assert not (tmp_path / LAST).exists()
     state["model"]["weight"] += 7
@@ -115,12 +105,12 @@ def test_the_thread_uses_the_gpu_of_its_rank(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     for uses_gpu in (False, True):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda uses_gpu=uses_gpu: uses_gpu)
-        save(file_writer(tmp_path), 1)
+        save(new_writer(tmp_path), 1)
     assert calls == [(3, "checkpoint_0")]
 
 
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
-    writer = file_writer(tmp_path)
+    writer = new_writer(tmp_path)
     save(writer, 1)
     with monkeypatch.context() as full_disk, pytest.raises(UserError, match=r"last\.pth: .*No space left"):
         full_disk.setattr("utils.files.open", lambda *_, **__: open("/dev/full", "wb", buffering=0), raising=False)  # noqa: SIM115
@@ -130,7 +120,7 @@ def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
 
 
 def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
-    writer = file_writer(run_folder)
+    writer = new_writer(run_folder)
     for epoch in (1, 2):
         writer.save(make_state(epoch), is_best=False, periodic=None)
     writer.wait()
@@ -151,7 +141,7 @@ def test_previous_checkpoint_replaces_a_damaged_last_checkpoint(run_folder):
 def test_auto_finds_the_newest_checkpoint_of_all_runs(run_folder, tmp_path):
     assert runs_newest_first(tmp_path) == runs_newest_first(tmp_path / "missing") == []
     assert find_checkpoint("auto", ALONE) is None
-    save(file_writer(run_folder), 1)
+    save(new_writer(run_folder), 1)
     other = Path(shutil.copytree(run_folder, tmp_path / "train-0", copy_function=shutil.copyfile))
     assert find_checkpoint("auto", ALONE, runs_newest_first(tmp_path)).path == other / LAST
     (tmp_path / "train-2").mkdir()
@@ -180,7 +170,7 @@ def test_a_search_without_a_result_names_what_works(tmp_path, monkeypatch):
     for number, folder in enumerate((Path("runs/train-1"), Path("runs/train-1-2")), 1):
         folder.mkdir(parents=True)
         (folder / "log.txt").touch()
-        save(file_writer(folder), 1)
+        save(new_writer(folder), 1)
         os.utime(folder / LAST, (2**31 + number, 2**31 + number))
     for resume, error in NOT_FOUND.items():
         with pytest.raises(UserError, match=error):
@@ -191,38 +181,8 @@ def test_views_of_one_tensor_are_saved_without_a_copy(monkeypatch, tmp_path):
     """As the running statistics of batch norms. Host memory is too small for a copy of the state."""
     monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
     model = dict(enumerate(torch.arange(6.0).view(3, 2).unbind()))
-    save(file_writer(tmp_path), 0, model={str(name): view for name, view in model.items()})
+    save(new_writer(tmp_path), 0, model={str(name): view for name, view in model.items()})
     assert load_checkpoint(tmp_path / LAST)["model"]["2"].tolist() == [4.0, 5.0]
-
-
-# Folders, and changes of the kind
-
-
-def test_a_large_part_is_divided_into_files(tmp_path, cpu_group, monkeypatch):
-    monkeypatch.setattr("engine.checkpoint.writer._FILE_BYTES", 400)
-    model = {f"layer.{number}": torch.full((100,), float(number)) for number in range(3)}
-    writer = shard_writer(tmp_path)
-    writer.save(content(model=model), False, None)
-    writer.wait()
-    files = sorted(path.name for path in (tmp_path / "last.shards").glob("*.safetensors"))
-    assert files == [f"shard-00001-model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
-    assert_same_state(load_checkpoint(tmp_path / "last.shards")["model"], model)
-
-
-def test_a_save_of_one_kind_replaces_the_checkpoint_of_the_other(tmp_path, cpu_group):
-    save(file_writer(tmp_path), 1, is_best=True)
-    save(file_writer(tmp_path), 2)
-    save(shard_writer(tmp_path), 3)
-    assert epochs(tmp_path) == {
-        "last.shards": 3, "previous.pth": 2, "best.pth": 1, "epoch-002.pth": 2, "epoch-003.shards": 3
-    }  # fmt: skip
-    save(shard_writer(tmp_path), 4, is_best=True)
-    names = {"last": 4, "previous": 3, "best": 4, "epoch-003": 3, "epoch-004": 4}
-    assert epochs(tmp_path) == {f"{name}.shards": epoch for name, epoch in names.items()}
-    save(file_writer(tmp_path), 5, is_best=True)
-    assert epochs(tmp_path) == {
-        "last.pth": 5, "previous.shards": 4, "best.pth": 5, "epoch-004.shards": 4, "epoch-005.pth": 5
-    }  # fmt: skip
 
 
 class Killed(BaseException):
@@ -230,7 +190,7 @@ class Killed(BaseException):
 
 
 def dies_at(call: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """The process dies before the given change of a name, or in the middle of a deletion. Returns a counter."""
+    """The process dies before the given change of a name. Returns a counter."""
     calls = 0
 
     def counted(real: Callable) -> Callable:
@@ -238,46 +198,33 @@ def dies_at(call: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
             nonlocal calls
             calls += 1
             if calls == call:
-                if real is rmtree and Path(args[0]).exists():
-                    os.unlink(next(Path(args[0]).iterdir()))  # a part of it
                 raise Killed
             return real(*args, **options)
 
         return function
 
-    rmtree = shutil.rmtree
-    for module, name in ((os, "rename"), (os, "replace"), (shutil, "rmtree"), (Path, "unlink")):
+    for module, name in ((os, "replace"), (Path, "unlink")):
         monkeypatch.setattr(module, name, counted(getattr(module, name)))
     return lambda: calls
 
 
-KINDS = {
-    "files": (file_writer, file_writer, file_writer),
-    "folders": (shard_writer, shard_writer, shard_writer),
-    "to folders": (file_writer, file_writer, shard_writer),
-    "to a file": (shard_writer, shard_writer, file_writer),
-    "and back": (shard_writer, file_writer, shard_writer),
-}
-
-
-@pytest.mark.parametrize("writers", KINDS.values(), ids=KINDS.keys())
-def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers):
+def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path):
     """At every change of a name of the third save. A new writer then deletes what is left."""
     before = tmp_path / "before"
     before.mkdir()
-    for epoch, make in enumerate(writers[:2], 1):
-        save(make(before), epoch, is_best=True)
+    for epoch in (1, 2):
+        save(new_writer(before), epoch, is_best=True)
     for call in range(1, 100):
         folder = Path(shutil.copytree(before, tmp_path / f"killed-{call}"))
         with pytest.MonkeyPatch.context() as patch:
-            writer = writers[2](folder)
+            writer = new_writer(folder)
             counter = dies_at(call, patch)
             with suppress(Killed):
                 save(writer, 3, is_best=True)
         found = find_checkpoint(str(folder), ALONE)
         assert not found.notes and found.state["epoch"] in (2, 3), call
-        assert read_stored(found.state["model"])["weight"].unique() == found.state["epoch"]
-        writers[2](folder)
+        assert found.state["model"]["weight"].unique() == found.state["epoch"]
+        new_writer(folder)
         assert not list(folder.glob(".*.tmp"))
         assert set(epochs(folder).values()) <= {1, 2, 3}  # nothing is damaged
         if counter() < call:
@@ -285,8 +232,7 @@ def test_killed_at_any_moment_a_checkpoint_is_valid(tmp_path, cpu_group, writers
     assert call > 3 and found.state["epoch"] == 3
 
 
-@pytest.mark.parametrize("make", [file_writer, shard_writer])
-def test_the_best_is_read_from_either_kind(tmp_path, cpu_group, make):
+def test_the_best_is_valid_and_of_the_best_evaluation(tmp_path):
     best = {metric.name: 1.0 for metric in metrics_of(multi_label=False)} | {"epoch": 1, "loss": None}
 
     def found(best: dict) -> Path | None:
@@ -294,18 +240,8 @@ def test_the_best_is_read_from_either_kind(tmp_path, cpu_group, make):
         return find_best(FoundCheckpoint(tmp_path / LAST, last, [], tmp_path, read_places(tmp_path)), ALONE)
 
     assert found(best) is None
-    save(make(tmp_path), 1, is_best=True, best=best)
-    path = saved_path(tmp_path / BEST)
-    assert found(best) == path and found(best | {"top1": 3.0}) is None
-    remove_checkpoint(saved_path(tmp_path / LAST))
-    (path if make is file_writer else path / "content.json").write_text("{}")
+    save(new_writer(tmp_path), 1, is_best=True, best=best)
+    assert found(best) == tmp_path / BEST and found(best | {"top1": 3.0}) is None
+    (tmp_path / LAST).unlink()
+    (tmp_path / BEST).write_text("{}")
     assert found(best) is None
-
-
-def test_a_named_folder_is_read_and_no_other(tmp_path, cpu_group):
-    for epoch in (1, 2):
-        save(shard_writer(tmp_path), epoch)
-    assert find_checkpoint(str(tmp_path / "previous.shards") + "/", ALONE).state["epoch"] == 1
-    (tmp_path / "previous.shards" / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"previous\.shards: .*manifest\.json"):
-        find_checkpoint(str(tmp_path / "previous.shards"), ALONE)

@@ -10,12 +10,12 @@ import pytest
 from conftest import assert_same_state, only_run, read_result, rows, run_folders, states, train
 
 from configs.command_line import parse_command_line
+from configs.weights import read_entries
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
 from engine.training.trainer import Trainer
 from utils.errors import UserError
-from utils.file_formats.checkpoint_folder import read_entries
 from utils.files import read_json
 
 LONG = (

@@ -1,22 +1,44 @@
-"""Sharded runs at three ranks, resumed bit for bit, by DDP, and by one process; the folders that ShardWriter writes."""
+"""Runs of FSDP at two and three ranks: their checkpoints are files, which any number of ranks and DDP resume."""
 
+import shutil
 from pathlib import Path
 
 import pytest
-import sharded_runs
-from conftest import assert_same_state, only_run, read_result, states, train
+from conftest import CPU, GREY, TINY_VIT, assert_same_state, only_run, states, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
-from engine.commands.run import run
+from engine.plan.training import find_on_all_ranks
+from engine.run.log import RunLogger
+from utils.distributed import ProcessContext
 
 pytestmark = pytest.mark.slow
-RANKS = 3
+BROKEN, END = 17, 22  # steps; an epoch has 14
+OPTIONS = [
+    *TINY_VIT, *GREY, "DATA.NUM_WORKERS=0", "TRAIN.BASE_LR=1e-3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9",
+    f"SAVE_FREQ_STEPS={BROKEN}", f"TRAIN.MAX_STEPS={END}",
+]  # fmt: skip
+CASES = {  # ranks that saved -> ranks that resume, and their strategy
+    "3 by 3": (3, 3, "fsdp"), "2 by 2": (2, 2, "fsdp"), "3 by 2": (3, 2, "fsdp"), "2 by 3": (2, 3, "fsdp"),
+    "3 by hsdp": (3, 2, "hsdp"), "3 by 1": (3, 1, "fsdp"), "2 by 1": (2, 1, "fsdp"), "3 by DDP": (3, 3, "ddp"),
+    "2 by DDP": (2, 2, "ddp"), "DDP by 3": ("ddp", 3, "fsdp"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, ranks) -> dict[str, Path]:
-    return ranks(RANKS)(sharded_runs.runs, tmp_path_factory.mktemp("sharded"))[0]
+def unbroken(tmp_path_factory, ranks) -> dict[int | str, Path]:
+    root = tmp_path_factory.mktemp("unbroken")
+    for name, number, strategy in ((3, 3, "fsdp"), (2, 2, "fsdp"), ("ddp", 2, "ddp")):
+        batch = f"-batch_size={96 // number}"
+        flags = ["-dataset=digits", batch, f"-output={root / str(name)}", "-opts", *OPTIONS]
+        ranks(number).run([*flags, f"PARALLEL.STRATEGY={strategy}"])
+    return {name: only_run(root / str(name)) for name in (3, 2, "ddp")}
+
+
+def copy_as_broken(run: Path, target: Path) -> Path:
+    """A copy of the run as it was when step BROKEN was saved."""
+    copy = Path(shutil.copytree(run, target / run.name))
+    (copy / "previous.pth").rename(copy / "last.pth")
+    return copy
 
 
 def assert_close(one: dict, other: dict) -> None:
@@ -29,43 +51,33 @@ def assert_close(one: dict, other: dict) -> None:
             assert difference.max() < 1e-6, name
 
 
-def test_resumed_at_three_ranks_it_ends_bit_for_bit_as_unbroken(runs):
-    unbroken, resumed = (states(runs[name], "last.shards") for name in ("unbroken", "sharded"))
-    assert unbroken["epoch"] * 14 + unbroken["done_steps"] == 22
-    assert_same_state(unbroken, resumed)
+@pytest.mark.parametrize(("saved", "by", "strategy"), CASES.values(), ids=CASES.keys())
+def test_resumed_it_ends_as_unbroken(unbroken, tmp_path, ranks, saved, by, strategy):
+    folder = copy_as_broken(unbroken[saved], tmp_path)
+    flags = [f"-resume={folder}", f"-batch_size={96 // by}", "-opts", f"PARALLEL.STRATEGY={strategy}"]
+    if by == 1:
+        train(flags, CPU)
+    else:
+        ranks(by).run(flags)
+    expected, resumed = states(unbroken[saved]), states(folder)
+    assert (resumed["epoch"], resumed["done_steps"]) == (1, END - 14)
+    if (saved, "fsdp") == (by, strategy):
+        assert_same_state(expected, resumed)
+    assert_close(expected, resumed)
 
 
-def test_ddp_resumes_it_and_writes_one_file_which_fsdp_resumes(runs):
-    names = {path.name for path in runs["ddp"].iterdir() if path.suffix in (".pth", ".shards")}
-    assert names == {"last.pth", "previous.shards", "best.shards", "epoch-001.shards"}
-    assert_close(states(runs["unbroken"], "last.shards"), states(runs["back"], "last.shards"))
+def found_on(context: ProcessContext, folder: Path) -> list:
+    """The path, the folder and the notes of the checkpoint that the rank finds, and the device of its weights."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not context.is_main:  # for which files move while it looks
+            patch.setattr("engine.checkpoint.reader.is_run_folder", lambda folder: False)
+        found = find_on_all_ranks(parse_command_line([f"-resume={folder}"]).config, context, RunLogger(None, context))
+    return [found.path.name, found.run_folder, found.notes, found.state["model"]["cls_token"].device.type]
 
 
-def test_one_process_resumes_it(runs, cpu):
-    folder = runs["alone"]
-    options = ["DATA.BATCH_SIZE=96", "PARALLEL.STRATEGY=fsdp"]
-    assert train([f"-resume={folder}", "-opts", *options], cpu) == folder
-    assert_close(states(runs["unbroken"], "last.shards"), states(folder))
-
-
-def test_a_save_writes_the_state_at_the_time_of_the_call(tmp_path, ranks):
-    """The disk of one rank is full in the second save: it ends all ranks and leaves no part."""
-    for is_snapshot, error in ranks(RANKS)(sharded_runs.check_writer, tmp_path / "written"):
-        assert is_snapshot and "last.shards" in error and "(rank 1)" in error
-    names = {path.name for path in (tmp_path / "written").iterdir()}
-    assert names == {"best.shards", "epoch-001.shards", "last.shards"}
-
-
-def test_a_damaged_part_makes_all_ranks_read_the_previous_checkpoint(runs, ranks):
-    for name, folder, note in ranks(RANKS)(sharded_runs.check_fallback, runs["damaged"]):
-        assert name == "previous.shards" and folder == str(runs["damaged"]) and "checksum" in note
-
-
-def test_an_evaluation_of_the_folder_takes_the_best(runs, cpu, tmp_path):
-    folder = runs["unbroken"]
-    weights = {"one": f"-resume={folder}", "two": f"-pretrained={folder / 'best.shards'}"}
-    for name, flag in weights.items():
-        assert run(parse_command_line(["-eval", flag, f"-output={tmp_path / name}"]), cpu) == 0
-    by_run, by_path = (read_result(only_run(tmp_path / name, "eval")) for name in weights)
-    assert by_run["top1"] == by_path["top1"] == load_checkpoint(folder / "best.shards")["best"]["top1"]
-    assert by_run["checkpoint"].endswith("best.shards")
+def test_all_ranks_skip_a_damaged_checkpoint_and_one_holds_the_other(unbroken, tmp_path, ranks):
+    folder = Path(shutil.copytree(unbroken[2], tmp_path / "run-1"))
+    (folder / "last.pth").write_bytes((folder / "last.pth").read_bytes()[:-100])
+    (*main, device), (*other, of_other) = ranks(2)(found_on, folder)
+    assert main == other and main[:2] == ["previous.pth", folder] and "last.pth" in main[2][0]
+    assert (device, of_other) == ("cpu", "meta")

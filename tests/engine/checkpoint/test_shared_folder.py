@@ -22,17 +22,15 @@ def on_rank(rank: int) -> ProcessContext:
     return ProcessContext(rank, (0, 1, 0, 0)[rank], 4, 1, torch.device("cpu"), HOSTS)
 
 
-@pytest.mark.parametrize("name", ["last.pth", "last.shards"])
 @pytest.mark.parametrize(("content", "sees"), [("weights", True), ("others", False), (None, False)])
-def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, name, content, sees):
+def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, content, sees):
     """Rank 0 is on node1. Node2 has the same file, another one of the same name, or none."""
     monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
-    paths = [tmp_path / node / name for node in ("node1", "node2")]
+    paths = [tmp_path / node / "last.pth" for node in ("node1", "node2")]
     for path, text in zip(paths, ("weights", content), strict=True):
-        file = path / "manifest.json" if path.suffix == ".shards" else path
-        file.parent.mkdir(parents=True)
+        path.parent.mkdir()
         if text:
-            file.write_text(text)
+            path.write_text(text)
     sizes = []
     monkeypatch.setattr(folder, "gather_objects", lambda seen, _: [True, True, seen, True])
     monkeypatch.setattr(folder, "broadcast_object", lambda size, _: sizes.append(size) or size)

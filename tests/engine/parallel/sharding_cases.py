@@ -2,9 +2,11 @@
 
 import copy
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +17,16 @@ from configs.batch_plan import EpochLayout, plan_batches
 from configs.command_line import parse_command_line
 from configs.resolve import Facts, resolve
 from datasets.batch import Batch
-from engine.progress import EpochProgress
+from engine.checkpoint.reader import find_checkpoint
+from engine.checkpoint.run_folder import FORMAT
+from engine.progress import EpochProgress, TrainClock
+from engine.run.log import RunLogger
 from engine.training.session import build_train_state
+from engine.training.snapshot import RunPosition, restore, take_snapshot
 from engine.training.step import TrainState, train_steps
 from models.blocks import local_tensor
 from utils.distributed import ProcessContext
+from utils.files import atomic_save
 from utils.metrics import MetricSums
 
 BATCH = 4
@@ -180,3 +187,26 @@ def evaluation(context: ProcessContext) -> Any:
                     logits.append(model.eval()(images).clone())
         results.append(torch.stack(logits))
     return [float((result - results[0]).abs().max()) for result in results[1:]]
+
+
+def resumed(context: ProcessContext, options: list[str], path: Path) -> Any:
+    """Two states after the same steps: one was saved and restored before them.
+
+    A sharded run trains on before its checkpoint is written. Of DDP, the writer makes the copy.
+    """
+    found = []
+    for is_restored in (False, True):
+        state = build([*options, "TRAIN.NUM_EPOCHS=9"], context)
+        if is_restored:
+            restore(state, RunLogger(None, context), find_checkpoint(str(path), context))
+        else:
+            train(state, context, steps=3)
+            position = RunPosition(state.new_progress(0), TrainClock(time.monotonic()))
+            content = take_snapshot(state, position, None, None)
+            content = content if state.strategy.is_sharded else copy.deepcopy(content)
+        train(state, context, steps=2)
+        if not is_restored and context.is_main:
+            atomic_save(path, {"format": FORMAT} | content)
+        parts = state.optimizer.state_dict(), state.precision.state_dict()
+        found.append([weights(state), *map(whole, parts)])
+    return found

@@ -85,6 +85,23 @@ def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        [*FSDP, BF16, "AMP.LEVEL=O2", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
+        [*FSDP, *FP16, "TRAIN.OPTIMIZER.NAME=lamb", "TRAIN.LAYER_DECAY=0.8"],
+        [*FSDP, "MODEL.TUNE=last:1", "TRAIN.OPTIMIZER.NAME=sgd"],
+        ["PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=2", *AVERAGE],
+        [BF16, "AMP.LEVEL=O2", "TRAIN.OPTIMIZER.NAME=muon", *AVERAGE],
+    ],
+    ids=["O2, accumulation", "float16, LAMB", "frozen, SGD", "hsdp", "ddp, Muon"],
+)
+def test_a_restored_state_trains_bit_for_bit_as_the_saved_one(both, tmp_path, options):
+    for rank, (saved, restored) in enumerate(both(cases.resumed, options, tmp_path / "x.pth")):
+        assert_same_state(saved, restored, f"rank {rank}")
+
+
+@pytest.mark.slow
 def test_non_finite_gradient_on_one_rank_changes_no_weight(both):
     for report in both(cases.non_finite):
         assert report["unchanged"] == 0 and report["skipped"] == 1 and report["weights"] < 1e-6
@@ -236,7 +253,7 @@ def test_options_that_do_not_work_are_refused(named, options):
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
-    """Clipping, average, evaluation, loss scale, checkpoint parts."""
+    """Clipping, average, evaluation, loss scale."""
     monkeypatch.setattr("engine.training.session.build_strategy", FullyShardedDataParallel)  # one rank would use none
 
     def argv(output: str, *more: str) -> list[str]:
@@ -245,8 +262,8 @@ def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, mon
         flags = ["-dataset=digits", "-batch_size=96", f"-output={tmp_path / output}"]
         return [*flags, "-opts", *options, f"PARALLEL.STRATEGY={strategy}", *more]
 
-    whole = states(train(argv("whole"), group_of_one), "last.shards")
-    parts = train(argv("parts", "TRAIN.MAX_STEPS=9"), group_of_one)
-    assert states(parts, "last.shards")["done_steps"] == 9
-    train([f"-resume={parts}", "-opts", "TRAIN.MAX_STEPS=null"], group_of_one)
-    assert_same_state(states(parts, "last.shards"), whole)
+    whole = states(train(argv("whole"), group_of_one))
+    stopped = train(argv("stopped", "TRAIN.MAX_STEPS=9"), group_of_one)
+    assert states(stopped)["done_steps"] == 9
+    train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], group_of_one)
+    assert_same_state(states(stopped), whole)

@@ -1,23 +1,19 @@
-"""Faults in checkpoints, files and folders of parts, and in resuming; ranks of a sharded run that die."""
+"""Faults in checkpoints and in resuming; ranks of a sharded run that die."""
 
 import hashlib
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from faults.processes import MULTI
 from faults.runner import Fault, finished
 from faults.runs import evaluating, rank_deaths, send, training, two_ranks
-from faults.scene import Provoke, Scene, flipped, in_namespace, require_mounts, truncated
-from shard_files import to_shards
+from faults.scene import Provoke, Scene, flipped, in_namespace, require_mounts
 
 FSDP = "PARALLEL.STRATEGY=fsdp"
 LONGER = "TRAIN.NUM_EPOCHS=3"
-PART = "shard-00002-model-00001-of-00001.safetensors"
 
 
 def resume_faults() -> list[Fault]:
@@ -90,19 +86,12 @@ def resume_faults() -> list[Fault]:
 def sharded_faults() -> list[Fault]:
     two, in_evaluation = two_ranks(training, FSDP), two_ranks(evaluating, FSDP)
     on_sigterm = send(signal.SIGTERM)
-    full = r"(last\.shards: cannot be saved: No space left|No space left)"
     disk = in_namespace("mount -t tmpfs -o size=256k tmpfs output")
-    flipped_part = _in_folder(lambda folder: flipped(folder / PART))
-    without_part = _in_folder(lambda folder: (folder / PART).unlink(), ranks=1)
-    cut_manifest = _in_folder(lambda folder: truncated(folder / "manifest.json"), resume="auto")
     faults = [
         *rank_deaths(FSDP, may_cut_save=True),
         Fault("SIGTERM", two, None, (143,), MULTI, on_sigterm, "interrupted"),
         Fault("SIGTERM in evaluation", in_evaluation, None, (143,), MULTI, on_sigterm, "interrupted"),
-        Fault("a disk that fills up while saving", _on_small_disk, full, (1,), MULTI, shell=disk),
-        finished("a part with a bit flipped", flipped_part, script=MULTI, prints=r"Resume: skipped: .*is damaged"),
-        finished("a missing part, one process resumes", without_part, prints=r"Resume: skipped: .*is missing"),
-        finished("a manifest that is cut short, -resume=auto", cut_manifest, script=MULTI),
+        Fault("a disk that fills up while saving", _on_small_disk, "No space left", (1,), MULTI, shell=disk),
     ]
     return [replace(fault, name=f"sharded run: {fault.name}") for fault in faults]
 
@@ -110,19 +99,3 @@ def sharded_faults() -> list[Fault]:
 def _on_small_disk(scene: Scene) -> list[str]:
     scene.output.mkdir()
     return two_ranks(training, FSDP)(scene)
-
-
-def _in_folder(change: Callable[[Path], Any], ranks: int = 2, resume: str | None = None) -> Provoke:
-    """Resumes a finished run that has two checkpoints, folders of two parts, of which the last is damaged."""
-
-    def provoke(scene: Scene) -> list[str]:
-        folder = scene.run_copy()
-        for name in ("last.pth", "previous.pth"):
-            to_shards(folder / name)
-        for file in folder.glob("*.pth"):
-            file.unlink()
-        change(folder / "last.shards")
-        flags = (f"-resume={resume or folder}", f"-batch_size={64 // ranks}")
-        return scene.digits(LONGER, FSDP, flags=(*flags, *([f"-ngpus={ranks}"] if ranks > 1 else [])))
-
-    return provoke

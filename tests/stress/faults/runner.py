@@ -118,7 +118,7 @@ def _problems_of_files(fault: Fault, scene: Scene) -> Iterator[str]:
             remove_temporary(folder)
     for path in scene.folder.rglob("*.tmp"):
         yield f"a temporary file is left: {path.name}"
-    for folder in {path.parent for form in ("pth", "shards") for path in scene.output.glob(f"*/*.{form}")}:
+    for folder in {path.parent for path in scene.output.glob("*/*.pth")}:
         if not has_good_checkpoint(folder):
             yield f"no good checkpoint in {folder.name}"
 

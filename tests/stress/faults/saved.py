@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from engine.checkpoint.reader import load_checkpoint
-from engine.checkpoint.run_folder import FILE, LAST, PREVIOUS
+from engine.checkpoint.run_folder import LAST, PREVIOUS
 from utils.errors import UserError
-from utils.file_formats.checkpoint_folder import SHARDS
 
 _STATE = ("model", "state_dict_ema", "optimizer", "precision", "sums", "epoch", "done_steps", "best")
 
 
 def has_good_checkpoint(folder: Path) -> bool:
-    return any(is_good((folder / name).with_suffix(form)) for name in (LAST, PREVIOUS) for form in (FILE, SHARDS))
+    return any(is_good(folder / name) for name in (LAST, PREVIOUS))
 
 
 def is_good(checkpoint: Path) -> bool:
