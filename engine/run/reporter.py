@@ -137,7 +137,7 @@ class _IntervalStart:
 class Reporter(Observer):
     """Reports on a training run. Every rank calls all methods; only the main process writes the record.
 
-    describe: counts the FLOPs, which takes part of a second.
+    describe: counts the FLOPs, which takes part of a second: after the first step, whose speed is not representative.
     images_per_epoch: over all ranks, unreadable images included.
     report_freq: steps between two reports. Each report reads the metrics from the device, and waits for it.
     """
@@ -165,11 +165,7 @@ class Reporter(Observer):
         return self.describe()
 
     def start(self, epochs_done: int, steps_done: int) -> None:
-        """Describes the model, and continues the rows after this position of the run.
-
-        Call it after the loading workers were started: they start meanwhile.
-        """
-        self.logger.fact(self.model)
+        """Continues the rows after this position of the run."""
         if self.context.is_main:
             make_own_folder(self._record.folder / DETAILS)
             self._record.open_rows(epochs_done, steps_done, self.logger.warn)
@@ -203,6 +199,8 @@ class Reporter(Observer):
             report = self._report(progress)
             if is_due or progress.step == 1:  # not the first step of a resumed run: no row is there
                 self._add_row(report)
+            if is_first:
+                self.logger.fact(self.model)
             if is_last:
                 self._seconds = time.perf_counter() - self._epoch_start.time
                 self._time_left.end_steps()
@@ -308,6 +306,8 @@ class Reporter(Observer):
 
     def finish(self) -> None:
         """Ends the loggers with the result of the run."""
+        if self.last is None:  # a probe has no steps
+            self.logger.fact(self.model)
         self.close(self._record.values["result"])
 
     def close(self, result: Mapping[str, Any] | None = None) -> None:
@@ -322,6 +322,7 @@ class Reporter(Observer):
         latest = to_metrics(sums - start.sums)  # the host waits: all spans of the timer are complete
         seconds, times = time.perf_counter() - start.time, self.timer.totals().since(start.timer)
         images_per_second = latest.total_samples / seconds
+        model = self.model if self.last else None
         loss_scale = self.scaler.get_scale()
         report = StepReport(
             epoch=progress.epoch + 1,
@@ -334,8 +335,8 @@ class Reporter(Observer):
             average=to_metrics(sums),
             images_per_second=images_per_second,
             data_wait_share=times.data_wait_seconds / seconds,
-            tflops_per_second=self.model.tflops_per_second(images_per_second),
-            model_flops_utilization=self.model.utilization(images_per_second),
+            tflops_per_second=model.tflops_per_second(images_per_second) if model else None,
+            model_flops_utilization=model.utilization(images_per_second) if model else None,
             is_scaled=self.scaler.dynamic or loss_scale != 1,
             loss_scale=loss_scale,
             skipped_steps=self.scaler.skipped,
