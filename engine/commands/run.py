@@ -1,5 +1,6 @@
 """The commands of the entry scripts, and how a shortage of memory is reported."""
 
+import errno
 import os
 import traceback
 from dataclasses import replace
@@ -20,6 +21,7 @@ from utils.device import (
 )
 from utils.distributed import ProcessContext
 from utils.errors import Unavailable, UserError, error_from
+from utils.files import space_fix
 from utils.signals import kill_children
 
 # By command: the module here, imported when the command runs, and its function of the same name.
@@ -56,7 +58,8 @@ def run(command: Command, context: ProcessContext) -> int:
             raise UserError(f"DETERMINISTIC: {op} has no deterministic algorithm here; set it to false") from error
         if isinstance(error, OSError):
             where = os.fsdecode(error.filename) if error.filename else "the system"
-            raise error_from(error, f"{where}: {error.strerror or error}") from error
+            fix = f"; {space_fix(error.strerror)}" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else ""
+            raise error_from(error, f"{where}: {error.strerror or error}{fix}") from error
         raise
     finally:
         kill_children()

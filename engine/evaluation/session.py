@@ -156,14 +156,14 @@ def build_ensemble(sessions: Sequence[EvaluationSession]) -> EvaluationSession:
     return replace(sessions[0], model=nn.ModuleList(one.model for one in sessions), evaluator=evaluator)
 
 
-def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext, first: int) -> Loader | Loaders:
-    """The batches of this rank for `build_ensemble(sessions)`, from the sample `first` on."""
+def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext) -> Loader | Loaders:
+    """The batches of this rank for `build_ensemble(sessions)`."""
     loaders, keys = dict[str, Loader](), list[str]()
     for config, samples in ((one.plan.config, one.plan.samples) for one in sessions):
         keys.append(f"{describe_data(config.data, None)} {config.data.grey_range}")
         data = config.data.model_copy(update={"batch_size_eval": sessions[0].plan.config.data.eval_batch_size})
         if keys[-1] not in loaders:
-            loaders[keys[-1]] = build_eval_loader(data, samples, context, config.timeout_seconds, first=first)
+            loaders[keys[-1]] = build_eval_loader(data, samples, context, config.timeout_seconds)
     return Loaders([loaders[key] for key in keys]) if len(sessions) > 1 else loaders[keys[0]]
 
 

@@ -24,7 +24,7 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import write_findings
 from engine.evaluation.results import SampleResults
 from engine.features.classifiers import ROWS, Loss, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
-from engine.features.store import extract
+from engine.features.store import extract_once
 from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from models.timm_model import classifiers
@@ -90,8 +90,8 @@ class ProbeTask(NamedTuple):
 def solve_head(task: ProbeTask) -> Solved:
     """Solves for the head on all ranks; a collective call.
 
-    The features of the training and of the validation images are kept in SAVE/features, for the same run after a kill
-    and for other probes with this backbone, these images and this preprocessing.
+    The features of the training and of the validation images are kept in SAVE/features, for other probes with this
+    backbone, these images and this preprocessing.
     Raises UserError: the features are not finite, or of fewer than two images.
     """
     model, context = FeatureModel(task.model, task.config.model.name), task.evaluator.context
@@ -126,9 +126,8 @@ def set_head(model: nn.Module, solved: Solved) -> None:
 
 def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str) -> Features:
     """The features of a split on the main process, none on the others; a collective call."""
-    root, device = Path(task.config.save) / "features", task.evaluator.context.device
-    place = lambda digest: root / f"{split}-{digest[:16]}" / "features.npy"  # noqa: E731
-    file = extract(task.config, samples, task.evaluator, model, place, task.bad_images, task.after_batch)
+    device = task.evaluator.context.device
+    file = extract_once(task.config, samples, task.evaluator, model, split, task.bad_images, task.after_batch)
     if file is None:
         return Features(torch.empty(0), torch.empty(0), np.empty(0, np.int64), {})
     if task.bad_images:  # of features that another run has computed, too

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
-from engine.evaluation import files
-from engine.evaluation.files import write_map
-from engine.evaluation.predictions import PartFile, Predictions
+from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -172,57 +169,31 @@ def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_pat
     assert "Pretrained" not in capsys.readouterr().out
 
 
-def test_a_stopped_prediction_continues_with_the_same_inputs_only(images, trained, tmp_path, cpu, capsys, monkeypatch):
-    """49 images are 25 batches; results are kept every 8 batches. A checkpoint, a list and an option change."""
-    shutil.copytree(images, folder := tmp_path / "photos")
-    (folder / "dog" / "13.png").write_bytes(b"hello")
-    shutil.copy(trained / "best.pth", weights := tmp_path / "weights.pth")
-    argv = [str(folder), f"-pretrained={weights}", "-batch_size_eval=2", "-num_workers=0"]
-    out, append = tmp_path / "out", PartFile.append
-
-    def stop_after(kept: int, *more: str) -> str:
-        def append_or_stop(part: PartFile, results: SampleResults) -> None:
-            if part.num_samples == kept:
-                raise KeyboardInterrupt
-            append(part, results)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(PartFile, "append", append_or_stop)
-            predict(out, cpu, *argv, *more)
-        return capsys.readouterr().out
-
-    expected = predict(tmp_path / "whole", cpu, *argv)
+def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):
+    """48 images are 24 batches, and rows are written every 8: the file before stays until the last one."""
+    argv = [str(images), f"-pretrained={trained / 'best.pth'}", "-batch_size_eval=2", "-num_workers=0"]
+    out, keep = tmp_path / "out", Predictions._keep
     out.mkdir()
     (out / "predictions.csv").write_text("earlier")
-    assert "predictions.csv.part" not in stop_after(16)
-    assert "continues after 16 of 49 images" in stop_after(32, "-opts", "DATA.NUM_WORKERS=0")
-    assert (out / "predictions.csv").read_text() == "earlier"
-    assert predict(out, cpu, *argv) == expected
-    assert "continues after 32 of 49 images" in capsys.readouterr().out and not list(out.glob("*.part"))
-    stop_after(16)
-    assert "starts again" in stop_after(16, "-top_k=2")
-    (folder / "dog" / "13.png").rename(folder / "dog" / "14.png")
-    assert "starts again" in stop_after(16, "-top_k=2")
-    checkpoint = torch.load(weights, weights_only=False)
-    torch.save({"model": {name: 2 * tensor for name, tensor in checkpoint["model"].items()}} | {
-        name: value for name, value in checkpoint.items() if name != "model"
-    }, weights)  # fmt: skip
-    assert "starts again" in stop_after(16, "-top_k=2")
-    expected = predict(tmp_path / "whole", cpu, *argv)
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Predictions, "write_csv", lambda *_: 1 / 0)
+    (out / ".predictions.csv.host.7.tmp").write_text("of a killed process")
+
+    def keep_or_stop(made: Predictions, results: SampleResults) -> None:
+        if made.num_done:
+            raise KeyboardInterrupt
+        keep(made, results)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Predictions, "_keep", keep_or_stop)
         predict(out, cpu, *argv)
-    capsys.readouterr()
-    assert predict(out, cpu, *argv) == expected
-    assert "continues after 49 of 49 images" in capsys.readouterr().out
+    assert (out / "predictions.csv").read_text() == "earlier" and not list(out.glob("*.tmp"))
+    assert predict(out, cpu, *argv) == predict(tmp_path / "whole", cpu, *argv)
 
 
 def maps_in(folder: Path) -> dict[str, bytes]:
     return {f"explanations/{path.name}": path.read_bytes() for path in (folder / "explanations").iterdir()}
 
 
-def test_explanations_are_complete_after_an_interruption(images, trained, tmp_path, cpu, monkeypatch):
-    """49 images are 25 batches; the run stops in the 20th, of which no result is kept."""
+def test_each_readable_image_has_an_explanation(images, trained, tmp_path, cpu):
     shutil.copytree(images, folder := tmp_path / "photos")
     (folder / "dog" / "13.png").write_bytes(b"hello")
     argv = [str(folder), "-explain", "-json", f"-resume={trained}", "-batch_size_eval=2", "-num_workers=0"]
@@ -234,11 +205,6 @@ def test_explanations_are_complete_after_an_interruption(images, trained, tmp_pa
     assert [image["explanation"] for image in content] == [row["explanation"] for row in rows]
     with Image.open(tmp_path / "whole" / rows[0]["explanation"]) as picture:
         assert picture.format == "PNG" and picture.size == (160, 160) and picture.mode == "RGB"
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(files, "write_map", lambda path, *_: 1 / 0 if "/000039-" in str(path) else write_map(path, *_))
-        predict(tmp_path / "out", cpu, *argv)
-    assert len(maps_in(tmp_path / "out")) == 39
-    assert predict(tmp_path / "out", cpu, *argv) == rows and maps_in(tmp_path / "out") == maps
 
 
 @pytest.mark.slow

@@ -1,10 +1,5 @@
-"""MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks.
+"""MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
-The file of features: a killed extraction continues, features of other inputs are refused, damage starts again.
-"""
-
-import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +11,7 @@ from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.features.store import FeatureFile
+from engine.features import store
 from engine.report.contents import read_contents
 from engine.report.page import run_page
 from utils.errors import UserError
@@ -79,41 +74,23 @@ def test_keys_without_effect_are_named_and_options_are_refused(trained_digits, t
         run(parse_command_line([*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0"]), cpu)
 
 
-def test_features_are_reused_with_other_losses_and_refused_if_they_are_of_another_model(
-    probed, trained_digits, tmp_path, cpu, capsys, monkeypatch
-):
+def test_features_are_reused_with_other_losses(probed, trained_digits, tmp_path, cpu, monkeypatch):
     shutil.copytree(probed.parent / "features", tmp_path / "features")
-    monkeypatch.setattr(FeatureFile, "append", lambda *_: pytest.fail("computes features again"))
+    monkeypatch.setattr(store, "extract", lambda *_: pytest.fail("computes features again"))
     options = ("LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1", "SEED=3", "LOSS.NAME=bce")
     assert read_result(train(probe_flags(tmp_path, trained_digits(), *options), cpu))["top1"] > 50
-    for folder in (tmp_path / "features").iterdir():  # a file of other weights in the place of these
-        text = (folder / "features.npy.json").read_text()
-        (folder / "features.npy.json").write_text(text.replace('"digest": "', '"digest": "0'))
-    with pytest.raises(UserError, match=r"features.npy: has features of other weights"):
-        train(probe_flags(tmp_path, trained_digits()), cpu)
 
 
 @pytest.mark.slow
-def test_ranks_and_a_stop_change_no_bit(probed, trained_digits, tmp_path, cpu, ranks, monkeypatch):
+def test_ranks_change_no_bit(probed, trained_digits, tmp_path, cpu, ranks):
     """Of the features of training and validation, the head, and -embed."""
     flags = {number: probe_flags(tmp_path / str(number), trained_digits()) for number in (2, 3)}
     embed = [f"-resume={probed}", "-split=train", "-batch_size_eval=50"]
     for number in (2, 3):
         ranks(number).run(flags[number], ["-embed", *embed, f"-output={tmp_path / f'embed {number}'}"])
     run(parse_command_line(["-embed", *embed, f"-output={tmp_path / 'embed 1'}"]), cpu)
-    append = FeatureFile.append
-
-    def append_or_stop(file: FeatureFile, *arguments) -> None:
-        if file.num_done:
-            raise KeyboardInterrupt
-        append(file, *arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FeatureFile, "append", append_or_stop)
-        train(probe_flags(tmp_path / "stopped", trained_digits()), cpu)
-    train(probe_flags(tmp_path / "stopped", trained_digits()), cpu)
     expected = features_of(probed.parent, "train")
-    for name in ("2", "3", "stopped"):
+    for name in ("2", "3"):
         assert np.array_equal(features_of(tmp_path / name, "train"), expected)
         assert np.array_equal(features_of(tmp_path / name, "val"), features_of(probed.parent, "val"))
         (last,) = (torch.load(path)["model"] for path in (tmp_path / name).glob("*/best.pth"))
@@ -153,56 +130,6 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
     assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
     with pytest.raises(UserError, match=r"EVAL\.SUSPECTS"):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
-
-
-FEATURES = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
-
-
-def filled(path, number: int) -> FeatureFile:
-    file = FeatureFile(path, "digest", 10)
-    assert file.num_done == 0
-    file.append(FEATURES[:number].copy(), {2: "is empty"})
-    return file
-
-
-def test_it_continues_after_the_last_complete_part(tmp_path):
-    filled(path := tmp_path / "features.npy", 4)
-    np.load(path, mmap_mode="r+")[4:6] = 7  # written, but not noted, when the process was killed
-    file = FeatureFile(path, "digest", 10)
-    assert file.num_done == 4
-    file.append(FEATURES[4:].copy(), {9: "is no image"})
-    values = np.load(path)
-    unreadable = np.isnan(values).all(axis=1)
-    assert np.flatnonzero(unreadable).tolist() == [2, 9] and file.errors == {2: "is empty", 9: "is no image"}
-    assert np.array_equal(values[~unreadable], FEATURES[~unreadable])
-    assert FeatureFile(path, "digest", 10).num_done == 10
-
-
-@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "missing", "other shape", "no json"])
-def test_a_damaged_file_starts_again(tmp_path, damage):
-    filled(path := tmp_path / "features.npy", 10)
-    content = path.read_bytes()
-    if damage == "changed":
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "missing":
-        path.unlink()
-    elif damage == "other shape":
-        np.save(path, FEATURES[:9])
-    elif damage == "no json":
-        (tmp_path / "features.npy.json").write_text("{")
-    else:
-        path.write_bytes(content[: 100 * (damage == "cut")])
-    assert filled(path, 10).num_done == 10
-
-
-def test_a_full_disk_is_reported_before_the_first_image(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match=r"No space left on device: 0.0 MB of features") as error:
-        filled(path := tmp_path / "features.npy", 10)
-    assert error.value.filename == path and not path.exists()
 
 
 def test_one_group_has_all_training_images(tmp_path, trained_digits, cpu):

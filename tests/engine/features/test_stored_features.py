@@ -1,5 +1,6 @@
-"""The features of a data set are found again, and computed again after any of its images was replaced."""
+"""The features of a data set are found again, and computed again after a change of their inputs or damage."""
 
+import errno
 import io
 import os
 from collections.abc import Callable
@@ -8,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, TINY_VIT, samples_for
+from conftest import CPU, GREY, TINY_VIT, samples_for
 from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.evaluation.session import build_eval_model
-from engine.features.store import FeatureFile, extract
+from engine.features import store
+from engine.features.store import digest_inputs
 from models.blocks import FeatureModel
 from tests.datasets.shards.tar_files import tar_of
+from utils.errors import UserError
 
 Contents = list[bytes]
 
@@ -76,17 +79,18 @@ def write_tar(root: Path, contents: Contents) -> Path:
     return root
 
 
-def features(output: Path, dataset: str, path: Path) -> np.ndarray:
-    """The features of all images, in `output`, with a model that is always the same."""
+def features(output: Path, dataset: str, path: Path, after_batch: Callable[[], None] = lambda: None) -> np.ndarray:
+    """The features of all images, kept in `output`, of a model that is always the same."""
     flags = [f"-dataset={dataset}", f"-data_path={path}", "-num_workers=0", "-batch_size_eval=50"]
     config = parse_command_line([*flags, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=2"]).config
     (samples,) = samples_for(config, CPU, "train" if dataset == "tar" else "all")
     torch.manual_seed(0)
     built = build_eval_model(config, CPU)
     model = FeatureModel(built.compute, config.model.name)
-    file = extract(config, samples, built.evaluator, model, lambda digest: output / digest / "features.npy")
-    assert file
-    return np.array(file.values)
+    config = config.model_copy(update={"save": str(output)})
+    found = store.extract_once(config, samples, built.evaluator, model, "all", after_batch=after_batch)
+    assert found
+    return np.array(found.values)
 
 
 @pytest.mark.parametrize(
@@ -105,5 +109,73 @@ def test_features_follow_their_images(
         features(tmp_path / "fresh", dataset, write(tmp_path / "new", contents)),
     )
     assert np.array_equal(after, fresh) and (after != before).any(axis=1).sum() == 1
-    monkeypatch.setattr(FeatureFile, "append", lambda *_: pytest.fail("computes features again"))
+    monkeypatch.setattr(store, "extract", lambda *_: pytest.fail("computes features again"))
     assert np.array_equal(features(kept, dataset, path), after)
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "missing", "other shape", "no json"])
+def test_damaged_features_are_computed_again(contents, tmp_path, damage):
+    path = write_folder(tmp_path / "data", contents)
+    expected = features(tmp_path, "folder", path)
+    (file,) = tmp_path.glob("features/all-*/features.npy")
+    content = file.read_bytes()
+    match damage:
+        case "missing":
+            file.unlink()
+        case "other shape":
+            np.save(file, expected[:9])
+        case "no json":
+            file.with_name("features.npy.json").write_text("{")
+        case _:
+            file.write_bytes(
+                {"changed": content[:-1] + bytes([content[-1] ^ 1]), "cut": content[:100]}.get(damage, b"")
+            )
+    assert np.array_equal(features(tmp_path, "folder", path), expected) and file.read_bytes() == content
+
+
+def test_an_interrupted_extraction_starts_again_and_leaves_no_file(contents, tmp_path, monkeypatch):
+    """It stops in the second of two batches, when the features of the first one are written."""
+    path, written = write_folder(tmp_path / "data", contents), []
+
+    def stop() -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(True)
+
+    monkeypatch.setattr(store, "BATCHES_PER_WRITE", 1)
+    with pytest.raises(KeyboardInterrupt):
+        features(tmp_path / "kept", "folder", path, stop)
+    assert written and not list(tmp_path.rglob("*features.npy*"))
+    (folder,) = (tmp_path / "kept" / "features").iterdir()
+    (folder / ".features.npy.tmp").write_bytes(b"of a process that was killed")
+    again = features(tmp_path / "kept", "folder", path)
+    assert np.array_equal(again, features(tmp_path / "other", "folder", path))
+    assert sorted(file.name for file in folder.glob("*features*")) == ["features.npy", "features.npy.json"]
+
+
+def test_a_full_disk_is_reported_before_the_first_write(contents, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(UserError, match=r"features.npy: No space left on device: 0.0 MB of features; free space"):
+        features(tmp_path, "folder", write_folder(tmp_path / "data", contents))
+    assert not list(tmp_path.rglob("*features.npy*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "is_same"),
+    [
+        ("MODEL.TUNE=lora", True), ("MODEL.HEAD=probe", True), ("TRAIN.BASE_LR=1", True), ("DATA.HFLIP_PROB=0", True),
+        ("DATA.BATCH_SIZE_EVAL=7", True), ("DATA.ON_BAD_IMAGE=skip", False), ("DATA.CROP_PCT=0.5", False),
+        ("EVAL.SAVE_LOGITS=true", False), ("EVAL.TTA=flip", False), ("MODEL.DEPTH=3", False),
+    ],
+)  # fmt: skip
+def test_features_of_equal_inputs_are_shared(option, is_same):
+    """Training keys have no effect on stored features; a key that changes them, or errors, does."""
+    digests = set()
+    for more in ([], [option]):
+        config = parse_command_line(["-dataset=digits", "-opts", *TINY_VIT, *GREY, *more]).config
+        (samples,) = samples_for(config, CPU, "val")
+        digests.add(digest_inputs(config, samples, [torch.ones(2)], "cpu"))
+    assert (len(digests) == 1) == is_same
