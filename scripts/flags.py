@@ -62,14 +62,6 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def numbers(text: str) -> list[int]:
-    """argparse type: integers from 0, separated by commas."""
-    words = text.split(",")
-    if not all(map(str.isdecimal, words)):
-        raise argparse.ArgumentTypeError(f"{text}: give integers from 0, separated by commas")
-    return list(map(int, words))
-
-
 def positive_number(text: str) -> float:
     """argparse type: a number greater than 0, at most a million."""
     try:

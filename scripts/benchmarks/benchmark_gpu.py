@@ -9,7 +9,6 @@ import argparse
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, failure_reason, parse_names, ready_flags
 from scripts.benchmarks.timm_command import add_timm_flag
-from scripts.benchmarks.turns import SPEED, Figures, figures_table, memory, speed, write_json
+from scripts.benchmarks.turns import Figures, figures_table, memory, speed, write_json
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.files import atomic_write, read_json
@@ -38,17 +37,10 @@ DEFAULTS = ["-cfg=configs/vit_base_patch16_224.yaml", *NO_DROPOUT]
 RESERVED_SECONDS = 15  # to stop the last part
 TERMINATION_SECONDS = 10.0  # between the stop signal and SIGKILL
 ROOT = Path(__file__).parents[2]
-# Seconds: about twice the time on an H200, so that a slow disk ends no part; of `tests` beside other work.
-LIMITS = {"machine": 100, "profile": 60, "profile_compiled": 100, "tests": 300, "tests_compile": 300, "loaders": 90}
-LIMITS |= {"paddlevit": 420, "caltech256": 240}  # of programs, by kind:
-LIMITS |= {"eager": 60, "ranks": 90, "eager_fp32": 90, "cached": 70, "compiled": 80, "whole": 120}
-TABLES = ("paddlevit", "caltech256")  # of benchmark_amp.py; `-parts tables` stands for them
 TIMED_IMAGES = 16384  # per program; a quarter in fp32
-INTERVAL, WARMUP_STEPS = 10, 20  # steps
+WARMUP_STEPS = 20
 PYTHON = (sys.executable, "-u")  # unbuffered: the last lines of a failed part have its error
-COMPILE_TESTS = ROOT / "tests/engine/parallel/test_compile.py"  # slow: a part of their own
-AUTOTUNED_TEST = "tests/engine/training/test_step_overhead.py::test_the_host_does_not_wait_in_a_step_on_a_gpu[options4]"
-GPU_TEST = re.compile(r"mark\.gpu|any_device|group_of_one")  # collecting all tests takes 23 s
+PYTEST = ["-m", "gpu", "-v", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
 Records = dict[str, dict[str, Any]]  # part -> outcome, seconds, result
 
 
@@ -63,74 +55,43 @@ class Part(NamedTuple):
 class Setting(NamedTuple):
     """The options of a training part.
 
-    kind: a key of LIMITS. "cached": compiled as an earlier part has compiled it; "whole": the whole model is compiled.
-    small: the small batch size.
-    options: added to -opts. model: replaces the user's flags, for another model. variables: of its environment.
-    interval: steps between two reports, which take the time of a step of a small model.
+    limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile. small:
+    the small batch size. options: added to -opts. model: replaces the user's flags, for another model. variables: of
+    its environment. interval: steps between two reports, which take the time of a step of a small model.
     """
 
     mode: str
-    kind: str = "eager"
+    limit: int = 60
+    compiles: bool = False
     small: bool = False
     programs: tuple[str, ...] = ("ready",)
     options: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
-    interval: int = INTERVAL
-
-    def work(self) -> "Setting":
-        """Equal for parts whose steps compute the same: compilation and deterministic algorithms do not change it."""
-        options = tuple(one for one in self.options if not one.startswith(("TRAIN.COMPILE", "DETERMINISTIC")))
-        return Setting(self.mode, small=self.small, options=options, model=self.model)
+    interval: int = 10
 
 
 O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
-DROPOUT = ("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")  # the shipped recipe's
 STREAM = ("AMP.PRESET=bf16_stream",)
-WHOLE, FSDP = ("TRAIN.COMPILE=model",), ("PARALLEL.STRATEGY=fsdp",)
-NO_GEMM_TUNING = ("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=ATEN",)  # it takes minutes
-TINY = Setting(O1, small=True, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50)
-TRAINING = {  # the profiles are after the second part, the tests before jpeg
+WHOLE = {"limit": 120, "compiles": True, "options": ("TRAIN.COMPILE=model",)}
+TRAINING = {
     "O1": Setting(O1),
     "O2": Setting(O2),
-    "compiled": Setting(O1, "cached", programs=("ready", "bare")),
-    "O2_compiled": Setting(O2, "compiled"),
+    "compiled": Setting(O1, 80, compiles=True, programs=("ready", "bare")),
+    "O2_compiled": Setting(O2, 80, compiles=True),
     "stream": Setting(O1, options=STREAM),
+    "stream_compiled": Setting(O1, 80, compiles=True, options=STREAM),
     "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
-    "dropout": Setting(O1, options=DROPOUT),
+    "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
+    "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
+    "jpeg": Setting(O1, 80, compiles=True, programs=("jpeg",)),
+    "timm": Setting(O1, programs=("timm",), **WHOLE),
+    "jpeg_whole": Setting(O1, programs=("jpeg",), **WHOLE),
     "fp16_small": Setting(FP16, small=True),
     "fp32_small": Setting("fp32", small=True),
-    "jpeg": Setting(O1, "compiled", programs=("jpeg",)),
-    "timm": Setting(O1, "whole", programs=("timm",), options=WHOLE),
-    "jpeg_whole": Setting(O1, "whole", programs=("jpeg",), options=WHOLE),
-    "tiny": TINY,
-    "tiny_max": TINY._replace(kind="whole", options=("TRAIN.COMPILE=max",), variables=NO_GEMM_TUNING),
-    "stream_compiled": Setting(O1, "compiled", options=STREAM),
-    "dropout_compiled": Setting(O1, "compiled", options=DROPOUT),
-    "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
-    "resnet50": Setting(O1, model=("-model=resnet50",)),
-    "resnet50_nchw": Setting(O1, options=("MODEL.CHANNELS_LAST=false",), model=("-model=resnet50",)),
-    "fp32": Setting("fp32", "eager_fp32"),
     "tf32": Setting("tf32"),
-    "deterministic": Setting(O1, options=("DETERMINISTIC=true",)),
-    "O1_small": Setting(O1, small=True),
+    "tiny": Setting(O1, small=True, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50),
 }
-STRATEGIES = {  # with several GPUs
-    "ddp": ("PARALLEL.STRATEGY=ddp",),
-    "fsdp": FSDP,
-    "ddp_bf16": ("PARALLEL.COMM_HOOK=bf16",),
-    "ddp_5mb": ("PARALLEL.BUCKET_MB=5",),
-    "ddp_100mb": ("PARALLEL.BUCKET_MB=100",),
-    "fsdp_kept": (*FSDP, "PARALLEL.RESHARD_AFTER_FORWARD=false"),
-    "fsdp_checkpointing": (*FSDP, "MODEL.GRAD_CHECKPOINTING=true"),
-}
-TRAINING |= {
-    name: Setting(O1, "ranks", small=True, programs=("ranks",), options=options) for name, options in STRATEGIES.items()
-}
-WORKS: dict[Setting, str] = {}  # work -> the first part that has it
-for _name, _setting in TRAINING.items():
-    if _setting.kind != "ranks":
-        WORKS.setdefault(_setting.work(), _name)
 
 
 def main(argv: list[str]) -> int:
@@ -140,8 +101,8 @@ def main(argv: list[str]) -> int:
     parts = build_parts(flags, [*DEFAULTS, *rest])
     file = flags.output / "figures.json"
     records: Records = read_json(file)
-    names = flags.parts and flags.parts.replace("tables", ",".join(TABLES))
-    selected = parse_names("parts", names, parts) if names else [name for name in parts if name not in records]
+    left = [name for name in parts if name not in records]
+    selected = parse_names("parts", flags.parts, parts) if flags.parts else left
     if not visible_gpus():
         print("warning: no GPU is visible; the parts run on the CPU", file=sys.stderr)
     flags.output.mkdir(parents=True, exist_ok=True)
@@ -155,7 +116,6 @@ def main(argv: list[str]) -> int:
             print(f"{name}: {records[name]['outcome']}", file=sys.stderr, flush=True)
             has_failed |= not records[name]["outcome"].startswith("done")
     print(page(records, command))
-    shutil.make_archive(str(flags.output), "gztar", flags.output)
     if left := [name for name in parts if name not in records]:
         print(f"Not run yet: {', '.join(left)}. The same command without -parts runs them.")
     return int(has_failed)
@@ -164,7 +124,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = flag_parser(SCRIPT, "Measures a machine with a GPU within a given time.")
     add_flag(parser, "output", type=Path, default="gpu_figures", metavar="FOLDER", help="default: gpu_figures")
-    parts = f"of {', '.join(('machine', *TRAINING))}, ..., tables (default: all that have not run)"
+    parts = f"of {', '.join(TRAINING)}, profile, ..., tests (default: all that have not run)"
     add_flag(parser, "parts", metavar="A,B", help=parts)
     add_flag(parser, "minutes", type=float, default=9.0, metavar="N", help="total time (default: 9)")
     add_flag(parser, "small_batch", type=positive, default=64, metavar="N", help="of `_small` parts (default: 64)")
@@ -176,57 +136,38 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
-    """The parts that can run here: with `-timm_train` timm's, with several GPUs the strategies of PARALLEL.
-
-    rest: flags of main_single_gpu.py.
-    """
+    """The parts that can run here: with `-timm_train` timm's. rest: flags of main_single_gpu.py."""
     workers = f"-num_workers={default_num_workers(own_share(), on_gpu=visible_gpus() > 0)}"
     small, large = ([f"-batch_size={size}", workers] for size in (flags.small_batch, flags.large_batch))
 
     def script(name: str, part: str) -> list[str]:
         return [*PYTHON, str(ROOT / f"scripts/benchmarks/{name}.py"), f"-json={flags.output / part}.json"]
 
-    def profile(name: str, *compile_flags: str) -> Part:
-        command = [*PYTHON, str(ENTRY), *rest, *large, *ready_flags(), "-profile", f"-output={flags.output / name}"]
-        return Part([*command, *compile_flags, "-opts", *MODES[O1], *READY_OPTIONS], LIMITS[name])
-
-    def training(name: str) -> Part:
-        setting = TRAINING[name]
-        batch_size, limit = flags.small_batch if setting.small else flags.large_batch, LIMITS[setting.kind]
+    def training(name: str, setting: Setting) -> Part:
+        batch_size = flags.small_batch if setting.small else flags.large_batch
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
         steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
         command = ["env", *setting.variables] if setting.variables else []
         command += [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
-        command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}", f"-limit={limit}"]
+        command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
+        command += [f"-limit={setting.limit}"]
         command += [f"-timm_train={flags.timm_train}"] if "timm" in setting.programs else []
-        command += [*(setting.model or rest), *(small if setting.small else large)]
-        command += [] if setting.kind.startswith(("eager", "ranks")) else ["-compile"]
+        command += [*(setting.model or rest), *(small if setting.small else large), *["-compile"] * setting.compiles]
         command += ["-opts", *MODES[setting.mode], *setting.options]
-        return Part(command, limit * len(setting.programs))
+        return Part(command, setting.limit * len(setting.programs))
 
-    def tests(name: str, *paths: str) -> Part:
-        options = ["-m", "gpu", "-v", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
-        # SIGINT makes pytest print the failures so far.
-        return Part([*PYTHON, "-m", "pytest", *paths, *options], LIMITS[name], signal.SIGINT)
+    def profile(name: str, limit_seconds: float, *compile_flags: str) -> Part:
+        command = [*PYTHON, str(ENTRY), *rest, *large, *ready_flags(), "-profile", f"-output={flags.output / name}"]
+        return Part([*command, *compile_flags, "-opts", *MODES[O1], *READY_OPTIONS], limit_seconds)
 
-    files = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path != COMPILE_TESTS)
-    gpu_tests = [str(path) for path in files if GPU_TEST.search(path.read_text())]
-    batch_sizes = [f"-small_batch={flags.small_batch}", f"-large_batch={flags.large_batch}"]
-    left_out = () if flags.timm_train else ("timm",)
-    left_out += () if visible_gpus() > 1 else tuple(STRATEGIES)
-    first, second, *others = [name for name in TRAINING if name not in left_out]
-    number = others.index("jpeg")
+    trainings = {name: one for name, one in TRAINING.items() if flags.timm_train or "timm" not in one.programs}
     return {
-        "machine": Part([*script("machine", "machine"), *batch_sizes, *rest], LIMITS["machine"]),
-        **{name: training(name) for name in (first, second)},
-        "profile": profile("profile"),
-        "profile_compiled": profile("profile_compiled", "-compile"),
-        **{name: training(name) for name in others[:number]},
-        "tests": tests("tests", *gpu_tests, f"--deselect={AUTOTUNED_TEST}"),
-        **{name: training(name) for name in others[number:]},
-        "tests_compile": tests("tests_compile", str(COMPILE_TESTS), str(ROOT / AUTOTUNED_TEST)),
-        "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], LIMITS["loaders"]),
-        **{name: Part([*script("benchmark_amp", name), f"-table={name}"], LIMITS[name]) for name in TABLES},
+        **{name: training(name, one) for name, one in trainings.items()},
+        "profile": profile("profile", 60),
+        "profile_compiled": profile("profile_compiled", 100, "-compile"),
+        "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], 90),
+        # SIGINT makes pytest print the failures so far.
+        "tests": Part([*PYTHON, "-m", "pytest", str(ROOT / "tests"), *PYTEST], 300, signal.SIGINT),
     }
 
 
@@ -263,44 +204,17 @@ def run_part(name: str, part: Part, folder: Path) -> dict[str, Any]:
     return {"outcome": outcome, "seconds": seconds, "result": result}
 
 
-INVALID = ": invalid, the device was busy when the floor was measured"
-
-
 def page(records: Records, command: str) -> str:
-    """The device, the figures of the training parts, and the outcome of each part."""
-    machine = (records.get("machine") or {}).get("result") or {}
-    texts = ["# GPU figures", f"`{command}`"]
-    if machine:
-        floors = machine["floors"].items()
-        speeds = (f"{name} {one['flops'] / one['kernel_seconds'] / 1e12:.4g}" for name, one in floors)
-        texts.append(
-            f"{machine['device']}, torch {machine['torch']}. Copies within its memory, read and written: "
-            f"{machine['copy_bytes_per_second'] / 1e12:.3g} TB/s. Matrix products and attention, TFLOP/s: "
-            f"{', '.join(speeds)}."
-        )
-    columns = {"images/s": speed, "share of the eager floor": lambda one: one["share"], "peak memory (GB)": memory}
-    texts.append(figures_table(training_figures(records, machine), columns))
-    outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
-    texts.append(markdown_table(["part", "outcome", "seconds"], outcomes))
-    texts.append("The output of each part is in its .txt file; `loaders.txt` and the parts of `tables` have tables.")
-    return "\n\n".join(texts) + "\n"
-
-
-def training_figures(records: Records, machine: dict[str, Any]) -> Figures:
-    """The programs of the training parts. share: of the speed that the floor of the step allows, run eagerly."""
+    """The figures of the training parts, and the outcome of each part."""
     figures: Figures = {}
     for name, setting in TRAINING.items():
         result = (records.get(name) or {}).get("result") or {}
-        floor = machine.get("floors", {}).get(WORKS.get(setting.work()))
-        for program, one in result.get("figures", {}).items():
-            share = ""
-            if floor and SPEED in one and program != "ranks":
-                seconds = floor["kernel_seconds"] + floor["other_bytes"] / machine["copy_bytes_per_second"]
-                ratio = one[SPEED][0] * seconds / floor["batch_size"]
-                share = f"{ratio:.1%}{INVALID if ratio > 1 and setting.kind.startswith('eager') else ''}"
-            if one:  # else its turn has not ended
-                figures[f"{name}: {setting.mode}, {program}"] = one | {"share": share}
-    return figures
+        found = {program: one for program, one in result.get("figures", {}).items() if one}  # others: not ended
+        figures |= {f"{name}: {setting.mode}, {program}": one for program, one in found.items()}
+    outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
+    texts = ["# GPU figures", f"`{command}`", figures_table(figures, {"images/s": speed, "peak memory (GB)": memory})]
+    texts += [markdown_table(["part", "outcome", "seconds"], outcomes), "The output of each part is in its .txt file."]
+    return "\n\n".join(texts) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Compares the speed of reading images with timm's `create_loader`.
 
     python scripts/benchmarks/benchmark_input.py -json input.json
-    python scripts/benchmarks/benchmark_input.py -sources
 
 All contenders read the same files and apply the same transforms. `-timm_train PATH` adds the time from the command to
 the first log line with a loss, beside timm's train.py. See docs/benchmarks.md.
@@ -9,7 +8,6 @@ the first log line with a loss, beside timm's train.py. See docs/benchmarks.md.
 
 import contextlib
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,8 +33,7 @@ from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
 from datasets.transforms.device import TrainTransform
 from datasets.transforms.host import build_host_transform, random_crop_box, resize
-from scripts import make_shards
-from scripts.benchmarks.benchmark_train import CAMERA, IMAGENET, MODEL, link_images, make_images
+from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import build_program, first_step, group_cpu_seconds
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
 from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed
@@ -45,7 +42,6 @@ from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
-from utils.system import require
 
 SCRIPT = "benchmarks/benchmark_input.py"
 DEFAULTS = ["-batch_size=32", "-num_workers=2"]
@@ -54,27 +50,18 @@ _ENTRIES = 3000  # images of the folder that the programs of the first step scan
 _LIMIT_SECONDS = 600  # of a first step
 ENDLESS_EPOCHS = 10**6
 EPOCH = 20_000  # links of the loaders: long enough that pauses between epochs do not count
-ENTRIES = 8192  # files of the sources, 0.9 GB: more than a cold turn reads
-SHARD_MB = 4  # two windows of 16 shards, which may be there when a cold turn begins, have 1,200 images
-CACHE_GB = 4.0
 NUM_CLASSES = 1000
 _LIMIT_CROPS = 4096
 
 Streams = dict[str, Callable[[], Iterator[int]]]  # name -> starts a stream; its items are numbers of ready images
 OURS, UINT8, TIMM, LIMIT = "ours", "ours, uint8", "timm create_loader", "decode and resize"
 ALONE = ", one process"
-FOLDER, LOCAL = "folder", "tar, local"
-FOLDER_UINT8, SMALL = "folder, uint8", "tar, local, -size 256, uint8"
-COLD, WARM, UNCACHED = (f"tar over HTTP, {cache}" for cache in ("cold cache", "warm cache", "no cache"))
 RATIOS = [(OURS, TIMM), (OURS, LIMIT), (UINT8, LIMIT), (UINT8 + ALONE, LIMIT + ALONE)]
-RATIOS += [*((name, FOLDER) for name in (LOCAL, COLD, WARM, UNCACHED)), (SMALL, FOLDER_UINT8)]
 
 
 def main(argv: list[str]) -> int:
     parser = flag_parser(SCRIPT, "Compares the speed of our loader with timm's.")
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
-    add_flag(parser, "camera", action="store_true", help="make JPEGs of 2000x1500 instead of 500x375")
-    add_flag(parser, "sources", action="store_true", help="compare a folder and tar shards instead of loaders")
     add_timm_flag(parser)
     add_flag(parser, "rounds", type=positive, default=3, metavar="N", help="turns of each contender (default: 3)")
     add_flag(parser, "seconds", type=float, default=2.0, metavar="S", help="length of a turn (default: 2)")
@@ -86,14 +73,12 @@ def main(argv: list[str]) -> int:
         raise UserError("DATA: the comparison has random crops and flips of RGB images only; remove AFFINE_* and gray")
     if not config.data.num_workers:
         raise UserError("-num_workers 0: the loaders need one worker or more")
-    if flags.sources:
-        require("-sources", "obstore", "braceexpand")
     context = single_process()
     torch.set_num_threads(1)  # the workers occupy the cores
     with TemporaryDirectory() as temporary:
         folder, programs = Path(temporary), {}
-        images = flags.data or make_images(folder / "images", CAMERA if flags.camera else IMAGENET)
-        streams = (source_streams if flags.sources else loader_streams)(images, folder, config, context)
+        images = flags.data or make_images(folder / "images")
+        streams = loader_streams(images, folder, config, context)
         if flags.timm_train:
             start, argv_of_model = folder / "start", [*MODEL, *rest]
             check_comparable(parse_command_line(argv_of_model).config)
@@ -118,10 +103,10 @@ def tables(figures: Figures) -> list[str]:
     texts = [figures_table(streams, {"images/s": speed, "per CPU second": lambda one: speed(one, PER_CPU)})]
     texts.append(ratio_table(figures, RATIOS, PER_CPU, "of images per CPU second"))
     if starts:
-        wall, cpu = (partial(speed, figure=figure) for figure in ("wall_seconds", "cpu_seconds"))
-        texts.append(figures_table(starts, {"first step, wall (s)": wall, "CPU (s)": cpu}))
-        texts.append(ratio_table(starts, [tuple(FIRST_STEPS)], "wall_seconds", "of wall seconds"))
-        texts.append(ratio_table(starts, [tuple(FIRST_STEPS)], "cpu_seconds", "of CPU seconds"))
+        units = {"wall_seconds": "wall seconds to the first step", "cpu_seconds": "its CPU seconds"}
+        columns = {unit: partial(speed, figure=figure) for figure, unit in units.items()}
+        texts.append(figures_table(starts, columns))
+        texts += [ratio_table(starts, [tuple(FIRST_STEPS)], figure, f"of {unit}") for figure, unit in units.items()]
     return texts
 
 
@@ -138,40 +123,6 @@ def loader_streams(images: Path, folder: Path, config: Config, context: ProcessC
         UINT8 + ALONE: lambda: our_batches(alone, context, normalizes=False),
         LIMIT + ALONE: lambda: limit_batches(alone, context),
     }
-
-
-def source_streams(images: Path, folder: Path, config: Config, context: ProcessContext) -> Streams:
-    """A folder and tar shards with copies of the images, and, if DATA_PATH is a URL, the shards of a web server.
-
-    Each turn starts a fresh loader, a cold turn with an empty cache. All files of this machine are in the memory of the
-    operating system. See docs/benchmarks.md.
-    """
-    link_images(images, folder / "files", ENTRIES, copies=True)
-    data, url = ["-dataset=folder", f"-data_path={folder / 'files'}"], config.data.data_path
-    with contextlib.redirect_stdout(sys.stderr):
-        make_shards.main([*data, f"-output={folder / 'shards'}", f"-shard_mb={SHARD_MB}"])
-        make_shards.main([*data, f"-output={folder / 'small'}", f"-shard_mb={SHARD_MB}", "-size=256"])
-
-    def ours(dataset: str, path: Path | str, cache: str = "", normalizes: bool = True) -> Iterator[int]:
-        cache_dir, cache_gb = str(folder / (cache or "no-cache")), CACHE_GB if cache else 0.0
-        source = config.with_data(dataset=dataset, data_path=str(path), cache_dir=cache_dir, cache_gb=cache_gb)
-        return our_batches(source, context, normalizes)
-
-    def cold() -> Iterator[int]:
-        shutil.rmtree(folder / "cold", ignore_errors=True)
-        return ours("tar", url, "cold")
-
-    streams: Streams = {
-        FOLDER: lambda: ours("folder", folder / "files"),
-        LOCAL: lambda: ours("tar", folder / "shards"),
-        FOLDER_UINT8: lambda: ours("folder", folder / "files", normalizes=False),
-        SMALL: lambda: ours("tar", folder / "small", normalizes=False),
-    }
-    if "://" in url:
-        streams |= {COLD: cold, WARM: lambda: ours("tar", url, "warm"), UNCACHED: lambda: ours("tar", url)}
-        with contextlib.closing(streams[WARM]()) as stream:  # downloads the shards of an epoch
-            sum(islice(stream, ENTRIES // config.data.batch_size))
-    return streams
 
 
 def measure_turn(

@@ -1,6 +1,7 @@
 """Compares training through the entry script with a bare loop of the same model and with timm's train.py.
 
     python scripts/benchmarks/benchmark_train.py -timm_train ~/pytorch-image-models/train.py -json train.json
+    python scripts/benchmarks/benchmark_train.py -programs=ready -modes=fp32,O1-bf16,O2-bf16
 
 By default without dropout, because timm's train.py has none by default. The JPEGs have the file size of photographs.
 See docs/benchmarks.md.
@@ -13,7 +14,6 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -29,10 +29,10 @@ from datasets.batch import PREFETCH_FACTOR
 from datasets.transforms.device import Normalize
 from engine.training.batch_size import build_state, ready_batches
 from engine.training.optimizer import build_optimizer, set_lr
-from scripts.benchmarks.programs import PROGRAMS, add_turn_flags, build_program, parse_names, run_turn
+from scripts.benchmarks.programs import MODES, PROGRAMS, build_program, parse_names, run_turn
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
-from scripts.benchmarks.turns import Figures, compare, figures_table, memory, speed
-from scripts.flags import add_flag, flag_parser, split_flags
+from scripts.benchmarks.turns import CORES, Columns, Figures, compare, figures_table, median_and_range, memory, speed
+from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import peak_memory_bytes, synchronize, visible_gpus
 from utils.distributed import single_process
 from utils.errors import UserError
@@ -43,29 +43,21 @@ QUALITY = 90
 _GRAIN = 16  # pixels between the random colors that a picture interpolates
 
 
-class Size(NamedTuple):
-    """`count` images to make; `noise` is its standard deviation, on a scale of 255, and sets the size of the files."""
+def make_images(folder: Path, size: tuple[int, int] = (500, 375), count: int = 256, noise: float = 16.7) -> Path:
+    """Writes different JPEGs, smooth colors with noise, to class folders in `folder`; returns it.
 
-    width: int
-    height: int
-    noise: float
-    count: int
-
-
-IMAGENET, CAMERA = Size(500, 375, 16.7, 256), Size(2000, 1500, 4.5, 64)  # about 106 KB and 1 MB
-
-
-def make_images(folder: Path, size: Size) -> Path:
-    """Writes different JPEGs, smooth colors with noise, to class folders in `folder`; returns it."""
+    size: width, height. noise: its standard deviation, on a scale of 255, which sets the size of the files: about 106
+    KB by default.
+    """
     rng = np.random.default_rng(0)
-    shape = (size.height, size.width)
-    for number in range(size.count):
+    shape = size[::-1]
+    for number in range(count):
         parent = folder / f"class{number % CLASSES}"
         parent.mkdir(parents=True, exist_ok=True)
         colors = rng.integers(0, 256, (*(side // _GRAIN + 1 for side in shape), 3), dtype=np.uint8)
-        smooth = np.asarray(Image.fromarray(colors).resize(shape[::-1], Image.Resampling.BICUBIC))
-        noise = size.noise * rng.standard_normal((*shape, 1), dtype=np.float32)  # of the brightness
-        picture = Image.fromarray(np.clip(smooth + noise, 0, 255).astype(np.uint8))
+        smooth = np.asarray(Image.fromarray(colors).resize(size, Image.Resampling.BICUBIC))
+        grain = noise * rng.standard_normal((*shape, 1), dtype=np.float32)  # of the brightness
+        picture = Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8))
         picture.save(parent / f"{number:08d}.jpg", quality=QUALITY)
     return folder
 
@@ -116,27 +108,31 @@ def main(argv: list[str]) -> int:
     if flags.worker:
         for line in run_bare_loop(config, flags.interval):
             print(line, flush=True)
-    names = checked_programs(flags, config)
+    contenders, size = checked_contenders(flags, rest), config.data.batch_size
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if set(names) - {"ready", "ranks", "bare"}:
-            images = flags.data or make_images(folder / "images", IMAGENET)
+        if not {"ready", "bare"}.issuperset(name for name, _ in contenders.values()):
+            images = flags.data or make_images(folder / "images")
             # An epoch has at least the steps of a turn.
             steps = flags.warmup + flags.steps + (PREFETCH_FACTOR + 1) * config.data.num_workers + 3 * flags.interval
-            link_images(images, folder / "data", entries=steps * config.data.batch_size)
-        programs = {name: build_program(name, rest, flags.interval, folder, flags.timm_train) for name in names}
-        size = config.data.batch_size
+            link_images(images, folder / "data", entries=steps * size)
+        programs = {
+            label: build_program(name, words, flags.interval, folder, flags.timm_train)
+            for label, (name, words) in contenders.items()
+        }
 
-        def measure(name: str, _: int) -> dict[str, float]:
-            ranks = max(1, visible_gpus()) if name == "ranks" else 1
-            return run_turn(programs[name], flags.warmup, flags.steps, flags.limit, ranks * size)
+        def measure(label: str, _: int) -> dict[str, float]:
+            return run_turn(programs[label], flags.warmup, flags.steps, flags.limit, size)
 
-        def texts(figures: Figures) -> list[str]:
-            heading = f"{flags.rounds} turns of {flags.steps} steps each, after {flags.warmup} warm-up steps:"
-            return [f"{heading}\n\n{figures_table(figures, {'images/s': speed, 'peak memory (GB)': memory})}"]
-
-        compare(SCRIPT, argv, size, names, flags.rounds, measure, texts, flags.json, RATIOS)
+        first, *others = contenders
+        pairs = [(other, first) for other in others] if flags.modes else RATIOS
+        compare(SCRIPT, argv, size, contenders, flags.rounds, measure, tables, flags.json, pairs)
     return 0
+
+
+def tables(figures: Figures) -> list[str]:
+    columns: Columns = {"images/s": speed, "CPU cores": lambda one: median_and_range(one[CORES], ".1f")}
+    return [figures_table(figures, columns | {"peak memory (GB)": memory})]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,24 +140,40 @@ def _parser() -> argparse.ArgumentParser:
     add_timm_flag(parser)
     add_flag(parser, "data", type=Path, metavar="FOLDER", help="class folders of JPEGs (default: made by the script)")
     programs = "; ".join(f"{name}: {text}" for name, text in PROGRAMS.items())
-    add_flag(parser, "programs", metavar="A,B", help=f"{programs} (default: all that can run here, but ranks)")
-    add_turn_flags(parser, rounds=6, warmup=8, steps=12)
+    add_flag(parser, "programs", metavar="A,B", help=f"{programs} (default: all that can run here)")
+    modes = f"each program in these precisions, of {', '.join(MODES)} (default: the recipe's)"
+    add_flag(parser, "modes", metavar="A,B", help=modes)
+    add_flag(parser, "rounds", type=positive, default=6, metavar="N", help="turns of each (default: 6)")
+    add_flag(parser, "warmup", type=positive, default=8, metavar="N", help="steps before (default: 8)")
+    add_flag(parser, "steps", type=positive, default=12, metavar="N", help="timed steps (default: 12)")
+    add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
+    add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
     add_flag(parser, "worker", action="store_true", help=argparse.SUPPRESS)  # run the bare loop in this process
     return parser
 
 
-def checked_programs(flags: argparse.Namespace, config: Config) -> list[str]:
-    """The programs to run. Raises UserError for flags and options that cannot be compared."""
+def checked_contenders(flags: argparse.Namespace, rest: list[str]) -> dict[str, tuple[str, list[str]]]:
+    """By label: the program, and its flags of main_single_gpu.py.
+
+    Raises UserError for flags and options that cannot be compared.
+    """
     timms = () if flags.timm_train is None else ("timm",) if visible_gpus() else ("timm", "timm_explicit")
     names = parse_names("programs", flags.programs, PROGRAMS) if flags.programs else ["jpeg", "ready", "bare", *timms]
-    if any(name.startswith("timm") for name in names):
-        if flags.timm_train is None:
-            raise UserError("-programs timm: needs -timm_train PATH, the train.py of a checkout of timm")
-        check_comparable(config)
-    check_supported(config.train)
-    if config.amp.enabled and config.amp.level != "O1" and any(name in OTHERS for name in names):
-        raise UserError(f"AMP.LEVEL {config.amp.level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")
-    return names
+    contenders = {name: (name, rest) for name in names}
+    if flags.modes:
+        modes = parse_names("modes", flags.modes, MODES)
+        contenders = {f"{name}, {mode}": (name, [*rest, "-opts", *MODES[mode]]) for mode in modes for name in names}
+    for name, words in contenders.values():
+        config = parse_command_line(words).config
+        check_supported(config.train)
+        if name.startswith("timm"):
+            if flags.timm_train is None:
+                raise UserError("-programs timm: needs -timm_train PATH, the train.py of a checkout of timm")
+            check_comparable(config)
+        if config.amp.enabled and config.amp.level != "O1" and name in OTHERS:
+            level = f"AMP.LEVEL {config.amp.level}"
+            raise UserError(f"{level}: {', '.join(OTHERS)} support O1 only; use -programs=jpeg,ready")
+    return contenders
 
 
 def check_supported(train: Train) -> None:

@@ -6,8 +6,10 @@ The recipe is parity.yaml; an option that timm_command.py cannot translate is an
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -19,13 +21,15 @@ from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
-from scripts.benchmarks.programs import ENTRY, final_top1
+from scripts.benchmarks.programs import ENTRY, failure_reason
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, add_timm_flag, check_recipe, timm_flags
 from scripts.benchmarks.turns import NOISE, Figures, compare, seed_table
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.distributed import single_process
+from utils.errors import UserError
 from utils.processes.entry import run_and_report_errors
+from utils.tables import read_rows
 
 SCRIPT = "benchmarks/parity.py"
 RECIPE = f"-cfg={Path(__file__).with_suffix('.yaml')}"
@@ -51,11 +55,12 @@ def main(argv: list[str]) -> int:
             command = timm_command(flags.timm_train, rest, seed, data, output, flags.own_weights)
             return {"top1": final_top1(command, output, "summary.csv", "eval_top1")}
 
-        def texts(figures: Figures) -> list[str]:
-            return [seed_table(figures, baseline="timm"), NOISE]
-
-        compare(SCRIPT, argv, config.data.batch_size, ("ours", "timm"), flags.seeds, train, texts, flags.json)
+        compare(SCRIPT, argv, config.data.batch_size, ("ours", "timm"), flags.seeds, train, tables, flags.json)
     return 0
+
+
+def tables(figures: Figures) -> list[str]:
+    return [seed_table(figures, baseline="timm"), NOISE]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,6 +81,21 @@ def write_image_folder(data: Data, folder: Path) -> None:
             path = folder / split / samples.class_names[target] / f"{index:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image[0]).save(path)
+
+
+def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
+    """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file in a new folder of `output`.
+
+    Raises UserError: the program failed, or the file has no such value.
+    """
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode:
+        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
+    paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)
+    rows = read_rows(paths[-1]) if paths else []
+    if not rows or not rows[-1].get(column):
+        raise UserError(f"{paths[-1] if paths else output / '*' / table}: has no {column} of the last epoch")
+    return float(rows[-1][column])
 
 
 def timm_command(

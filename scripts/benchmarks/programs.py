@@ -1,6 +1,5 @@
 """The programs that benchmarks compare, each in processes of its own, and their speed, read from their logs."""
 
-import argparse
 import os
 import re
 import signal
@@ -15,16 +14,14 @@ from typing import NamedTuple
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, timm_flags
-from scripts.flags import add_flag, positive
+from scripts.benchmarks.turns import CORES, SPEED
 from utils.device import visible_gpus
 from utils.errors import UserError, did_you_mean
-from utils.tables import read_rows
 
 ENTRY = Path(__file__).parents[2] / "main_single_gpu.py"
 PROGRAMS = {
     "jpeg": "main_single_gpu.py on JPEGs",
     "ready": "main_single_gpu.py on random images in memory, without crops",
-    "ranks": "main_multi_gpu.py on the same, with one process per visible GPU",
     "bare": "a bare loop on ready tensors",
     "timm": "timm's train.py on the JPEGs",
     "timm_explicit": "the same with explicit attention, its best setting on a CPU",
@@ -35,10 +32,10 @@ MODES |= {
     for level in ("O1", "O2", "O3")
     for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"))
 }
-# Log lines with the step of the epoch, and with the figures that the program logs
+# Log lines with the step of the epoch, and the memory if the program logs it
 OURS = re.compile(
     r"Epoch\[(?P<epoch>\d+)/\d+\], Step\[(?P<step>\d+)/(?P<steps_per_epoch>\d+)\],.*"
-    r", (?P<gigabytes>[\d.]+)G(?:, wait (?P<wait>\d+)%)?(?:,|$)"
+    r", (?P<gigabytes>[\d.]+)G(?:,|$)"
 )
 TIMM = re.compile(r"Train: 0 \[ *(?P<step>\d+)/")
 BARE = re.compile(r"^bare loop, step (?P<step>\d+), (?P<gigabytes>[\d.]+)G$")
@@ -58,8 +55,6 @@ def build_program(
 ) -> Program:
     """A program of PROGRAMS with the flags `argv` of main_single_gpu.py, without evaluations and checkpoints.
 
-    `recipe` is main_single_gpu.py on the images that `argv` names.
-
     interval: steps between log lines. folder: has the JPEGs in `data`; gets the folders of the runs. timm_train: timm's
     train.py. val_split: the split that it opens.
     """
@@ -71,28 +66,17 @@ def build_program(
         words = timm_flags(config, folder / "data", folder / "timm", interval, val_split)
         explicit = EXPLICIT_ATTENTION if name == "timm_explicit" else []
         return Program([*explicit, sys.executable, str(timm_train), *words], TIMM, config.data.num_workers > 0)
-    data = {"jpeg": ["-dataset=folder", f"-data_path={folder / 'data'}"], "recipe": []}.get(name)
+    data = ready_flags() if name == "ready" else ["-dataset=folder", f"-data_path={folder / 'data'}"]
     options = [f"REPORT_FREQ={interval}", "VALIDATE_FREQ=1000000", "SAVE_FREQ=1000000", "SAVE_FREQ_MINUTES=null"]
-    options += READY_OPTIONS if data is None else []
-    words = [*argv, *(ready_flags() if data is None else data), f"-output={folder / name}", "-opts", *options]
-    entry = ENTRY.with_name("main_multi_gpu.py") if name == "ranks" else ENTRY
-    # The child processes of the script with several ranks are the ranks.
-    prefetches = name != "ranks" and parse_command_line(words).config.data.num_workers != 0
-    return Program([sys.executable, str(entry), *words], OURS, prefetches)
+    options += READY_OPTIONS if name == "ready" else []
+    words = [*argv, *data, f"-output={folder / name}", "-opts", *options]
+    prefetches = parse_command_line(words).config.data.num_workers != 0
+    return Program([sys.executable, str(ENTRY), *words], OURS, prefetches)
 
 
 def ready_flags() -> list[str]:
     """Random images in memory. On a CPU a worker would take a core from the model."""
     return ["-dataset=fake", *([] if visible_gpus() else ["-num_workers=0"])]
-
-
-def add_turn_flags(parser: argparse.ArgumentParser, rounds: int, warmup: int, steps: int) -> None:
-    """Adds the flags of a benchmark that calls `run_turn` in turns, with these defaults."""
-    add_flag(parser, "rounds", type=positive, default=rounds, metavar="N", help=f"turns of each (default: {rounds})")
-    add_flag(parser, "warmup", type=positive, default=warmup, metavar="N", help=f"steps before (default: {warmup})")
-    add_flag(parser, "steps", type=positive, default=steps, metavar="N", help=f"timed steps (default: {steps})")
-    add_flag(parser, "interval", type=positive, default=4, metavar="N", help="steps between log lines (default: 4)")
-    add_flag(parser, "limit", type=positive, default=600, metavar="S", help="seconds per turn at most (default: 600)")
 
 
 def parse_names(flag: str, text: str, known: Iterable[str]) -> list[str]:
@@ -113,22 +97,6 @@ def failure_reason(status: int, lines: Sequence[str]) -> str:
     return "".join((ours or others or lines)[-1:]).strip() or f"ended with status {status}"
 
 
-def final_top1(command: Sequence[str], output: Path, table: str, column: str) -> float:
-    """Runs a training and returns the top-1 of its last epoch in percent, from a CSV file of its run.
-
-    output: the program creates the folder of its run there, with the file `table`.
-    Raises UserError: the program failed, or the file has no such value.
-    """
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if process.returncode:
-        raise UserError(failure_reason(process.returncode, process.stderr.splitlines()))
-    paths = sorted(output.glob(f"*/{table}"), key=lambda path: path.stat().st_mtime)
-    rows = read_rows(paths[-1]) if paths else []
-    if not rows or not rows[-1].get(column):
-        raise UserError(f"{paths[-1] if paths else output / '*' / table}: has no {column} of the last epoch")
-    return float(rows[-1][column])
-
-
 def run_turn(
     program: Program, warmup: int, steps: int, limit_seconds: float, images_per_step: int = 1
 ) -> dict[str, float]:
@@ -136,10 +104,7 @@ def run_turn(
 
     A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
 
-    Returns:
-        images_per_second, cpu_seconds_per_second; if the program logs them, peak_memory_bytes and data_wait_share
-        (below 5%: 0).
-
+    Returns the images/s, the CPU seconds per second, and the peak memory if the program logs it.
     Raises UserError: the program ended, or took longer than `limit_seconds`.
     """
     with _Run(program, limit_seconds) as run:
@@ -148,20 +113,15 @@ def run_turn(
             before, first = first.arrived, run.next_reading()
         if program.prefetches:
             first = run.use_up_prefetched(quiet_seconds=max(1.0, 2 * (first.arrived - before)))
-        last, waited, cpu_before = first, 0.0, group_cpu_seconds(run.pid)
+        last, cpu_before = first, group_cpu_seconds(run.pid)
         while last.steps < first.steps + steps:
-            before, last = last.arrived, run.next_reading()
-            waited += last.data_wait_share * (last.arrived - before)
+            last = run.next_reading()
         seconds = last.arrived - first.arrived
         figures = {
-            "images_per_second": (last.steps - first.steps) * images_per_step / seconds,
-            "cpu_seconds_per_second": (group_cpu_seconds(run.pid) - cpu_before) / seconds,
+            SPEED: (last.steps - first.steps) * images_per_step / seconds,
+            CORES: (group_cpu_seconds(run.pid) - cpu_before) / seconds,
         }
-        if "gigabytes" in program.log.groupindex:
-            figures["peak_memory_bytes"] = last.memory_bytes
-        if "wait" in program.log.groupindex:
-            figures["data_wait_share"] = waited / seconds
-        return figures
+        return figures | ({"peak_memory_bytes": last.memory_bytes} if last.memory_bytes else {})
 
 
 def first_step(program: Program, limit_seconds: float) -> dict[str, float]:
@@ -192,7 +152,6 @@ class Reading(NamedTuple):
 
     steps: int
     memory_bytes: float = 0.0
-    data_wait_share: float = 0.0
     arrived: float = 0.0
 
 
@@ -202,7 +161,7 @@ def read_line(pattern: re.Pattern[str], line: str) -> Reading | None:
         return None
     found = {name: float(text or 0) for name, text in match.groupdict().items()}
     steps = (found.get("epoch", 1) - 1) * found.get("steps_per_epoch", 0) + found["step"] + 1
-    return Reading(int(steps), found.get("gigabytes", 0) * 1e9, found.get("wait", 0) / 100)
+    return Reading(int(steps), found.get("gigabytes", 0) * 1e9)
 
 
 class _Run:

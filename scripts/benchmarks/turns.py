@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from statistics import mean, median, stdev, variance
 from typing import Any
@@ -28,6 +27,7 @@ Measure = Callable[[str, int], dict[str, float]]
 Columns = dict[str, Callable[[dict[str, Any]], str]]  # header -> the cell for the figures of a contender
 Pairs = Iterable[tuple[str, str]]
 SPEED = "images_per_second"
+CORES = "cpu_seconds_per_second"
 PER_CPU = "images_per_cpu_second"  # other programs of a busy machine hardly change it
 NOISE = "A difference of less than two standard errors is within the noise of seeds."
 
@@ -56,17 +56,15 @@ def compare(
             environment = {
                 "device": device_name(torch.device("cuda" if visible_gpus() else "cpu")),
                 "threads": torch.get_num_threads(),
+                "load before": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
                 "torch": torch.__version__,
-                "load": f"{_LOAD:.1f} on {os.cpu_count() or 1} cores",
-                "batch_size": batch_size,
+                "batch size": batch_size,
                 "command": f"python scripts/{script} {shlex.join(argv)}",
             }
-            text = (
-                "{device}, {threads} threads, load before {load}, torch {torch}, batch size {batch_size}: `{command}`"
-            )
             table, *others = texts(figures)
             ratios = [ratio_table(figures, pairs)] if pairs else []
-            print(text.format(**environment), table, *ratios, *others, sep="\n\n")
+            found = ", ".join(f"{name} {value}" for name, value in environment.items())
+            print(found, table, *ratios, *others, sep="\n\n")
             write_json(file, {"environment": environment, "figures": figures, "ratios": speed_ratios(figures, pairs)})
 
 
@@ -106,20 +104,15 @@ def speed_ratios(figures: Figures, pairs: Pairs, figure: str = SPEED) -> dict[st
     }
 
 
-def figures_table(figures: Figures, columns: Columns, published: Sequence[str] = ()) -> str:
-    """A row per contender, with the reason if it failed.
-
-    published: the cells of a row below each contender's, separated by '|'.
-    """
+def figures_table(figures: Figures, columns: Columns) -> str:
+    """A row per contender, with the reason if it failed."""
     rows = []
-    for (name, one), line in zip_longest(figures.items(), published, fillvalue=""):
+    for name, one in figures.items():
         if "failed" in one:
             cells = [f"failed: {one['failed']}".replace("|", "\\|"), *[""] * (len(columns) - 1)]
         else:
             cells = [cell(one) for cell in columns.values()]
         rows.append([name, *cells])
-        if line:
-            rows.append([f"{name}, published", *line.split("|")])
     return markdown_table(["", *columns], rows)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,27 +13,26 @@ from configs.command_line import parse_command_line
 from datasets.loading.loader import BatchReader, TrainBatches
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
-from scripts import make_shards
 from scripts.benchmarks import benchmark_input
-from scripts.benchmarks.benchmark_train import Size, link_images, make_images
-from tests.datasets.shards.range_server import range_server
+from scripts.benchmarks.benchmark_train import link_images, make_images
 from utils.errors import UserError
-
-SMALL = ["-rounds=2", "-batch_size=4", "-num_workers=1", "-image_size=32"]
-SMALL_SIZE = Size(64, 48, 0.0, count=16)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(benchmark_input, "IMAGENET", SMALL_SIZE)
+    monkeypatch.setattr(benchmark_input, "make_images", small_images)
     monkeypatch.setattr(benchmark_input, "EPOCH", 48)
 
 
-def linked(folder: Path, entries: int, size: Size = SMALL_SIZE) -> list[str]:
+def small_images(folder: Path, count: int = 16) -> Path:
+    return make_images(folder, (64, 48), count, noise=0.0)
+
+
+def linked(folder: Path, entries: int, count: int = 16) -> list[str]:
     """Links to images; the flags of a run on them."""
-    link_images(make_images(folder / "images", size), folder / "data", entries)
+    link_images(small_images(folder / "images", count), folder / "data", entries)
     data = ["-dataset=folder", f"-data_path={folder / 'data'}", "-batch_size=8", "-num_workers=0"]
     return [*data, "-image_size=32", "-opts", "MODEL.PATCH_SIZE=16"]
 
@@ -49,7 +47,7 @@ def test_mistakes_are_reported_before_the_measurements(argv, monkeypatch):
 def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     """Crops of the whole image that are always flipped have only one result."""
     whole = ["DATA.RANDOM_CROP_SCALE=[1.0, 1.0]", "DATA.RANDOM_CROP_RATIO=[1.3333333, 1.3333334]"]
-    argv = linked(tmp_path, 8, SMALL_SIZE._replace(count=8))
+    argv = linked(tmp_path, 8, count=8)
     config = parse_command_line([*argv, *whole, "DATA.HFLIP_PROB=1.0"]).config
     data, loaded = config.data, []
 
@@ -78,26 +76,6 @@ def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
     (samples,) = samples_for(config, cpu, "train")
     ours = TrainBatches(config, samples, cpu, plan_batches(config, 1)).iterate(0, 0, 1)
     assert torch.equal(torch.stack(decoded), torch.cat([batch.images for batch in ours]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_served", [False, True])
-def test_sources_are_compared(is_served, tmp_path, monkeypatch):
-    pytest.importorskip("obstore")
-    monkeypatch.setattr(benchmark_input, "ENTRIES", 64)
-    monkeypatch.setattr(benchmark_input, "SHARD_MB", 0.02)
-    argv = ["-sources", *SMALL, "-seconds=0.02", f"-json={tmp_path / 'a.json'}"]
-    if is_served:
-        make_images(tmp_path / "images", SMALL_SIZE)
-        link_images(tmp_path / "images", tmp_path / "data", 64, copies=True)
-        make_shards.main(["-dataset=folder", f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'shards'}"])
-    with range_server(tmp_path / "shards") if is_served else nullcontext() as server:
-        assert benchmark_input.main([*argv, *([f"-data_path={server.url}"] if server else [])]) == 0
-    result = json.loads((tmp_path / "a.json").read_text())
-    over_http = {benchmark_input.COLD, benchmark_input.WARM, benchmark_input.UNCACHED}
-    assert over_http & result["figures"].keys() == (over_http if is_served else set())
-    assert (len(result["figures"]), len(result["ratios"])) == ((7, 5) if is_served else (4, 2))
-    assert all(len(one["images_per_second"]) == 2 for one in result["figures"].values())
 
 
 def test_first_steps_beside_timms(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from conftest import TINY_VIT
 from configs.command_line import parse_command_line
 from engine.run.reporter import StepReport
 from scripts.benchmarks import benchmark_train
-from scripts.benchmarks.benchmark_train import DEFAULTS, Size, make_images
+from scripts.benchmarks.benchmark_train import DEFAULTS, make_images
 from scripts.benchmarks.programs import BARE, OURS, Program, build_program, read_line, run_turn
 from scripts.flags import split_flags
 from utils.errors import UserError
@@ -71,8 +71,8 @@ def test_our_log_is_read_as_the_reporter_writes_it():
     }  # fmt: skip
     first = StepReport(epoch=1, images_per_second=16.0, data_wait_share=0.5, **report)
     later = StepReport(epoch=2, images_per_second=32.0, data_wait_share=0.0, **report)
-    assert [read_line(OURS, line) for line in first.log_lines()] == [(1, 2.27e9, 0.5, 0), None]
-    assert [read_line(OURS, line) for line in later.log_lines()] == [(41, 2.27e9, 0, 0), None]
+    assert [read_line(OURS, line) for line in first.log_lines()] == [(1, 2.27e9, 0), None]
+    assert [read_line(OURS, line) for line in later.log_lines()] == [(41, 2.27e9, 0), None]
     assert read_line(OURS, "----- Epoch[001/300], epoch time: 1m00s, 24.0 img/s, time left: 10h03m") is None
 
 
@@ -104,19 +104,24 @@ def assert_ended(pid: int) -> None:
 
 def test_the_entry_script_gets_the_options_of_the_user():
     flags, rest, _ = parsed("-warmup=4", "-steps=8", "-interval=4", "-compile", "-opts", "SEED=7")
-    for name in ("jpeg", "ready", "ranks"):
+    for name in ("jpeg", "ready"):
         ours = parse_command_line(build_program(name, rest, flags.interval, Path("/f")).command[2:]).config
         assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
         assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
         assert ours.train.compile == "default"
         assert (ours.data.dataset, ours.data.hflip_prob) == (("folder", 0.5) if name == "jpeg" else ("fake", 0.0))
-    flags, _, config = parsed("-programs=jpeg,ready", "-opts", "AMP.LEVEL=O2")
-    assert benchmark_train.checked_programs(flags, config) == ["jpeg", "ready"]
+    flags, rest, _ = parsed("-programs=jpeg,ready", "-modes=fp32,O2-bf16")
+    contenders = benchmark_train.checked_contenders(flags, rest)
+    configs = {label: parse_command_line(words).config.amp for label, (_, words) in contenders.items()}
+    assert {label: amp.level if amp.enabled else None for label, amp in configs.items()} == {
+        "jpeg, fp32": None, "ready, fp32": None, "jpeg, O2-bf16": "O2", "ready, O2-bf16": "O2",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("argv", "said"), [
     (["-programs=jpegs"], "jpeg"), (["-programs=jpeg,timm"], "-timm_train"), (["-opts", "AMP.LEVEL=O2"], "AMP.LEVEL"),
-    (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"),
+    (["-opts", "TRAIN.MIXUP_ALPHA=0.2"], "TRAIN.MIXUP_ALPHA"), (["-modes=O1-bf61"], "O1-bf16"),
+    (["-programs=bare", "-modes=O1-bf16,O2-bf16"], "AMP.LEVEL"),
 ])  # fmt: skip
 def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
     monkeypatch.setattr(benchmark_train, "compare", lambda *_: pytest.fail("a measurement started"))
@@ -126,11 +131,11 @@ def test_mistakes_are_reported_before_the_measurements(argv, said, monkeypatch):
 
 @pytest.mark.slow
 def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path, train_py):
-    make_images(tmp_path / "images", Size(24, 16, 0.0, count=16))
-    flags = ["-programs=jpeg,ranks,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
+    make_images(tmp_path / "images", (24, 16), count=16, noise=0.0)
+    flags = ["-programs=jpeg,ready,timm", "-rounds=2", "-warmup=2", "-steps=4", "-interval=2"]
     paths = [f"-timm_train={train_py}", f"-data={tmp_path / 'images'}", f"-json={tmp_path / 'a.json'}"]
     assert benchmark_train.main([*flags, *paths, *TINY]) == 0
     result = json.loads((tmp_path / "a.json").read_text())
-    assert len(result["ratios"]["jpeg / timm"]) == 2 and result["environment"]["batch_size"] == 4
+    assert len(result["ratios"]["jpeg / timm"]) == 2 and result["environment"]["batch size"] == 4
     assert min(result["figures"]["jpeg"]["peak_memory_bytes"]) > 1e8
     assert result["figures"]["timm"].keys() == {"images_per_second", "cpu_seconds_per_second"}

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from scripts.benchmarks.programs import final_top1
+from scripts.benchmarks.parity import final_top1
 from scripts.benchmarks.turns import ratio_table, seed_table, speed_ratios, take_turns
 from utils.errors import UserError
 

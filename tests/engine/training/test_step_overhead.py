@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_gpu import CONTEXT, GPU, fake_gpu, training_loop
 from torch import nn
+from traffic import TrafficCounter
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.schema import Config, Data, Model
@@ -18,7 +19,6 @@ from engine.precision.policy import LossScaler
 from engine.training import loss as losses_teacher
 from engine.training.batch_size import build_state, ready_batches
 from models.build import build_model
-from scripts.benchmarks.machine import TrafficCounter
 
 VIT = [
     "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
