@@ -9,9 +9,10 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from threading import Timer
-from typing import Any, Protocol
+from typing import Any
 
 from configs.yaml_io import parse_value, write_yaml
 from engine.run.log import RunLogger
@@ -23,7 +24,7 @@ from utils.threads import DaemonPool
 
 # Unless the user sets them: no capture of the console, no lines of its own, and an end if the network is down.
 _WANDB_SETTINGS = {"WANDB_CONSOLE": "off", "WANDB_SILENT": "true", "WANDB_FINISH_TIMEOUT": "20"}  # the last in seconds
-_ANSWER_SECONDS = 5.0  # MLflow itself tries again for four minutes
+_Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class LoggedRun:
     environment: dict[str, Any]
 
     def id_file(self, library: str) -> Path:
-        """The file with the library's id of this run; an earlier process may have stored it."""
+        """The file with the library's id of this run; a resumed run has one."""
         return self.folder / f"{library}_run_id.txt"
 
     def known_id(self, library: str) -> str | None:
@@ -49,25 +50,10 @@ class LoggedRun:
         return file.read_text(encoding="utf-8").strip() if file.is_file() else None
 
 
-class MetricLogger(Protocol):
-    """Receives the figures of a run in one thread of the main process; all values are numbers of the host.
-
-    `start` is called once, before the others. `scalars`: values by name, such as train/loss, and the optimizer steps
-    since the start of the run. `finish` returns when everything is written; result: of `run.json`, None if the run
-    failed.
-    """
-
-    def start(self, run: LoggedRun) -> None: ...
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None: ...
-
-    def finish(self, result: Mapping[str, Any] | None) -> None: ...
-
-
 class TensorBoardLogger:
     """Writes event files to the folder `details`: curves, options and environment as text, a row of hyperparameters."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: _Log) -> None:
         from torch.utils import tensorboard
         from torch.utils.tensorboard.summary import hparams
 
@@ -98,39 +84,44 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Logs to a run of Weights & Biases; a resumed run continues it.
+    """Logs to a run of Weights & Biases, or of Trackio, which has its interface; a resumed run continues it.
 
-    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once. Without an API key
-    it would ask for one on the terminal: the constructor raises UserError.
+    wandb drops the steps that it already has, so that repeated steps of a resumed run appear once; Trackio logs them a
+    second time, and continues the newest run of the name. Without an API key wandb would ask for one on the terminal:
+    the constructor raises UserError.
     """
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        import wandb
-
-        self._log, self._wandb = log, wandb
-        for name, value in _WANDB_SETTINGS.items():
-            os.environ.setdefault(name, value)
-        is_online = wandb.setup().settings.mode in ("online", "shared", "run")
-        if is_online and not wandb.login(prompt=False, verify=False):
+    def __init__(self, name: str, log: _Log) -> None:
+        self._name, self._log, self._library = name, log, import_module(name)
+        if name == "trackio":
+            return
+        for variable, value in _WANDB_SETTINGS.items():
+            os.environ.setdefault(variable, value)
+        is_online = self._library.setup().settings.mode in ("online", "shared", "run")
+        if is_online and not self._library.login(prompt=False, verify=False):
             problem = "LOGGERS: wandb has no API key: run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline"
             raise UserError(f"{problem}; or remove it from LOGGERS")
 
     def start(self, run: LoggedRun) -> None:
-        self._run = self._wandb.init(
-            id=run.known_id("wandb"),
-            resume="allow",
-            name=run.folder.name,
-            dir=str(run.folder),
-            config=parse_value(run.options) | {"environment": run.environment},
-            allow_val_change=True,
-        )
-        atomic_write(run.id_file("wandb"), f"{self._run.id}\n")
-        self._log(f"----- wandb: {self._run.url or f'{self._run.id}, offline, in {run.folder}/wandb'}")
+        known_id, project = run.known_id(self._name), os.environ.get("TRACKIO_PROJECT", "ampvit")
+        options: dict[str, Any] = {"id": known_id, "resume": "allow", "dir": str(run.folder), "allow_val_change": True}
+        if self._name == "trackio":  # in a notebook `embed` would start a server
+            options = {"project": project, "resume": "allow" if known_id else "never", "embed": False}
+        config = parse_value(run.options) | {"environment": run.environment}
+        self._run: Any = self._library.init(name=run.folder.name, config=config, **options)
+        atomic_write(run.id_file(self._name), f"{self._run.id}\n")
+        if self._name == "trackio":
+            self._log(f"----- trackio: run {self._run.name}; trackio show --project {project}")
+        else:
+            self._log(f"----- wandb: {self._run.url or f'{self._run.id}, offline, in {run.folder}/wandb'}")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
+        if self._name == "trackio":
+            self._run.finish()
+            return
         self._run.summary.update({f"result/{key}": value for key, value in (result or {}).items() if value is not None})
         self._run.finish(exit_code=0 if result else 1)
 
@@ -138,71 +129,30 @@ class WandbLogger:
 class MlflowLogger:
     """Logs to a run of MLflow; a resumed run continues it, and logs the steps that it repeats a second time."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        import mlflow
-
-        self._log, self._mlflow = log, mlflow
+    def __init__(self, log: _Log) -> None:
+        self._log, self._library = log, import_module("mlflow")
 
     def start(self, run: LoggedRun) -> None:
-        known_id, server = run.known_id("mlflow"), hide_passwords(self._mlflow.get_tracking_uri())
-        problem = f"{server} has not answered for {_ANSWER_SECONDS:g} s; check the server; training continues meanwhile"
-        warning = Timer(_ANSWER_SECONDS, self._log, [f"----- LOGGERS: mlflow: {problem}"])
-        warning.daemon = True
-        warning.start()
-        try:
-            started = self._mlflow.start_run(run_id=known_id, run_name=run.folder.name)
-        finally:
-            warning.cancel()
+        known_id = run.known_id("mlflow")
+        started = self._library.start_run(run_id=known_id, run_name=run.folder.name)
         atomic_write(run.id_file("mlflow"), f"{started.info.run_id}\n")
-        self._log(f"----- mlflow: run {started.info.run_id}, {server}")
+        self._log(f"----- mlflow: run {started.info.run_id}, {hide_passwords(self._library.get_tracking_uri())}")
         if not known_id:  # MLflow refuses to change a parameter
-            self._mlflow.log_params(dict(run.hyperparameters))
-        self._mlflow.log_text(run.options, "config.yaml")
-        self._mlflow.log_dict(run.environment, "environment.json")
+            self._library.log_params(dict(run.hyperparameters))
+        self._library.log_text(run.options, "config.yaml")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._mlflow.log_metrics(dict(values), step=step)
+        self._library.log_metrics(dict(values), step=step)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        if result:
-            self._mlflow.log_dict(dict(result), "result.json")
-        self._mlflow.end_run("FAILED" if not result else "FINISHED" if result["finished"] else "KILLED")
+        self._library.end_run("FAILED" if not result else "FINISHED" if result["finished"] else "KILLED")
 
 
-class TrackioLogger:
-    """Logs to a run of Trackio, by default in a folder of this machine, without an account.
-
-    A resumed run continues the newest run of its name, and logs the steps that it repeats a second time.
-    """
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        import trackio
-
-        self._log, self._trackio = log, trackio
-
-    def start(self, run: LoggedRun) -> None:
-        self._run = self._trackio.init(
-            project=(project := os.environ.get("TRACKIO_PROJECT", "ampvit")),
-            name=run.folder.name,
-            resume="allow" if run.known_id("trackio") else "never",
-            config=parse_value(run.options) | {"environment": run.environment},
-            embed=False,  # in a notebook it would start a server
-        )
-        atomic_write(run.id_file("trackio"), f"{self._run.id}\n")
-        self._log(f"----- trackio: run {self._run.name}; trackio show --project {project}")
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def finish(self, result: Mapping[str, Any] | None) -> None:
-        self._run.finish()
-
-
-_LOGGERS: dict[str, Callable[[Callable[[str], None]], MetricLogger]] = {
+_LOGGERS: dict[str, Callable[[_Log], Any]] = {
     "tensorboard": TensorBoardLogger,
-    "wandb": WandbLogger,
+    "wandb": partial(WandbLogger, "wandb"),
     "mlflow": MlflowLogger,
-    "trackio": TrackioLogger,
+    "trackio": partial(WandbLogger, "trackio"),
 }
 
 
@@ -210,9 +160,12 @@ class BackgroundLogger:
     """Calls a logger in a thread: training does not wait for a slow one, and does not end if one fails.
 
     A logger that cannot start is not called again. If a later call fails, its values are lost. One warning says so.
+
+    logger: `start(run)` is called first; `scalars(values, step)` gets values of the host by name, such as train/loss,
+    and the optimizer steps since the start of the run; `finish(result)` returns when everything is written.
     """
 
-    def __init__(self, name: str, logger: MetricLogger, warn: Callable[[str], None]) -> None:
+    def __init__(self, name: str, logger: Any, warn: _Log) -> None:
         self.name, self.logger, self._warn = name, logger, warn
         self._thread = DaemonPool(1)
         self._has_warned = self._cannot_start = False
@@ -279,7 +232,7 @@ def check_loggers(names: Sequence[str]) -> None:
         _make(name, lambda line: None)
 
 
-def _make(name: str, log: Callable[[str], None]) -> MetricLogger:
+def _make(name: str, log: _Log) -> Any:
     try:
         return _LOGGERS[name](log)
     except UserError:

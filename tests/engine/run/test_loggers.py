@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, MlflowLogger, TrackioLogger, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, WandbLogger, check_loggers
 from engine.run.record import RunRecord, read_run
 from utils.errors import UserError
 
@@ -57,7 +57,6 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
     mlflow.log_params.assert_called_once()
     environment = read_run(logged)["facts"]["Environment"]
     assert inits[1]["config"]["environment"] == environment and environment["parts"]["torch"]
-    assert call(environment, "environment.json") in mlflow.log_dict.call_args_list
     (_, text) = events.Tensors("environment/text_summary")  # of both starts
     assert f"torch: {environment['parts']['torch']}," in text.tensor_proto.string_val[0].decode()
     logs = wandb.run.log.call_args_list
@@ -154,19 +153,6 @@ def test_a_failing_logger_warns_once_and_training_continues(tmp_path):
     slow.released.set()
 
 
-def test_a_server_that_does_not_answer_is_named_at_the_start(tmp_path, monkeypatch, libraries):
-    lines, warned = [], threading.Event()
-    logger = MlflowLogger(lambda line: (lines.append(line), warned.set()))
-    logger.start(LoggedRun(tmp_path, 0, "", {}, {}))
-    assert len(lines) == 1 and "mlflow-id" in lines[0]
-    monkeypatch.setattr("engine.run.loggers._ANSWER_SECONDS", 0.01)
-    warned.clear()
-    libraries[1].start_run.side_effect = lambda **arguments: warned.wait(60) and 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        logger.start(LoggedRun(tmp_path, 0, "", {}, {}))
-    assert lines[1:] == [lines[1]] and "LOGGERS: mlflow: https://***@host:5000/a@b has not answered" in lines[1]
-
-
 def test_a_library_that_is_missing_ends_the_run_before_data_are_read(digits_argv, cpu, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     folder = tmp_path / "missing"
@@ -186,7 +172,7 @@ def test_a_resumed_run_continues_in_trackio(tmp_path, monkeypatch):
     (folder := tmp_path / "a-run").mkdir()
     for steps_done in (0, 22):
         lines: list[str] = []
-        logger = BackgroundLogger("trackio", TrackioLogger(lines.append), lines.append)
+        logger = BackgroundLogger("trackio", WandbLogger("trackio", lines.append), lines.append)
         environment = {"parts": {"torch": "2.15"}}
         logger.submit("start", LoggedRun(folder, steps_done, "TRAIN: {BASE_LR: 0.1}", {}, environment))
         logger.submit("scalars", {"train/loss": 1.0}, steps_done + 1)
