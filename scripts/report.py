@@ -4,7 +4,6 @@
     python scripts/report.py output/*                             # writes output/compare.html, and prints a table
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
     python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as a sweep's
-    python scripts/report.py RUN_A RUN_B -mistakes                # the images that A, B or both get wrong
 
 Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation, and
 confusion-N.csv the confusion matrix of all folds of group N. Other folders give a line, and files are ignored.
@@ -26,11 +25,7 @@ from engine.report.charts import option
 from engine.report.contents import RunContents, read_contents
 from engine.report.page import COMPARISON, comparison_page, run_page
 from engine.report.tables import (
-    CLASS_COLUMNS,
-    IMAGE_COLUMNS,
     Group,
-    Rows,
-    compare_mistakes,
     compared_options,
     evaluated_images,
     groups_of,
@@ -42,7 +37,7 @@ from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
-from utils.tables import aligned_table, matrix_text, safe_cell, table_text
+from utils.tables import aligned_table, matrix_text, table_text
 
 _MEASURED = ("train_seconds", "images_per_second", "peak_memory_bytes")
 COLUMNS = [
@@ -51,7 +46,7 @@ COLUMNS = [
 ]  # fmt: skip
 COLUMNS += [*(name for name in METRICS if name not in COLUMNS), "best_metric", *BASELINES]
 GROUPS = "groups.csv"  # beside the page of several runs
-_MAX_OPTIONS, _MAX_COLUMN_CHARS, _MAX_CLASSES = 6, 1000, 21  # in the terminal
+_MAX_OPTIONS, _MAX_COLUMN_CHARS = 6, 1000  # in the terminal
 
 
 def main(argv: list[str]) -> int:
@@ -59,9 +54,6 @@ def main(argv: list[str]) -> int:
     folders = [folder for path in flags.folders for folder in _folders_in(path)]
     if not folders:
         raise UserError(f"{flags.folders[0]}: is a file; give the folders of runs, such as output/*")
-    if flags.mistakes and (flags.csv or len(folders) != 2):
-        raise UserError(f"-mistakes compares two runs, without -csv; give two folders, not {len(folders)}")
-    paired = compare_mistakes(*map(read_contents, folders)) if flags.mistakes else None
     page = flags.output or (folders[0] / REPORT if len(folders) == 1 else folders[0].absolute().parent / COMPARISON)
     if len(folders) == 1:
         runs = [read_contents(folders[0])]
@@ -77,8 +69,6 @@ def main(argv: list[str]) -> int:
             print(_tables(runs, groups), end="\n\n")
     if flags.csv:
         _print_csv(runs)
-    if paired:
-        print(_write_mistakes(folders, *paired, page), end="\n\n")
     print(f"Page: {escape_control_characters(str(page))}", file=sys.stderr if flags.csv else sys.stdout)
     return 0
 
@@ -86,12 +76,11 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="scripts/report.py",
-        usage="%(prog)s RUN [RUN ...] [-csv | -mistakes] [-output FILE]",
+        usage="%(prog)s RUN [RUN ...] [-csv] [-output FILE]",
         description="Writes the page of a run, or compares runs: a page, and a table in the terminal.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     add_flag(parser, "csv", action="store_true", help="print CSV with all digits instead of the table")
-    add_flag(parser, "mistakes", action="store_true", help="of two runs: the images each gets wrong")
     output = "HTML file to write (default: report.html in the run's folder, compare.html beside several runs)"
     add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     return parser
@@ -162,22 +151,6 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
         more = [f"{len(options) - _MAX_OPTIONS} more in the CSV"] if len(options) > _MAX_OPTIONS else []
         rows.append([run.name, ", ".join([*options[:_MAX_OPTIONS], *more]) or "-"])
     return "\n\n".join([*parts, aligned_table(["run", "options that differ"], rows, _MAX_COLUMN_CHARS)])
-
-
-def _write_mistakes(runs: Sequence[Path], classes: Rows, images: Rows, page: Path) -> str:
-    """Writes both tables beside the page, with the runs in their headers; returns the smallest p-values."""
-    files = [page.with_name(f"{page.stem}-mistakes{kind}.csv") for kind in ("", "-by-class")]
-    a, b = (f"{letter} ({safe_cell(str(run))})" for letter, run in zip("AB", runs, strict=True))
-    for file, columns, rows in zip(files, (IMAGE_COLUMNS, CLASS_COLUMNS), (images, classes), strict=True):
-        _write(file, table_text([column.format(a=a, b=b) for column in columns], rows))
-    header = [column.format(a="A", b="B") for column in CLASS_COLUMNS]
-    lines = [
-        f"Mistakes of A, {runs[0]}, and B, {runs[1]}, on the same images:",
-        aligned_table(header, classes[:_MAX_CLASSES], _MAX_COLUMN_CHARS),
-        "p: McNemar's exact test, two-sided; p (Holm): corrected for the number of classes",
-        f"All classes: {files[1]}; {len(images)} images: {files[0]}",
-    ]
-    return escape_control_characters("\n".join(lines))
 
 
 def _print_csv(runs: Sequence[RunContents]) -> None:

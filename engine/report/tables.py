@@ -1,10 +1,9 @@
-"""The tables of a page: options, classes, runs, groups of runs; the galleries; the mistakes of two runs compared."""
+"""The tables of a page: options, classes, runs, groups of runs; the galleries."""
 
 import base64
 import csv
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -13,14 +12,12 @@ from typing import Any, NamedTuple
 
 from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
-from configs.yaml_io import shorten
 from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import FINDINGS, SEVERAL, Evaluation, RunContents
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.record import BASELINES, CONFUSION, EVALUATION, PER_IMAGE, PICTURES, RUN, Row
-from utils.errors import UserError, error_from
+from engine.run.record import BASELINES, CONFUSION, EVALUATION, PICTURES, Row
 from utils.metric_table import METRICS
-from utils.tables import read_rows, safe_cell, to_float, unescaped_cell
+from utils.tables import to_float, unescaped_cell
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
 OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
@@ -241,13 +238,7 @@ def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}" if data.startswith(first_bytes) else ""
 
 
-CLASS_COLUMNS = ("class", "images", "both right", "only {a} wrong", "only {b} wrong", "both wrong", "p", "p (Holm)")
-IMAGE_COLUMNS = ("index", "path", "true", "predicted by {a}", "predicted by {b}", "wrong")
-Rows = list[list[str]]
 _REPEATED = ("SEED", "DATA.FOLD")
-_Class = tuple[str, str]  # label and name: two classes may have one name
-_NONE = "-1", ""  # of an image that could not be read
-_NEW_EVALUATION = "compare the folder of a new evaluation: -eval -resume=RUN"
 
 
 class Group(NamedTuple):
@@ -315,67 +306,3 @@ def _read_matrix(run: RunContents) -> tuple[list[str], list[list[int]]]:
     if any(len(row) != len(rows) or min(row) < 0 for row in counts) or len(header) != len(rows) + 1:
         raise ValueError("it is no square matrix of counts")
     return list(map(unescaped_cell, header[1:])), counts
-
-
-def compare_mistakes(a: RunContents, b: RunContents) -> tuple[Rows, Rows]:
-    """Rows of `CLASS_COLUMNS` and of `IMAGE_COLUMNS`, without images that one of the evaluations could not read.
-
-    Raises UserError: other images or classes, several labels per image, a missing or damaged file.
-    """
-    if a.is_multi_label or b.is_multi_label:
-        raise UserError(f"-mistakes needs one label per image: DATA.MULTI_LABEL is on in {a.folder} or {b.folder}")
-    if a.folder.resolve() == b.folder.resolve():
-        raise UserError(f"-mistakes: {a.folder} and {b.folder} are one folder; give the folders of two runs")
-    for run in (a, b):
-        if not evaluated_images(run):
-            raise UserError(f"{run.folder / RUN}: lacks the number of the evaluated images; {_NEW_EVALUATION}")
-    if evaluated_images(a) != evaluated_images(b):
-        raise UserError(f"{b.folder}: other images or classes than in {a.folder}; compare runs on one data set's split")
-    counts, images = defaultdict[_Class, list[int]](lambda: [0, 0, 0, 0]), Rows()
-    pairs = zip(_read_images(a), _read_images(b), strict=True)
-    for index, ((crc, path, true, by_a), (crc_of_b, _, true_of_b, by_b)) in enumerate(pairs):
-        if crc != crc_of_b:
-            raise UserError(f"{b.folder}: image {index} is another one than in {a.folder}; evaluate both on one list")
-        if _NONE not in (true, true_of_b):
-            wrong = (by_a != true) + 2 * (by_b != true_of_b)  # of ReaL, the true class depends on the model
-            counts[true][wrong] += 1
-            if wrong:
-                names = (safe_cell(name) for _, name in (true, by_a, by_b))
-                images.append([str(index), safe_cell(path), *names, ("A", "B", "both")[wrong - 1]])
-    # All classes together, then each: the smallest p first, among equal ones the largest difference.
-    total = [sum(numbers[wrong] for numbers in counts.values()) for wrong in range(4)]
-    rows = [["all", *map(str, (sum(total), *total)), f"{mcnemar(*total[1:3]):.3g}", ""]]
-    tests = [(mcnemar(n[1], n[2]), -abs(n[1] - n[2]), *key, n) for key, n in counts.items()]
-    corrected = 0.0
-    for rank, (p, _, _, name, n) in enumerate(sorted(tests)):
-        corrected = max(corrected, min(1.0, (len(tests) - rank) * p))  # Holm, 1979
-        rows.append([safe_cell(name), *map(str, (sum(n), *n)), f"{p:.3g}", f"{corrected:.3g}"])
-    return rows, images
-
-
-def mcnemar(only_a: int, only_b: int) -> float:
-    """The exact two-sided p-value: twice the smaller tail of Binomial(only_a + only_b, 1/2), at most 1."""
-    n = only_a + only_b
-    log_all = math.lgamma(n + 1) - n * math.log(2)
-    terms = (log_all - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(min(only_a, only_b) + 1))
-    return min(1.0, 2 * math.fsum(map(math.exp, terms)))
-
-
-def _read_images(run: RunContents) -> list[tuple[str, str, _Class, _Class]]:
-    """Returns checksum, path, true and predicted class of each image."""
-    path, (number, _) = run.folder / EVALUATION / PER_IMAGE, evaluated_images(run) or (0, "")
-    rows = run.evaluation.classes if run.evaluation else []
-    classes = {str(row["label"]): (str(row["label"]), row["class"]) for row in rows if "label" in row} | {
-        _NONE[0]: _NONE
-    }
-    try:
-        images = [
-            (row["checksum"], row["path"], classes[row["label"]], classes[row["predicted"]]) for row in read_rows(path)
-        ]
-        if len(images) != number:
-            raise ValueError(f"it has {len(images)} of {number} images")
-        return images
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        cause = f"no column or class {error}" if isinstance(error, KeyError) else str(error)
-        problem = "is missing" if isinstance(error, FileNotFoundError) else f"is damaged ({shorten(cause)})"
-        raise error_from(error, f"{path}: {problem}; {_NEW_EVALUATION}") from None

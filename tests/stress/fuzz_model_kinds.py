@@ -167,10 +167,8 @@ def run_examples() -> list[bytes]:
 
 
 def read_run(data: bytes, folder: Path) -> None:
-    run, copy = folder / "run", folder / "copy"
-    for path in (run, copy):
-        split_files(data, path)
+    run = folder / "run"
+    split_files(data, run)
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         report.main([str(run)])
         report.main([str(run), str(run), "-output", str(folder / "compare.html")])
-        report.main([str(run), str(copy), "-mistakes", "-output", str(folder / "compare.html")])

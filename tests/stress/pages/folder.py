@@ -21,8 +21,7 @@ ROOT = Path(__file__).parents[3]
 _FOLDERS = ("configs", "datasets", "docs", "engine", "models", "scripts", "tests", "utils")
 _PUBLISHED = ("vit_small_patch16_224", "resnet50", "vit_small_patch16_dinov3.lvd1689m")
 _PUBLISHED += ("vit_base_patch16_dinov3.lvd1689m",)
-_RUNS = ("RUN", "RUN2", "RUN3", "RUN_A", "RUN_B", "output/RUN", "output/vit_digits-20260101-12-00")
-_EVALUATION = "output/eval-other-20260102-12-00"
+_RUNS = ("RUN", "RUN2", "RUN3", "output/RUN", "output/vit_digits-20260101-12-00")
 _TINY = {"embed_dim": 48, "depth": 1, "num_heads": 3}
 _PYTHON = """#!/usr/bin/env bash
 if [[ "$1 $2" == "-m pip" ]]; then exit; fi
@@ -54,7 +53,6 @@ class Workshop:
         (self.home / "pytorch-image-models/train.py").write_text(_TIMM)
         recipe, options = f"-cfg={ROOT / 'configs/vit_digits.yaml'}", ("-opts", "SAVE_FREQ=1", "VALIDATE_FREQ=1")
         self.run = self._start("runs", recipe, "-epochs=2", "-batch_size=256", *options)
-        self.evaluation = self._start("evaluations", "-eval", f"-pretrained={self.run / 'best.pth'}")
 
     def environment(self, added: str = "") -> dict[str, str]:
         """added: flags for each Python program of the command."""
@@ -84,7 +82,6 @@ class Workshop:
         return {
             **dict.fromkeys(_RUNS, lambda path: shutil.copytree(self.run, path)),
             **dict.fromkeys(("SWEEP", "output/vit_digits-sweep-"), self._copy_two),
-            _EVALUATION: lambda path: shutil.copytree(self.evaluation, path),
             **dict.fromkeys(("flowers", "DIR", "DATA", "photos"), write_images),
             "CIFAR-10-images": lambda path: [write_images(path / split) for split in ("train", "test")],
             "Sign-Language-Digits-Dataset": lambda path: write_images(path / "Dataset", "abcd", 126),
