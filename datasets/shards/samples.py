@@ -6,6 +6,7 @@ folder. Readers verify a checksum of each sample, so that they find a file that 
 """
 
 import copy
+import errno
 import hashlib
 import logging
 import math
@@ -93,7 +94,9 @@ class ShardCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with ExitStack() as part_lock:
-                with locked(self._lock):
+                with locked(self._lock) as has_locks:
+                    if not has_locks:  # two downloads of a shard would write one file
+                        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
                     for other in self.folder.glob(f"*{_PART}"):
                         with suppress(Unavailable), locked(other, 0.0):
                             other.unlink()  # its downloader was killed

@@ -185,10 +185,10 @@ def write_run_options(folder: Path, text: str, steps_done: int) -> None:
     atomic_write(current, text)
 
 
-def lock_run_folder(folder: Path) -> AbstractContextManager[None]:
-    """Locks the folder for this run, until the block or the process ends.
+def lock_run_folder(folder: Path) -> AbstractContextManager[bool]:
+    """Locks the folder for this run, until the block or the process ends; see `locked`.
 
     Raises UserError: another run has locked it.
     """
     fix = "stop that run first, or resume from a copy of its folder"
-    return locked(folder / _LOCK, _LOCK_SECONDS, fix, is_essential=True)
+    return locked(folder / _LOCK, _LOCK_SECONDS, fix)

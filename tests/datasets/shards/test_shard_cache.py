@@ -125,15 +125,23 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
     assert not cache.download(shards[0]) and len(server.requests) == 1
 
 
+def test_without_locks_nothing_is_cached(server, cache, shards, warnings, monkeypatch):
+    def no_flock(*_):
+        raise OSError(errno.ENOLCK, "")
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    assert not cache.download(shards[0]) and not server.requests and files(cache) == []
+    assert len(warnings) == 1
+
+
 def test_source_that_fails(server, cache, shards, monkeypatch):
     """Its part disappears under the lock of the folder."""
     unlink, removed = os.unlink, []
 
     def unlink_under_lock(path):
-        if path.suffix == ".part":  # not the file of a lease
-            with open(cache.folder / "lock") as file, pytest.raises(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            removed.append(path)
+        with open(cache.folder / "lock") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        removed.append(path)
         unlink(path)
 
     monkeypatch.setattr(cache_module.os, "unlink", unlink_under_lock)
