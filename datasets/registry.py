@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from configs.data_sets import properties_of
@@ -218,7 +219,7 @@ def _read(
             findings.append(error)
     if not class_names:
         source.check_classes()
-    if data.groups and {"train", "val"} <= samples.keys() and not predicts:
+    if data.groups and not predicts:
         _group(samples, data)
     for split, of_split in samples.items():
         of_split.decoding = Decoding(data.grey_range, data.max_pixels)
@@ -255,15 +256,19 @@ def _read(
 
 
 def _group(samples: dict[str, Samples], data: Data) -> None:
-    """Gives the training and the validation images of data with both splits their groups; notes groups in both."""
-    for split in ("train", "val"):
-        of_split = samples[split]
-        if isinstance(of_split, ImageFiles) and of_split.groups is None:
-            samples[split] = ImageFiles(with_groups(of_split.listing, data))
-        elif of_split.groups:
-            check_groups(of_split.groups, data, of_split.name)
-    in_train, in_val = (set(map(to_nfc, samples[split].groups or ())) for split in ("train", "val"))
-    if shared := sorted(in_train & in_val - {""}):
+    """Gives the images of data with splits their groups; notes groups in the training and the validation images.
+
+    Only these two must have groups; the others count in the interval of an evaluation.
+    """
+    both = ("train", "val") if {"train", "val"} <= samples.keys() else ()
+    for split, of_split in [*samples.items()]:
+        with nullcontext() if split in both else suppress(UserError):
+            if isinstance(of_split, ImageFiles) and of_split.groups is None:
+                samples[split] = ImageFiles(with_groups(of_split.listing, data))
+            elif of_split.groups:
+                check_groups(of_split.groups, data, of_split.name)
+    of_both = [set(map(to_nfc, samples[split].groups or ())) for split in both] or [set()]
+    if shared := sorted(set.intersection(*of_both) - {""}):
         text = f"{len(shared)} group(s) are in both train and val, such as {', '.join(map(shorten, shared[:_SHOWN]))}"
         samples["train"].notes.append(Note("warning", text))
 

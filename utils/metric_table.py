@@ -10,6 +10,12 @@ MetricName = Literal[
     "quadratic_kappa", "linear_kappa", "micro_f1", "sample_f1",
 ]  # fmt: skip
 MAX_SCORED_CLASSES = 256  # see `Evaluator.classify`
+OPERATING_POINTS = (90, 95)  # percent
+OPERATING = {  # columns of the figures per class, and their titles
+    f"{figure}_at_{given}_{point}": f"{figure[:4]}. at {point}% {given[:4]}."
+    for figure, given in (("sensitivity", "specificity"), ("specificity", "sensitivity"))
+    for point in OPERATING_POINTS
+}
 
 
 @dataclass(frozen=True)

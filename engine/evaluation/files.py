@@ -37,6 +37,7 @@ from engine.evaluation.results import (
     SampleResults,
     calibration,
     class_figures,
+    confidence_interval,
     confused_pairs,
     coverage,
     highest_losses,
@@ -47,6 +48,7 @@ from engine.parallel.compile import run_eagerly
 from engine.run.record import CONFUSION, MAX_CLASSES_SHOWN, PER_IMAGE, PICTURES, SUMMARY, TABLES, read_evaluation
 from models.kernels import explicit_attention
 from utils.files import atomic_write, make_own_folder, open_atomically
+from utils.metric_table import OPERATING
 from utils.metrics import Metrics
 from utils.tables import matrix_text, safe_cell, table_text
 
@@ -280,6 +282,9 @@ class EvaluationFiles:
             paths, classes = np.array([*map(self.samples.name, rows)], np.str_), np.array(self.class_names, np.str_)
             with open_atomically(self.folder / LOGITS, "wb") as opened:
                 np.savez(opened, logits=logits, labels=labels, paths=paths, classes=classes)
+        groups = self.samples.groups
+        is_known = groups is not None or not self.data.groups
+        interval = confidence_interval(results, metrics.metric, groups) if is_known else None
         shown = sorted({index for _, index in mistakes})
         crops = write_pictures(self.folder / PICTURES, shown, self.samples, self.data)
         note: str | None = NOT_DRAWN if crops else "no image is readable"  # why there are no attention maps
@@ -294,6 +299,7 @@ class EvaluationFiles:
             "tta": "flip" if self.evaluator.flips else "none",
             **metrics.known,
             **figures,
+            "interval": interval,  # of the metric that decides
             "attention": note,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
@@ -305,8 +311,10 @@ class EvaluationFiles:
         names = self.class_names
         figures, pairs = class_figures(results, len(names)), confused_pairs(results, len(names))
         bins = calibration(results.probabilities[results.readable, 0], results.hits(1)[results.readable])
-        auroc = np.resize(results.ranking.auroc, len(names))
-        self._write_classes(figures, top1=figures.recall, top5=figures.top5, auroc=auroc)
+        ranked = {"auroc": results.ranking.auroc}
+        ranked |= zip(OPERATING, results.ranking.operating, strict=True) if len(names) == 2 else ()
+        ranked = {name: np.resize(values, len(names)) for name, values in ranked.items()}
+        self._write_classes(figures, top1=figures.recall, top5=figures.top5, **ranked)
         wrong = pairs[pairs[:, 0] != pairs[:, 1]][:MAX_PAIRS].tolist()
         pair_rows = ([names[i], names[j], number, _cell(100 * number / figures.count[i])] for i, j, number in wrong)
         self._write_table("confused_pairs", _PAIR_COLUMNS, pair_rows, _SHOWN_PAIRS)
@@ -340,7 +348,8 @@ class EvaluationFiles:
         self._write_table("calibration", ("label", "class", *_BIN_COLUMNS), rows, NUM_BINS)
         means = 100 * probabilities.mean(axis=0, dtype=np.float64)
         shares = {"ap": ranking.average_precision, "threshold": 100 * results.used_thresholds}
-        self._write_classes(figures, auroc=ranking.auroc, **shares, probability=means, ece=errors)
+        shares |= {"probability": means, "ece": errors, **dict(zip(OPERATING, ranking.operating, strict=True))}
+        self._write_classes(figures, auroc=ranking.auroc, **shares)
         return {**figures.macro(), "ece": errors.mean()}, self._write_mistakes(highest_losses(results), results)
 
     def _write_classes(self, figures: ClassFigures, **shares: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import FINDINGS, SEVERAL, Evaluation, RunContents
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import BASELINES, CONFUSION, EVALUATION, PICTURES, Row
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, OPERATING
 from utils.tables import to_float, unescaped_cell
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
@@ -24,7 +24,7 @@ OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
 _CLASS_COLUMNS = {
     "class": "class", "count": "images", "predicted": "predicted", "precision": "precision", "recall": "recall",
     "specificity": "specificity", "f1": "F1", "top1": "top-1", "top5": "top-5", "ap": "AP", "auroc": "AUROC",
-    "threshold": "threshold", "probability": "mean probability", "ece": "ECE",
+    "threshold": "threshold", "probability": "mean probability", "ece": "ECE", **OPERATING,
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
 

@@ -126,6 +126,43 @@ def test_tables_by_column(folder):
         read(folder, r"/(p\d+)_", dataset="folder", folds=20, fold=0)
 
 
+def test_evaluated_splits_have_groups_where_their_paths_have_them(tmp_path):
+    """A test split, and a validation split that is read alone; images without a group are no error there."""
+    for split, names in (("train", "12"), ("val", "34"), ("test", "556")):
+        for number, name in enumerate(names):
+            for label in "xy":
+                write_image(tmp_path / split / label / f"p{name}_{number}.jpg")
+    data = options(tmp_path, groups=r"/(p\d+)_", dataset="folder", batch_size=1)
+    *_, test = read_samples(data, None, CPU, "train", "val", "test")
+    (val,) = read_samples(data, None, CPU, "val")
+    assert (Counter(test.groups), Counter(val.groups)) == ({"p5": 4, "p6": 2}, {"p3": 2, "p4": 2})
+    write_image(tmp_path / "test" / "x" / "other.jpg")
+    *_, test = read_samples(data, None, CPU, "train", "val", "test")
+    assert test.groups is None and len(test) == 7
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "given", "is_named"),
+    [
+        ("patient_id", 6, None, True),
+        ("Patient", 6, None, True),
+        ("lesion_id", 23, None, True),
+        ("patient_id", 24, None, False),  # each image has its own
+        ("patient", 3, None, False),  # yes, no and unknown
+        ("animal", 6, None, False),  # a species
+        ("patient_id", 6, "patient_id", False),
+        ("patient_id", 6, "site", False),
+    ],
+)
+def test_a_column_that_may_be_groups_is_named(folder, column, values, given, is_named):
+    rows = enumerate(IMAGES)
+    lines = "".join(f"{path},{label},{number % values},{group}\n" for number, (path, label, group) in rows)
+    (folder / "train.csv").write_text(f"image_path,target,{column},site\n{lines}")
+    train, _ = read(folder, given, dataset="csv")
+    notes = [note.text for note in train.notes if f"DATA.GROUPS={column}" in note.text]
+    assert len(notes) == is_named and all(f"{values} values in 24 rows" in note for note in notes)
+
+
 def test_groups_in_both_split_folders_are_named(tmp_path):
     for split, groups in (("train", "abc"), ("val", "cd")):
         for group in groups:

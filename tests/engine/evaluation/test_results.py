@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
     average_precision_score,
@@ -19,6 +20,7 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
     recall_score,
     roc_auc_score,
+    roc_curve,
     top_k_accuracy_score,
 )
 from test_evaluation_files import files_for
@@ -30,12 +32,14 @@ from engine.evaluation.results import (
     SampleResults,
     calibration,
     class_figures,
+    confidence_interval,
     confused_pairs,
     coverage,
     rank_samples,
     score_classes,
     worst_mistakes,
 )
+from utils.metric_table import METRICS
 from utils.tables import read_rows
 
 CLASSES = 7
@@ -296,6 +300,66 @@ def test_equal_scores_are_selected_together_as_in_scikit_learn(seed):
     found = rank_samples(targets, scores).average_precision
     expected = [100 * average_precision_score(targets[:, label], scores[:, label]) for label in range(C - 1)]
     assert found[:-1] == pytest.approx(expected, rel=1e-13) and np.isnan(found[-1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("decimals", [0, 3])
+def test_operating_points_are_those_of_scikit_learns_curve(seed, decimals, tmp_path, cpu):
+    """Of several labels and of two classes, with ties; NaN without samples of the class or others."""
+    targets, logits = random_case(seed)
+    logits = logits.round(decimals=decimals)
+    two = results_of(logits[:, :2], targets[:, 0].long())
+    cases = [(results_for(targets, logits), label, targets[:, label], logits[:, label]) for label in range(C - 1)]
+    cases += [(two, label, targets[:, 0] == label, two.scores[:, label]) for label in range(2)]
+    for results, label, is_own, scores in cases:
+        wrong, sensitivity, _ = roc_curve(is_own, scores, drop_intermediate=False)
+        expected = [sensitivity[wrong <= 1 - point + 1e-9].max() for point in (0.9, 0.95)]
+        expected += [1 - wrong[sensitivity >= point - 1e-9].min() for point in (0.9, 0.95)]
+        assert results.ranking.operating[:, label] == pytest.approx(100 * np.array(expected))
+    assert np.isnan(cases[0][0].ranking.operating[:, -1]).all()
+    files = files_for(tmp_path / "e", ["no", "yes"], [f"{index}.jpg" for index in range(N)], cpu)
+    files.write(two.metrics(), two, None)
+    (_, yes), found = read_rows(tmp_path / "e" / "per_class.csv"), two.ranking.operating[:, 1]
+    names = ("sensitivity_at_specificity", "specificity_at_sensitivity")
+    points = [float(yes[f"{name}_{point}"]) for name in names for point in (90, 95)]
+    assert points == pytest.approx(found, abs=1e-4)
+
+
+def test_the_interval_of_single_images_is_wilsons():
+    for hits in (0, 3, 90, 100):
+        right = np.arange(100) < hits
+        logits = torch.tensor([[1.0, 0.0]]).repeat(100, 1)
+        results = results_of(logits, torch.from_numpy(~right).long())
+        expected = binomtest(hits, 100).proportion_ci(method="wilson")
+        found = confidence_interval(results, METRICS["top1"])
+        assert found == pytest.approx([100 * expected.low, 100 * expected.high], abs=0.01)
+        assert confidence_interval(results, METRICS["loss"]) is None
+    repeated = results_of(logits.repeat_interleave(5, 0), torch.zeros(500, dtype=torch.int64))  # five in each group
+    groups = [str(index // 5) for index in range(500)]
+    assert confidence_interval(repeated, METRICS["top1"], groups) == pytest.approx(found, abs=0.2)
+    assert confidence_interval(repeated, METRICS["top1"], ["one"] * 500) is None
+
+
+@pytest.mark.parametrize("name", ["top1", "auroc", "macro_f1"])
+def test_an_interval_by_group_has_the_true_value_in_about_95_of_100_samples(name):
+    """Groups of ten images with an error in common: the interval of single images has it far less often."""
+    generator = np.random.default_rng(0)
+
+    def draw(groups: int) -> tuple[SampleResults, list[str]]:
+        targets = generator.integers(0, 2, groups * 10)
+        shift = np.repeat(generator.normal(0, 1.5, groups), 10)
+        margin = (2 * targets - 1) * 1.5 + shift + generator.normal(0, 1, groups * 10)
+        logits = torch.from_numpy(np.stack([-margin, margin], axis=1)).float()
+        return results_of(logits, torch.from_numpy(targets)), [str(index // 10) for index in range(groups * 10)]
+
+    metric, covered = METRICS[name], np.zeros(2)
+    true = metric.compute(draw(20_000)[0])
+    for _ in range(100):
+        results, groups = draw(40)
+        for place, given in enumerate((groups, None)):
+            low, high = confidence_interval(results, metric, given)
+            covered[place] += low <= true <= high
+    assert 88 <= covered[0] <= 100 and covered[1] < covered[0] - 5
 
 
 def test_unreadable_images_do_not_count():

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+import shutil
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -204,24 +205,38 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     assert "dog 0 –" in page.text and "Confusion" not in page.text and "top-1" not in page.text.lower()
 
 
-def test_class_weights_that_shift_the_probabilities_are_named_with_both_figures(tmp_path):
-    """Of 400 images: a shift of 42 points, one of 4, and one within three standard errors of the share."""
-    options = ["DATA.DATASET=csv", "DATA.MULTI_LABEL=true"]
-    names, counts, means = ("scab", "rust", "spot"), (44, 4, 200), (53.0, 5.0, 56.0)
-    rows = [
-        {"class": name, "count": count, "ap": 50, "probability": mean, "ece": 9.0}
-        for name, count, mean in zip(names, counts, means, strict=True)
-    ]
-    bins = [{"low": 0, "high": 10, "count": 1200, "confidence": 9, "accuracy": 8}]
-    for weights, is_said in (("balanced", True), ("null", False)):
-        folder = make_run(tmp_path / weights, options=[*options, f"LOSS.CLASS_WEIGHTS={weights}"])
-        (folder / "evaluation").mkdir()
-        write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 400, "mean_ap": 50.0, "ece": 7.5})
-        write_json(folder / "evaluation" / "tables.json", {"per_class": rows, "calibration": bins})
-        page, text = read_page(folder), shift_by_weights(read_contents(folder))
-        assert ("1 of 3 labels" in text and "scab has 53.00%" in text and "11.00% of the images" in text) == is_said
-        assert page.text.count("scab has 53.00%") == is_said and "7.50%" in page.text
-        assert "scab 44 50.00% 53.00% 9.00%" in page.text
+@pytest.mark.parametrize(
+    ("weights", "mean", "is_said"), [("balanced", 53.0, True), ("balanced", 15.0, False), ("null", 53.0, False)]
+)
+def test_class_weights_that_shift_the_probabilities_are_named_with_both_figures(tmp_path, weights, mean, is_said):
+    """Of 400 images, 44 with scab and 4 with rust: a shift of 42 points is named, one of 4 points is not."""
+    options = ["DATA.DATASET=csv", "DATA.MULTI_LABEL=true", f"LOSS.CLASS_WEIGHTS={weights}"]
+    about = (("scab", 44, mean), ("rust", 4, 5.0))
+    rows = [{"class": name, "count": count, "ap": 50, "probability": x, "ece": 9.0} for name, count, x in about]
+    bins = [{"low": 0, "high": 10, "count": 800, "confidence": 9, "accuracy": 8}]
+    folder = make_run(tmp_path / "run", options=options)
+    (folder / "evaluation").mkdir()
+    write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 400, "mean_ap": 50.0, "ece": 7.5})
+    write_json(folder / "evaluation" / "tables.json", {"per_class": rows, "calibration": bins})
+    page, text = read_page(folder), shift_by_weights(read_contents(folder))
+    assert ("scab is 53.00%" in text and "11.00% of the images" in text) == is_said == bool(text)
+    assert page.text.count("scab is 53.00%") == is_said and "7.50%" in page.text
+    assert f"scab 44 50.00% {mean:.2f}% 9.00%" in page.text
+
+
+@pytest.mark.parametrize("groups", ["null", "patient_id"])
+def test_the_results_of_validation_and_test_have_their_intervals(run, groups):
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("GROUPS: null", f"GROUPS: {groups}"))
+    update_json(run / "run.json", result={"top1": 30.0, "test": {"top1": 25.0, "samples": 8}})
+    shutil.copytree(run / "evaluation", run / "evaluation-test")
+    update_json(run / "evaluation" / "summary.json", interval=[12.34, 45.67])
+    update_json(run / "evaluation-test" / "summary.json", interval=[9.96, 40.0])
+    by_group = ", by group" * (groups != "null")
+    head = read_page(run).text.partition("Model and data")[0]
+    assert f"30.00% epoch 3 of 300, 95% CI 12.3 to 45.7%{by_group}" in head
+    assert f"25.00% 8 held-out images, 95% CI 10.0 to 40.0%{by_group}" in head
+    update_json(run / "evaluation" / "summary.json", epoch=2)  # the files of an earlier epoch
+    assert "12.3" not in read_page(run).text.partition("Model and data")[0]
 
 
 def test_the_result_and_the_classes_of_the_test_images_are_shown(run):
