@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.data_sets import properties_of
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_folders import other_form
@@ -30,6 +31,8 @@ _SEPARATORS = "|;,"
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
+_KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
+_GROUP = re.compile(rf"patients?|({_KINDS})[ _-]?(id|no|nr|number)", re.IGNORECASE)
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
 Part = tuple[Table, str | None]
 
@@ -91,6 +94,8 @@ class Tables(Source):
             listing = read_table(parts[split], train or parts[split], self.data, self.numbers)
         else:
             raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
+        if train and split == "train":
+            listing.notes += _notes_on_groups(train[0], self.data)
         return self.images(listing, [table for table, _ in parts.values()])
 
     def images(self, listing: Listing, tables: Sequence[Table]) -> ImageFiles:
@@ -202,6 +207,20 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     known = dict.fromkeys(train_rows.classes or targets)
     names_of = {target: [target] if target else [] for target in rows.target_ids}
     return _to_listing(rows, names_of, known, train_rows, numbers)
+
+
+def _notes_on_groups(table: Table, data: Data) -> list[Note]:
+    """Names a column that may be DATA.GROUPS by its name, with values that recur and are more than a few categories."""
+    layout = find_layout(table, data)
+    named = [name for name in table.header if _GROUP.fullmatch(name)]
+    names = [name for name in named if name not in (layout.path, *layout.labels, layout.split)]
+    if not names or data.groups or properties_of(data.dataset).groups_by != "column":
+        return []
+    place, option = table.header.index(names[0]), shlex.quote(f"DATA.GROUPS={names[0]}")
+    values = [record[place] for _, record in table if not isinstance(record, str)]
+    text = f"{table.file}: {shorten(names[0])} has {len(set(values)):,} values in {len(values):,} rows"
+    note = Note("screen", f"{text}; to keep the images of each in one split: -opts {option}")
+    return [note] if 4 < len(set(values)) < len(values) else []
 
 
 def _find_separator(targets: Iterable[str]) -> str | None:

@@ -11,14 +11,12 @@ import os
 import re
 import shlex
 from array import array
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from configs.data_sets import properties_of
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
@@ -55,7 +53,6 @@ _SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
-_GROUP = re.compile("patients?|(patient|subject|participant|person|case|lesion|animal|specimen|slide)(id|no|nr|number)")
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 
 
@@ -412,15 +409,10 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
         columns = shorten(list(layout.labels))
         rows.notes.append(Note("log", f"{file}: the classes are the columns {columns}, each of 0 and 1"))
     split_place = table.header.index(layout.split) if layout.split else path_place
-    may_group = properties_of(data.dataset).groups_by == "column" and not data.groups
-    group = next((name for name in unused if may_group and _GROUP.fullmatch(_plain(name))), "")
-    images_of = Counter[str]()
     for line, record in table:
         if isinstance(record, str):
             rows.add_finding(line, record)
             continue
-        if group:
-            images_of[record[table.header.index(group)]] += 1
         path, target = record[path_place], record[label_places[0]]
         of_split = record[split_place] if layout.split else _first_folder(path)
         if split and layout.split_of[of_split.lower()] != split:
@@ -429,10 +421,6 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
             cells = (record[place] for place in label_places)
             target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if _is_one(cell))
         rows.add(line, path, target)
-    if 4 < len(images_of) < images_of.total():  # fewer values are a category
-        text = f"{file}: {shorten(group)} has {len(images_of):,} values in {images_of.total():,} rows"
-        option = shlex.quote(f"DATA.GROUPS={group}")
-        rows.notes.append(Note("screen", f"{text}; to keep the images of each in one split: -opts {option}"))
     return rows
 
 
