@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode  # noqa: F401
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
@@ -173,16 +172,6 @@ def empty_compile_cache() -> AbstractContextManager[None]:
 def in_backward_pass() -> bool:
     """Returns whether this thread is executing a backward pass, which includes the recomputation of activations."""
     return torch._C._current_graph_task_id() != -1
-
-
-def op_name(op: Any) -> str:
-    """'add' for torch.ops.aten.add.Tensor, an op as a `TorchDispatchMode` shows it."""
-    return op._schema.name.partition("::")[2]
-
-
-def returns_view(op: Any) -> bool:
-    """Returns whether an output of the op is a view of an input."""
-    return any(value.alias_info and not value.alias_info.is_write for value in op._schema.returns)
 
 
 def shared_zeros(shape: tuple[int, ...]) -> torch.Tensor:

@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from dispatch import DispatchMode, op_name
 from fake_gpu import CONTEXT, GPU, fake_gpu
 
 from configs.command_line import parse_command_line
 from engine.training.batch_size import build_state
-from utils.torch_compat import DispatchMode, op_name, tree_leaves
+from utils.torch_compat import tree_leaves
 
 SMALL = ["-image_size=64", "-opts", "DATA.BATCH_SIZE=4", "AMP.ENABLED=true", "AMP.DTYPE=float16"]
 MODELS = {

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from dispatch import DispatchMode, op_name
 from fake_gpu import GPU, fake_gpu
 from precision_cases import BF16, CPU, FP32, policy
 from timm.layers import LayerNorm2d
@@ -12,7 +13,6 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from utils.distributed import ProcessContext
-from utils.torch_compat import DispatchMode, op_name
 
 
 def long_vit(**options) -> nn.Module:

@@ -4,8 +4,9 @@ from collections import Counter
 from typing import Any
 
 import torch
+from dispatch import DispatchMode, op_name, returns_view
 
-from utils.torch_compat import DispatchMode, op_name, returns_view, tree_leaves
+from utils.torch_compat import tree_leaves
 
 _PRODUCTS = ("mm", "addmm", "bmm", "convolution", "convolution_backward")
 _FREE = ("device", "empty", "new_empty", "_unsafe_view", "_record_function", "lift_fresh")
