@@ -20,7 +20,6 @@ from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, short
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
-RECIPE_OPTIONS = "recipe.yaml"  # in the folder of a run: the options of its recipe, without flags and -opts
 _RECIPES = Path(__file__).parent
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
 

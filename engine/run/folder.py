@@ -27,7 +27,7 @@ from engine.checkpoint.reader import FoundCheckpoint
 from engine.checkpoint.run_folder import BEST, RECORDS, check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_fact
 from engine.run.log import RunLogger
-from engine.run.record import EVALUATION, STEPS_TABLE, TEST_EVALUATION, move_record, read_run
+from engine.run.record import EVALUATION, TEST_EVALUATION, move_record, read_run
 from models.tuning import PEFT_FOLDER
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
@@ -120,7 +120,7 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
     numbers = ("", *(f"-{number}" for number in range(2, 1000)))
     target = next(path for number in numbers if not os.path.lexists(path := folder / f"{name}{number}"))
     target.mkdir()
-    for record in (RUN_OPTIONS, *RECORDS, STEPS_TABLE):
+    for record in (RUN_OPTIONS, *RECORDS):
         if (folder / record).is_file() and not (folder / record).is_symlink():
             shutil.copyfile(folder / record, target / record)
     later = {int(number): file for file in folder.glob("config-step-*.yaml") if (number := file.stem[12:]).isdecimal()}

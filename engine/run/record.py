@@ -17,18 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from configs.load import RECIPE_OPTIONS
-from configs.yaml_io import read_yaml
-from engine.run.facts import Fact, Start
+from engine.run.facts import Fact
 from utils import status
 from utils.errors import UserError, escape_control_characters
 from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
 from utils.metric_table import METRICS
 from utils.status import STATUS, UNFINISHED
-from utils.tables import read_rows, to_float, unescaped_cell
 
 RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
-STEPS_TABLE = "steps.csv"  # of a run from before `metrics.jsonl`
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
 EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
@@ -251,7 +247,7 @@ def _finite(value: Any) -> Any:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The content of `run.json`; empty if the folder has none, or a damaged one."""
-    found, defaults = read_json(folder / RUN) or _read_first_format(folder), _new_values()
+    found, defaults = read_json(folder / RUN), _new_values()
     for key, value in found.items():
         if defaults.get(key) is None or isinstance(value, type(defaults[key])):
             defaults[key] = value
@@ -260,7 +256,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def move_record(folder: Path, target: Path) -> None:
     """Makes the copy of the record of `folder` in `target` name the checkpoints there."""
-    values = read_run(folder)  # the files of its first format are not in `target`
+    values = read_run(folder)
     for place in (values, values.get("result", {})):
         if path := place.get("checkpoint"):
             place["checkpoint"] = str(target.absolute() / Path(path).name)
@@ -274,7 +270,7 @@ def read_metrics(folder: Path) -> tuple[list[Row], int]:
     A last row that a crash left incomplete is dropped.
     """
     if not (folder / ROWS).exists():
-        return _read_first_rows(folder), 0
+        return [], 0
     rows, damaged = list[Row](), 0
     with open(folder / ROWS, encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -298,52 +294,6 @@ def by_epoch(rows: Iterable[Row]) -> dict[int, Row]:
     return epochs
 
 
-def _read_first_format(folder: Path) -> dict[str, Any]:
-    """The files of a run from before `run.json`, as its content."""
-    state, result, facts, warnings = read_json(folder / STATUS), read_json(folder / "result.json"), {}, Counter[str]()
-    starts, recipe = 0, None
-    with suppress(OSError):
-        for line in (folder / "facts.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
-                kind = (fact := json.loads(line)).pop("fact")
-                if kind == "RunWarning":
-                    warnings[fact["text"]] += 1
-                else:
-                    facts[kind] = fact
-                starts += kind == Start.__name__
-    with suppress(OSError, UserError):
-        recipe = read_yaml(folder / RECIPE_OPTIONS)[0]
-    if state.get("state") in UNFINISHED:
-        result = {}  # of the time before it was resumed
-    values = {"state": "finished"} | state if state or result else {}
-    values |= {"result": result, "facts": facts, "starts": starts, "warnings": dict(warnings), "recipe": recipe}
-    return values | read_json(folder / "classes.json") if state or result or facts else {}
-
-
-def _read_first_rows(folder: Path) -> list[Row]:
-    """The rows of `metrics.csv` and `steps.csv` of a run from before `metrics.jsonl`."""
-    found = list[Row]()
-    for name, kind in ((STEPS_TABLE, "report"), (TABLE, "epoch")):
-        with suppress(OSError, ValueError, csv.Error):
-            for cells in read_rows(folder / name):
-                row = {key: int(text) if text.isdecimal() else to_float(text) for key, text in cells.items()}
-                if isinstance(row.get("step"), int) and isinstance(row.get("epoch", 0), int):
-                    found.append({"kind": kind, "epoch": 0} | row)
-    return found
-
-
 def read_evaluation(folder: Path) -> dict[str, Any]:
     """The content of `summary.json` and `tables.json` of an evaluation; empty if they are missing or damaged."""
-    tables = read_json(folder / TABLES)
-    if not (folder / TABLES).exists():  # of a run from before this file
-        for name in ("per_class", "confused_pairs", "calibration", "coverage", "mistakes"):
-            with suppress(OSError, ValueError, csv.Error):
-                tables[name] = [
-                    {key: unescaped_cell(text) for key, text in row.items()}
-                    for row in read_rows(folder / f"{name}.csv")
-                ]
-        with suppress(OSError, ValueError, csv.Error), open(folder / CONFUSION, newline="", encoding="utf-8") as file:
-            header, *rows = csv.reader(file)
-            if len(rows) <= MAX_CLASSES_SHOWN:
-                tables["confusion"] = [[*map(unescaped_cell, header[1:])], [row[1:] for row in rows]]
-    return read_json(folder / SUMMARY) | tables
+    return read_json(folder / SUMMARY) | read_json(folder / TABLES)

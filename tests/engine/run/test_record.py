@@ -1,4 +1,4 @@
-"""The record of a run: its states, rows and facts; a full disk; what a kill leaves; runs from before `run.json`."""
+"""The record of a run: its states, rows and facts; a full disk; what a kill leaves."""
 
 import errno
 import json
@@ -21,8 +21,6 @@ from engine.run.record import (
     RUN,
     TABLE,
     RunRecord,
-    move_record,
-    read_evaluation,
     read_metrics,
     read_run,
 )
@@ -261,43 +259,3 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     assert 0 < before["train_seconds"] < before["total_seconds"]
     assert read_result(folder)["total_seconds"] > load_checkpoint(folder / "previous.pth")["total_seconds"] > 0
     assert len(re.findall(r"----- Total time: \S+, of it \S+ in training steps", log)) == 2
-
-
-# Runs from before `run.json`
-
-
-def test_a_run_of_the_first_format_is_read_and_continued(tmp_path):
-    (tmp_path / STATUS).write_text('{"state": "finished", "epoch": 2, "host": "a"}')
-    (tmp_path / "result.json").write_text('{"top1": 30.0, "epoch": 2}')
-    (tmp_path / "classes.json").write_text('{"class_names": ["a", "b"], "preprocessing": {}}')
-    (tmp_path / "recipe.yaml").write_text("SEED: 3")
-    lines = (
-        '{"fact": "Start", "time": "now", "folder": "a", "steps_done": 0}',
-        '{"fact": "Devices", "time": "now", "processes": 2, "device": "cpu", "precision": "float32"}',
-        *['{"fact": "RunWarning", "time": "now", "text": "slow"}'] * 2,
-        '{"fact": "Mod',
-    )
-    (tmp_path / "facts.jsonl").write_text("\n".join(lines))
-    (tmp_path / TABLE).write_text("epoch,step,train_loss,val_top1,new\n1,10,0.5,,x\n2,20,0.25,30.0,y\n3,")
-    (tmp_path / "steps.csv").write_text("step,lr,grad_norm\n10,0.1,\n20,0.05,1.5\n")
-    run, (rows, damaged) = read_run(tmp_path), read_metrics(tmp_path)
-    assert (run["state"], run["result"]["top1"], run["starts"], run["warnings"]) == ("finished", 30.0, 1, {"slow": 2})
-    assert (run["class_names"], run["recipe"]) == (["a", "b"], {"SEED": 3})
-    assert read_fact(run["facts"], Devices) == Devices(2, "cpu", "float32") and "RunWarning" not in run["facts"]
-    assert [(row["kind"], row["step"]) for row in rows] == [
-        ("report", 10),
-        ("report", 20),
-        ("epoch", 10),
-        ("epoch", 20),
-    ]
-    assert damaged == 0 and rows[1]["grad_norm"] == 1.5 and rows[3]["val_top1"] == 30.0
-    (tmp_path / "confusion.csv").write_text("true / predicted,a,b\na,3,1\nb,0,2\n")
-    assert read_evaluation(tmp_path)["confusion"] == [["a", "b"], [["3", "1"], ["0", "2"]]]
-    aside = tmp_path / "step-000020"
-    aside.mkdir()
-    move_record(tmp_path, aside)
-    moved = read_run(aside)
-    assert (moved["result"]["top1"], moved["starts"], moved["state"]) == (30.0, 1, "finished")
-    record = record_in(tmp_path)
-    record.open_rows(1, 10, no_warning)
-    assert [row["epoch"] for row in read_rows(tmp_path / TABLE)] == ["1"] and read_run(tmp_path)["starts"] == 2
