@@ -197,6 +197,8 @@ class BackgroundLogger:
 class LoggerGroup:
     """The named loggers, and TensorBoard's if it is installed. Until `start`, and after `finish`, calls do nothing.
 
+    The first figures start the loggers: the first step waits for no library.
+
     options: all options of the run, as YAML. hyperparameters: those that differ from their defaults.
     log: the log of the run; called in the threads of the loggers.
     """
@@ -204,9 +206,13 @@ class LoggerGroup:
     def __init__(self, names: Sequence[str], options: str, hyperparameters: Mapping[str, str], log: RunLogger) -> None:
         self.names, self.options, self.hyperparameters, self._log = names, options, hyperparameters, log
         self._loggers: list[BackgroundLogger] = []
+        self._start_loggers: Callable[[], None] | None = None
 
     def start(self, record: RunRecord, steps_done: int) -> None:
-        """Starts the loggers; for the main process only. Raises UserError as `check_loggers`."""
+        """For the main process only."""
+        self._start_loggers = partial(self._start, record, steps_done)
+
+    def _start(self, record: RunRecord, steps_done: int) -> None:
         names = [*(["tensorboard"] if is_installed("tensorboard") else []), *dict.fromkeys(self.names)]
         self._loggers = [BackgroundLogger(name, _make(name, self._log.info), self._log.warn) for name in names]
         environment = record.values["facts"].get("Environment", {})
@@ -215,6 +221,10 @@ class LoggerGroup:
             logger.submit("start", run)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Raises UserError as `check_loggers`, at the first call."""
+        if self._start_loggers:
+            self._start_loggers()
+            self._start_loggers = None
         for logger in self._loggers:
             logger.submit("scalars", values, step)
 

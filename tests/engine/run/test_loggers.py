@@ -85,6 +85,7 @@ def test_options_in_tensorboard(tmp_path, cpu):
     group = LoggerGroup([], options, {}, RunLogger(None, cpu))
     group.scalars({"train/loss": 1.0}, 0)  # before the start
     group.start(record_in(tmp_path), 0)
+    group.scalars({"train/loss": 1.0}, 0)
     group.finish(RESULT)
     group.finish(None)  # a second call
     events = EventAccumulator(str(tmp_path / "details")).Reload()

@@ -56,8 +56,8 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
 
 
 LOADED_LATE = (
-    "engine.profiling", "engine.report.charts", "engine.report.page", "jinja2", "matplotlib", "mlflow",
-    "obstore", "pandas", "pyarrow", "scipy", "sklearn", "transformers", "wandb",
+    "boto3", "engine.profiling", "engine.report.charts", "engine.report.page", "jinja2", "matplotlib", "mlflow",
+    "obstore", "pandas", "pyarrow", "scipy", "sklearn", "tensorboard", "transformers", "wandb",
 )  # fmt: skip
 AT_FIRST_STEP = f"""
 import sys
