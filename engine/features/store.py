@@ -121,9 +121,10 @@ def extract_once(
             path.parent.mkdir(parents=True, exist_ok=True)
             locks.enter_context(lock_run_folder(path.parent))
             found = _read(path, len(samples))
-            state = "computed before" if found else "are computed"
-            logging.getLogger(RUN_LOG).info(f"----- Features of {len(samples)} images, {state}: {path}")
-        if broadcast_object(found is not None, context):
+            state = ", computed before" if found else ""
+            logging.getLogger(RUN_LOG).info(f"----- Features of {len(samples)} images{state}: {path}")
+        path, is_known = broadcast_object((path, found is not None), context)
+        if is_known:
             return found
         computed = extract(config, samples, evaluator, model, path, bad_images, after_batch)
         if computed:
