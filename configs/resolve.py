@@ -312,13 +312,11 @@ RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
 class Facts:
     """The facts about a run that options depend on; each has its default until it is known.
 
-    ranks: number of processes. classes: of the data. named: whether the data names them; labels that are numbers may
-    leave some out. fitting_batch_size: the size that a resumed run has found.
+    ranks: number of processes. classes: of the data. fitting_batch_size: the size that a resumed run has found.
     """
 
     ranks: int = 1
     classes: int | None = None
-    named: bool = False
     fitting_batch_size: int | None = None
 
 
@@ -396,12 +394,3 @@ def check_best_metric(options: Config) -> None:
         labels = "several labels per image" if options.data.multi_label else "one label per image"
         data = f"{num_classes} classes" if metric in kind else labels
         raise UserError(f"EVAL.BEST_METRIC {metric.name} does not apply to {data}; use {', '.join(possible)}")
-
-
-def warnings(config: Config, facts: Facts) -> list[str]:
-    """A line for each value of a resolved run that fits its data badly."""
-    classes = facts.classes
-    if not facts.named or classes is None or config.model.num_logits <= classes:
-        return []
-    given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
-    return [f"{given}, but the data has {classes} classes; remove the key to train {classes}"]

@@ -32,7 +32,7 @@ from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
 from models.tuning import tune
 from models.vit import build_vit
-from models.weights.fit import count_outputs, load_pretrained, make_heads_zero
+from models.weights.fit import Fitted, NewHead, count_outputs, load_pretrained, make_heads_zero
 from utils.errors import UserError
 
 
@@ -229,15 +229,15 @@ def build_model(
     evaluates: bool = False,
     weights_size: tuple[int, int] | None = None,
     zero_head: bool = True,
-) -> tuple[nn.Module, list[str]]:
-    """The model of `options` on `device`, with its pretrained weights, and log lines about these weights.
+) -> tuple[nn.Module, Fitted | None]:
+    """The model of `options` on `device`, with its pretrained weights, and how they fit it; None without weights.
 
     With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
     head_rows: of the classes; evaluates, zero_head, and weights_size, of their images: see `load_pretrained`.
     Raises UserError: the model cannot be built, or the weights do not fit it.
     """
     model = _construct(options, data)
-    notes: list[str] = []
+    fitted: Fitted | None = None
     downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
     outputs = getattr(model, "pretrained_cfg", {}).get("num_classes") if downloaded else options.num_logits
     if needs_head and outputs != options.num_logits:
@@ -245,10 +245,15 @@ def build_model(
         raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
     if options.pretrained and not downloaded:
         kind = needs_head, options, head_rows, evaluates
-        notes = load_pretrained(model, options.pretrained, *kind, weights_size, zero_head)
-    if downloaded and zero_head and (outputs != options.num_logits or options.features == "token_avg"):
-        notes = [f"{options.name}: new head, of zeros"]
-        make_heads_zero(model)
+        fitted = load_pretrained(model, options.pretrained, *kind, weights_size, zero_head)
+    if downloaded:
+        fitted = Fitted(f"timm's {options.name}", zero_heads=zero_head)
+        if outputs != options.num_logits or options.features == "token_avg":
+            same = NewHead.OTHER_FEATURES if outputs == options.num_logits else NewHead.OTHER_NUMBER
+            fitted.new_heads["head"] = same if outputs else NewHead.NOT_IN_FILE
+            fitted.counts = (outputs or 0, options.num_logits)
+            if zero_head:
+                make_heads_zero(model)
     if not needs_head:
         tune(model, options)
     if options.grad_checkpointing:
@@ -256,7 +261,7 @@ def build_model(
     select_attention(model, options.attention, device)
     if device.type == "cpu":
         use_fast_dropout(model)
-    return model.to(device), notes
+    return model.to(device), fitted
 
 
 def outputs_of_weights(options: Model, data: Data) -> int | None:

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from models.blocks import add_mixin
 from utils.errors import UserError
-from utils.notes import Note
 from utils.torch_compat import fused_attention_kernel, tree_map_only
 
 AUTO, FUSED, CUDNN, EXPLICIT = "auto", "fused", "cudnn", "explicit"
@@ -140,8 +139,8 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.get_autocast_dtype(kind)) if is_cast and torch.is_autocast_enabled(kind) else tensor
 
 
-def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> list[Note]:
-    """Applies `MODEL.CHANNELS_LAST` to `model`; returns a line for the log if something was set.
+def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool, is_fixed: bool = False) -> None:
+    """Applies `MODEL.CHANNELS_LAST` to `model`.
 
     Only the weights are converted: the first convolution converts the images, and later ones keep their format. Models
     with one convolution, the patch embedding, are left as they are.
@@ -152,10 +151,8 @@ def prepare_convolutions(model: nn.Module, channels_last: Literal["auto"] | bool
     if channels_last == "auto":
         is_convolutional = sum(isinstance(module, nn.Conv2d) for module in model.modules()) > 1
         channels_last = is_convolutional and not is_fixed
-    if not channels_last:
-        return []
-    model.to(memory_format=torch.channels_last)
-    return [Note("log", "Convolutions: channels last (MODEL.CHANNELS_LAST)")]
+    if channels_last:
+        model.to(memory_format=torch.channels_last)
 
 
 class FastDropout(nn.Dropout):

@@ -40,12 +40,6 @@ def tune(model: nn.Module, options: Model) -> None:
         _freeze_backbone(model)
 
 
-def random_backbone_warning(options: Model) -> str | None:
-    if options.tune.kind == "full" or options.pretrained:
-        return None
-    return f"MODEL.TUNE={options.tune} keeps random weights: give the weights of the backbone with -pretrained"
-
-
 def _freeze_backbone(model: nn.Module) -> None:
     """Makes the head the only trainable module."""
     model.requires_grad_(False)

@@ -226,8 +226,8 @@ def find_shortage(error: BaseException) -> Shortage | None:
     UserError that a shortage of host memory led to keeps its message: a damaged file may declare any size.
     """
     chain = list(exception_chain(error))
-    notes = {note for cause in chain for note in getattr(cause, "__notes__", ())}
-    in_loading = IN_LOADING in notes
+    marks = {mark for cause in chain for mark in getattr(cause, "__notes__", ())}
+    in_loading = IN_LOADING in marks
     for cause in chain:
         lines = str(cause).splitlines()
         for kinds, pattern in ((torch.OutOfMemoryError, _GPU), (MemoryError, _HOST)):
@@ -236,5 +236,5 @@ def find_shortage(error: BaseException) -> Shortage | None:
             if isinstance(cause, kinds):
                 found += lines[:1] or ["no details"]
             if found and (on_gpu or not isinstance(error, UserError)):
-                return Shortage(on_gpu, found[0], IN_EVALUATION in notes, in_loading)
+                return Shortage(on_gpu, found[0], IN_EVALUATION in marks, in_loading)
     return None

@@ -4,7 +4,7 @@ The runs of an ensemble keep their own preprocessing and precision.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,22 +47,22 @@ class EvalModel:
     compute: nn.Module
     fp32: nn.Module
     evaluator: Evaluator
-    notes: list[Note | Fact]
+    notes: list[Note | Fact] = field(default_factory=list)
 
 
 def build_eval_model(
     config: Config, context: ProcessContext, needs_head: bool = True, weights_size: tuple[int, int] | None = None
 ) -> EvalModel:
     """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
-    switch_notes = set_process_switches(config, context.device)
+    set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
-    model, facts = build_model(
+    model, fitted = build_model(
         options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
     )
     built = eval_model_of(model, config, context)
     with torch.inference_mode(), built.evaluator.precision.autocast():
         kernels = attention_notes(built.compute, dummy_images(config.data, context))
-    evaluator, notes = built.evaluator, [Note("log", f"Pretrained: {fact}") for fact in facts]
+    evaluator, notes = built.evaluator, [note.on("Pretrained") for note in fitted.notes()] if fitted else []
     if config.data.multi_label:
         record = weights_record(config.model)
         chosen = np.array(record.thresholds) if record and record.thresholds else None
@@ -70,7 +70,7 @@ def build_eval_model(
         evaluator = replace(evaluator, thresholds=chosen if known else np.full(config.model.num_logits, 0.5))
         source = "from the weights, chosen on validation images" if known else "0.5, as the weights have none"
         notes.append(Note("log", f"Thresholds of the classes: {source}"))
-    return replace(built, evaluator=evaluator, notes=[*switch_notes, *notes, *built.notes, *kernels])
+    return replace(built, evaluator=evaluator, notes=[*notes, *kernels])
 
 
 def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> EvalModel:
@@ -78,11 +78,11 @@ def eval_model_of(model: nn.Module, config: Config, context: ProcessContext) -> 
 
     `set_process_switches` comes before: it is about the first operation of the process.
     """
-    notes = prepare_convolutions(model, config.model.channels_last)
+    prepare_convolutions(model, config.model.channels_last)
     precision = Precision(config.amp, context.device)
     apply_op_lists(model, config.model.attention, precision)
     evaluator = build_evaluator(config, precision, Single(), context)  # all ranks have the same buffers
-    return EvalModel(compute=precision.compute_copy(model).eval(), fp32=model, evaluator=evaluator, notes=[*notes])
+    return EvalModel(compute=precision.compute_copy(model).eval(), fp32=model, evaluator=evaluator)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from configs.command_line import Command
 from configs.compare import check_same_architecture, experiment_mismatch, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
-from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve, warnings
+from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve
 from configs.schema import Config
 from configs.schema.data import AUTO
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow, refuse_sharded
@@ -74,7 +74,7 @@ class Plan:
     found: the checkpoint that the run resumes. weights: what it says of its training, or else MODEL.PRETRAINED does.
     test: held-out samples, for the end of the run. class_names: of the data, None if it has none.
     split: of data without a validation split. preprocessing: with the sources of its values.
-    notes: about the data, for the log. warnings: values that fit the data badly.
+    notes: about the data.
     """
 
     config: Config
@@ -88,7 +88,6 @@ class Plan:
     split: RunSplit | None
     preprocessing: Preprocessing
     notes: list[Note]
-    warnings: list[str]
 
     @property
     def run_folder(self) -> Path | None:
@@ -158,8 +157,8 @@ def plan_training(
     if not found:  # a resumed run names all options that differ; a fine-tuning may change the image size and the crop
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
-    classes, named = number_of_classes(data.dataset, splits), train.has_class_names
-    facts = Facts(ranks, classes=classes, named=named, fitting_batch_size=resumed.get("DATA.BATCH_SIZE"))
+    classes = number_of_classes(data.dataset, splits)
+    facts = Facts(ranks, classes=classes, fitting_batch_size=resumed.get("DATA.BATCH_SIZE"))
     config = resolve(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
@@ -176,6 +175,9 @@ def plan_training(
         notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
     if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:
         notes.append(Note("warning", "all training images are of one class: an accuracy of 100% means nothing"))
+    if train.has_class_names and config.model.num_logits > classes:  # labels that are numbers may leave some out
+        given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
+        notes.append(Note("warning", f"{given}, and there are {classes} classes; remove the key to train {classes}"))
     return Plan(
         config=config,
         batch=plan_batches(config, ranks),
@@ -188,7 +190,6 @@ def plan_training(
         split=splitter.result,
         preprocessing=describe_preprocessing(followed),
         notes=notes,
-        warnings=warnings(config, facts),
     )
 
 

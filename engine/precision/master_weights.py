@@ -7,7 +7,6 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from configs.schema import Train
 from engine.precision.op_lists import keeps_fp32_weights
 from models.blocks import local_tensor
 from utils.torch_compat import BatchNorm, fused_lerp_
@@ -163,17 +162,6 @@ class WeightAverage(ModelEmaV3):
         if self._copied:
             targets, values = self._copied
             torch._foreach_copy_(targets, values)
-
-
-def average_warning(options: Train, total_steps: int) -> str | None:
-    """One line if the initial weights make up more than a tenth of the average at the end of the run."""
-    initial = options.model_ema_decay**total_steps
-    if not options.model_ema or options.model_ema_warmup or initial < 0.1:
-        return None
-    return (
-        f"TRAIN.MODEL_EMA_DECAY {options.model_ema_decay:g} is slow for {total_steps} steps: the initial weights are "
-        f"{initial:.0%} of the last average; set TRAIN.MODEL_EMA_WARMUP=true or lower the decay"
-    )
 
 
 def _flat_views(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:

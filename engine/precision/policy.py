@@ -17,12 +17,11 @@ from engine.precision.master_weights import MasterWeights, WeightAverage, half_c
 from engine.precision.non_finite import IMAGES, Origin, block_of
 from engine.precision.op_lists import apply_op_lists, keeps_fp32_weights, set_norm_dtypes
 from models.blocks import is_sharded
-from models.kernels import CUDNN, allow_kernels
+from models.kernels import allow_kernels
 from utils import torch_compat
 from utils.device import gpu_kind, use_deterministic_algorithms
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
-from utils.notes import Note
 from utils.torch_compat import multiplies_bfloat16_with_onednn
 
 _READ_DELAY = 2  # steps
@@ -170,11 +169,11 @@ def uses_tf32(options: Amp) -> bool:
     return options.enabled if options.tf32 is None else options.tf32
 
 
-def set_process_switches(config: Config, device: torch.device) -> list[Note]:
+def set_process_switches(config: Config, device: torch.device) -> None:
     """Sets deterministic algorithms, TF32, cuDNN's choice of algorithms, and the attention kernels.
 
     Call it before the first operation of a model. Without DETERMINISTIC, cuDNN times its algorithms for each new shape
-    of a convolution. Returns a line for the log if a switch of a GPU differs from torch's default.
+    of a convolution.
     Raises UserError: `MODEL.ATTENTION: cudnn` without a GPU.
     """
     on_gpu, tf32 = device.type == "cuda", uses_tf32(config.amp)
@@ -183,14 +182,6 @@ def set_process_switches(config: Config, device: torch.device) -> list[Note]:
     # The older of torch's two interfaces: torch's compiler reads it, and reading raises after the newer one was set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = on_gpu and not config.deterministic
-    switches = {
-        "deterministic algorithms": config.deterministic,
-        "TF32": on_gpu and tf32,
-        "cuDNN times its algorithms (not with DETERMINISTIC)": torch.backends.cudnn.benchmark,
-        "attention by cuDNN alone": config.model.attention == CUDNN,
-    }
-    used = [name for name, is_on in switches.items() if is_on]
-    return [Note("log", f"Process: {', '.join(used)}")] if used else []
 
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

@@ -7,8 +7,8 @@ with one head has both parts on its logits.
 Legend: B images per batch, C channels, S pixels on a side.
 """
 
-import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
 from engine.precision.policy import Precision
 from models.build import build_model
+from models.weights.fit import Fitted, SeveralFit
 from utils.errors import UserError, did_you_mean, error_from
 
 
@@ -163,14 +164,22 @@ Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class LossParts:
+    """The weights (C,) of the classes, and the teacher, if the loss has them."""
+
+    class_weights: torch.Tensor | None = None
+    teacher: "Teacher | None" = None
+
+
 def build_step_loss(
     config: Config,
     student: nn.Module,
     precision: Precision,
     targets: np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[StepLoss, list[str]]:
-    """The loss of a step, and log lines about it and the teacher.
+) -> tuple[StepLoss, LossParts]:
+    """The loss of a step, and its parts.
 
     With distillation, a `student` with two heads (timm's distilled DeiT, LeViT, PiT, ...) returns both in training;
     call this before the model is copied. A student in evaluation mode, or trained without distillation, returns their
@@ -179,15 +188,13 @@ def build_step_loss(
     targets, class_names: of the training data; None in a trial.
     Raises UserError: as `read_class_weights` and `build_teacher`.
     """
-    options, weights, notes = config.train, None, list[str]()
+    options, weights = config.train, None
     if targets is not None:
         weights = read_class_weights(config.loss, targets, config.model.num_logits, precision.device)
-    if weights is not None:
-        notes = [f"Loss: class weights from {weights.min():.3g} to {weights.max():.3g}"]
     base = build_loss(config.loss, options.smoothing, weights)
     if options.distillation_type == "none":
-        return lambda outputs, targets, images: base(outputs, targets), notes
-    teacher, teacher_notes = build_teacher(config, precision, class_names)
+        return lambda outputs, targets, images: base(outputs, targets), LossParts(weights)
+    teacher = build_teacher(config, precision, class_names)
     if set_distilled_training := getattr(student, "set_distilled_training", None):
         set_distilled_training(True)
     tau, alpha = options.distillation_tau, options.distillation_alpha
@@ -198,8 +205,7 @@ def build_step_loss(
         distillation = compare(logits.float(), teacher(images), _is_padding(targets))
         return (1 - alpha) * base(class_logits, targets) + alpha * distillation
 
-    notes += [*teacher_notes, f"Distillation: {options.distillation_type}, alpha {alpha:g}, tau {tau:g}"]
-    return loss, notes
+    return loss, LossParts(weights, teacher)
 
 
 def class_logits(outputs: Outputs) -> torch.Tensor:
@@ -230,8 +236,6 @@ def hard_targets(student: torch.Tensor, teacher: torch.Tensor, padding: torch.Te
 
 
 TIMM = "timm"  # as TEACHER_WEIGHTS: timm's published weights
-# Names a key that is of the student's weights
-_OF_STUDENT = re.compile(r"; choose with -opts MODEL\.WEIGHTS_ENTRY.*| \(MODEL\.WEIGHTS_ENTRY.*\)")
 _PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", *NORMALIZATION)
 
 
@@ -243,7 +247,14 @@ class Teacher:
     """
 
     def __init__(
-        self, model: nn.Module, precision: Precision, own: Data, student: Data, outputs: Sequence[int] | None = None
+        self,
+        name: str,
+        model: nn.Module,
+        fitted: Fitted,
+        precision: Precision,
+        own: Data,
+        student: Data,
+        outputs: Sequence[int] | None = None,
     ) -> None:
         """`model` is in fp32 and on its device. `own` and `student`: image size, mean and std of the two models.
 
@@ -251,6 +262,7 @@ class Teacher:
         """
         precision.set_norm_dtypes(model)
         self.model = precision.compute_copy(model).requires_grad_(False).eval()
+        self.name, self.fitted, self.data = name, fitted, own
         self.precision, self.size = precision, own.input_size
         self._outputs = None if outputs is None else torch.tensor(outputs, device=precision.device)
         self._rescale: list[torch.Tensor] = []  # from the student's normalization: factor and offset (C, 1, 1)
@@ -275,10 +287,8 @@ class Teacher:
         return F.interpolate(images, size=self.size, mode="bicubic", antialias=True)
 
 
-def build_teacher(
-    config: Config, precision: Precision, class_names: Sequence[str] | None = None
-) -> tuple[Teacher, list[str]]:
-    """The teacher of a student with the options of `config`, and log lines about it.
+def build_teacher(config: Config, precision: Precision, class_names: Sequence[str] | None = None) -> Teacher:
+    """The teacher of a student with the options of `config`.
 
     Its head must have the student's number of classes. class_names: of the run's data, None if it has none.
     Raises UserError: no weights, an unknown model, other classes or channels than the student's, an image size that the
@@ -308,20 +318,15 @@ def build_teacher(
         if class_names:
             outputs = _match_classes(class_names, model_options, data.classes)
         size = checkpoint.image_size if checkpoint else None
-        model, notes = build_model(model_options, own.data, precision.device, needs_head=True, weights_size=size)
+        model, fitted = build_model(model_options, own.data, precision.device, needs_head=True, weights_size=size)
     except UserError as error:
-        problem = _OF_STUDENT.sub("; give a file with one of them", str(error).removeprefix("MODEL.PRETRAINED: "))
+        problem = f"{error.problem}; give a file with one of them" if isinstance(error, SeveralFit) else error
         raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
     if own.data.image_channels != data.image_channels:
         text = f"TRAIN.TEACHER_MODEL: {name} takes images of {own.data.image_channels} channels"
         raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")
-    source, *others = notes or [f"weights: {TIMM}"]
-    source = _OF_STUDENT.sub("", source)
-    about = (
-        f"{name}, {source}, {own.data.image_size} pixels, mean {list(own.data.imagenet_mean)}, std "
-        f"{list(own.data.imagenet_std)}, {student.num_logits} classes"
-    )
-    return Teacher(model, precision, own.data, data, outputs), [f"Teacher: {line}" for line in (about, *others)]
+    assert fitted  # the teacher has weights
+    return Teacher(name, model, fitted, precision, own.data, data, outputs)
 
 
 def _find_model(

@@ -197,7 +197,7 @@ class Schedule:
 
 
 def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -> Schedule:
-    factor = _lr_factor(options, images_per_step)
+    factor = lr_factor(options, images_per_step)
     decay = options.lr_scheduler
     default_epochs = EPOCHS_PER_REDUCTION if decay.name == "step" else options.num_epochs * _WSD_DECAY_SHARE
     return Schedule(
@@ -213,33 +213,8 @@ def build_schedule(options: Train, steps_per_epoch: int, images_per_step: int) -
     )
 
 
-def _lr_factor(options: Train, images_per_step: int) -> float:
+def lr_factor(options: Train, images_per_step: int) -> float:
     """Linear scaling (Goyal et al., 2017), square-root scaling (Krizhevsky, 2014; Malladi et al., 2022, for Adam)."""
     if options.sqrt_scaled_lr:
         return math.sqrt(images_per_step / options.sqrt_scaled_lr)
     return images_per_step / options.linear_scaled_lr if options.linear_scaled_lr else 1.0
-
-
-def lr_warning(options: Train, images_per_step: int) -> str | None:
-    """One line if BASE_LR was tuned for another global batch size and is not scaled to this run's.
-
-    It names the rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
-    """
-    tuned_for = options.base_lr_batch_size
-    if tuned_for in (None, images_per_step) or options.linear_scaled_lr or options.sqrt_scaled_lr:
-        return None
-    rule = "linear_scaled_lr" if options.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
-    peak = options.base_lr * _lr_factor(options.model_copy(update={rule: tuned_for}), images_per_step)
-    text = f"BASE_LR {options.base_lr:g} is tuned for a global batch of {tuned_for}"
-    return f"{text}; this run has {images_per_step}: set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}"
-
-
-def schedule_warnings(options: Train) -> list[str]:
-    """A line for a warm-up longer than half of the run, and for a rate that rises after the warm-up."""
-    warnings, warmup, epochs = [], options.warmup_epochs, options.num_epochs
-    if warmup > epochs / 2:
-        warnings.append(f"TRAIN.WARMUP_EPOCHS {warmup:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
-    if options.end_lr > options.base_lr:
-        rises = f"exceeds BASE_LR {options.base_lr:g}, so the rate rises"
-        warnings.append(f"TRAIN.END_LR {options.end_lr:g} {rises}; lower it")
-    return warnings

@@ -84,7 +84,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         config.with_model(tune=Tune()).model,
         config.data,
         device,
-        head_rows=match_classes(plan)[0],
+        head_rows=match_classes(plan).rows,
         weights_size=plan.weights_size,
     )
     head = linear_head(model)

@@ -19,7 +19,7 @@ from configs.load import RUN_OPTIONS
 from configs.schema import Config
 from datasets.loading.loader import BadImageList, Loader, TrainBatches, build_eval_loader
 from datasets.sources.checks import digest_of, notes_on
-from datasets.sources.names import find_ambiguity, list_names, map_labels
+from datasets.sources.names import find_ambiguity, map_labels
 from datasets.transforms.device import TrainTransform
 from engine.checkpoint.run_folder import BEST, RECORDS, link_copies, lock_run_folder
 from engine.checkpoint.weights_record import HELD_OUT_FILE, describe_data, write_held_out
@@ -28,39 +28,33 @@ from engine.evaluation.files import EvaluationFiles
 from engine.evaluation.session import apply_op_lists, attention_notes, build_eval_files, build_evaluator, dummy_images
 from engine.features.probe import Solved, set_head
 from engine.parallel.compile import compile_model, run_eagerly
-from engine.parallel.strategy import build_strategy
+from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
-from engine.precision.master_weights import WeightAverage, average_warning
+from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, set_process_switches
-from engine.run.facts import Devices, Fact, TrainingData
-from engine.run.flops import copy_to_meta, count_parameters, describe_model
+from engine.run.facts import Devices, TrainingData
+from engine.run.flops import copy_to_meta, describe_model
 from engine.run.folder import enter_folder, open_new_folder, record_environment, set_aside
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import RunRecord
 from engine.run.reporter import Reporter
 from engine.run.step_timer import StepTimer
+from engine.training.describe import Built, HeadClasses, describe_state, find_misfits
 from engine.training.loss import build_step_loss
 from engine.training.optimizer import (
     build_optimizer,
     build_schedule,
     check_sharded_optimizer,
-    describe_optimizer,
-    lr_warning,
-    moments_per_parameter,
     scales_by_weights,
-    schedule_warnings,
 )
 from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
-from models.tuning import adapter_size, random_backbone_warning
-from models.weights.fit import NO_KNOWN_CLASS
-from utils.device import cpu_warning
+from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
-from utils.notes import Note
 from utils.seeding import derive_seed
 from utils.system import busy_note
 from utils.torch_compat import BatchNorm
@@ -92,14 +86,9 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     """
     config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
     batches = TrainBatches(config, plan.train, context, plan.batch)
-    state, notes = build_train_state(config, context, plan.layout, plan, solved)
-    for note in notes:
+    state, built = build_train_state(config, context, plan.layout, plan, solved)
+    for note in describe_state(state, built):
         logger.note(note)
-    if plan.batch.whole_steps:
-        logger.info(f"----- Global batch: {plan.batch}; TRAIN.ACCUM_ITER is not used")
-    if state.average:
-        rule = "1 - step^(-2/3), timm's warm-up, up to" if config.train.model_ema_warmup else "without warm-up, always"
-        logger.info(f"----- Average of the weights (TRAIN.MODEL_EMA): decay {rule} {config.train.model_ema_decay:g}")
     logger.fact(Devices(context.world_size, str(context.device), state.precision.describe()))
     logger.fact(
         TrainingData(
@@ -119,8 +108,8 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
         logger.note(remark.on("Data"))
     if context.device.type == "cpu" and (busy := busy_note()):
         logger.info(f"----- {busy}")
-    for warning in (*plan.warnings, *_warnings(state, is_new=plan.found is None)):
-        logger.warn(warning)
+    for note in find_misfits(state, is_new=plan.found is None):
+        logger.note(note)
     record_environment(context, logger, plan.run_folder)
     return Session(
         plan=plan,
@@ -134,26 +123,10 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     )
 
 
-def _warnings(state: TrainState, is_new: bool) -> list[str]:
-    """Options that do not fit the size of this run, or this device."""
-    train, layout = state.config.train, state.layout
-    warnings = (
-        *schedule_warnings(train),
-        lr_warning(train, layout.batch.global_size),
-        average_warning(train, train.num_epochs * layout.steps_per_epoch),
-        cpu_warning(state.context.device),
-        random_backbone_warning(state.config.model) if is_new else None,
-    )
-    return [warning for warning in warnings if warning]
-
-
-_UNCLEAR = "the weights have no class names, so that no row of the head is kept"
-
-
 def build_train_state(
     config: Config, context: ProcessContext, layout: EpochLayout, plan: Plan | None = None, solved: Solved | None = None
-) -> tuple[TrainState, list[Note | Fact]]:
-    """Everything that a training step uses, and lines for the log. One process needs no process group.
+) -> tuple[TrainState, Built]:
+    """Everything that a training step uses, and how it was built. One process needs no process group.
 
     Each part works on the result of those before it. The switches come before the first operation. The model draws its
     weights from SEED alone. Its batch norms, memory format and op lists, and the loss, which turns on a second head for
@@ -164,63 +137,31 @@ def build_train_state(
     plan: of the run; without it, the run is a trial: it has no data.
     Raises UserError: an option does not work with this model, device or strategy.
     """
-    train, data, parallel, device = config.train, config.data, config.parallel, context.device
-    notes: list[Note | Fact] = [*set_process_switches(config, device)]
-
-    torch.manual_seed(derive_seed(config.seed, "initialization"))
-    # A checkpoint has all weights; the pretrained ones may be missing by then.
-    options = config.with_model(pretrained=None).model if plan and plan.found else config.model
-    rows, class_notes = match_classes(plan)
-    size = plan.weights_size if plan else None
-    zero_head = not scales_by_weights(train.optimizer)
-    model, weight_notes = build_model(options, data, device, head_rows=rows, weights_size=size, zero_head=zero_head)
-    if solved:
-        set_head(model, solved)
-        notes.append(Note("log", "Pretrained: the head starts as the probe's (MODEL.HEAD)"))
-    if not any(NO_KNOWN_CLASS in note for note in weight_notes):  # the head is new for another reason
-        class_notes = [note for note in class_notes if not note.startswith(_UNCLEAR)]
-    notes += [Note("log", f"Pretrained: {note}") for note in weight_notes + class_notes]
-    notes += _describe_tuning(model, config)
-
-    strategy = build_strategy(parallel, context)
+    train, device = config.train, context.device
+    set_process_switches(config, device)
+    model, weights, classes = _build_model(config, device, plan, solved)
+    strategy = build_strategy(config.parallel, context)
     precision = Precision(config.amp, device, strategy.total_norm, strategy.is_sharded)
     precision.check_ranks(context)
-    if parallel.sync_bn and context.world_size > 1:
+    if config.parallel.sync_bn and context.world_size > 1:
         model = synchronize_batch_norms(model, device)
-    is_fixed = strategy.is_sharded or precision.level == "O3"
-    notes += prepare_convolutions(model, options.channels_last, is_fixed)
-    apply_op_lists(model, options.attention, precision)
+    prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
+    apply_op_lists(model, config.model.attention, precision)
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
-    loss, loss_notes = build_step_loss(config, model, precision, targets, class_names)
-    notes += [Note("log", note) for note in loss_notes]
+    loss, loss_parts = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model, average = copy_to_meta(model), None
     if train.model_ema:
         average = WeightAverage(model, train.model_ema_decay, train.model_ema_warmup)
-    if strategy.is_sharded:
-        if options.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
-            raise UserError(f"MODEL.TUNE lora: {parallel.strategy} cannot shard adapters; use PARALLEL.STRATEGY=ddp")
-        check_sharded_optimizer(train.optimizer)
-        about = strategy.shard(model, average and average.module, precision.gathered_dtype)
-        if average:
-            average.follow(model)
-        notes.append(Note("log", f"Parallel: {parallel.strategy}: {about}"))
-    elif parallel.strategy != "ddp":
-        notes.append(Note("log", f"Parallel: one process; PARALLEL.STRATEGY {parallel.strategy} has no effect"))
+    sharding = _shard(config, strategy, precision, model, average) if strategy.is_sharded else None
     compute_model = precision.attach(model)
     schedule = build_schedule(train, layout.steps_per_epoch, layout.batch.global_size)
     optimizer = build_optimizer(model, train, schedule.peak_lr)
-    if options.tune.kind != "probe":  # which takes no step of the optimizer
-        notes.append(Note("log", f"Optimizer: {describe_optimizer(optimizer, train.optimizer)}"))
-        if schedule.peak_lr != train.base_lr:
-            scaled = f"BASE_LR {train.base_lr:g}, scaled for {layout.batch.global_size} images per step"
-            notes.append(Note("log", f"Learning rate: peak {schedule.peak_lr:.3g} ({scaled})"))
 
-    images = dummy_images(data, context)
-    if compiled := compile_model(compute_model, train, context, strategy.is_sharded):
-        notes.append(Note("log", f"Compile: {compiled}, in the first step"))
+    images = dummy_images(config.data, context)
+    compiled = compile_model(compute_model, train, context, strategy.is_sharded)
     with precision.autocast(), run_eagerly(), torch.no_grad():
-        notes += attention_notes(compute_model, images)
+        attention = attention_notes(compute_model, images)
     with precision.autocast(), run_eagerly():  # torch 2.10 would reuse casts of the pass without gradients
         wrapped = strategy.wrap(compute_model, images)
     state = TrainState(
@@ -235,42 +176,59 @@ def build_train_state(
         optimizer=optimizer,
         schedule=schedule,
         loss=loss,
-        transform=TrainTransform(data, train, options.num_logits).to(device),
+        transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, notes
+    return state, Built(weights, classes, solved is not None, loss_parts, sharding, compiled, attention)
 
 
-def match_classes(plan: Plan | None) -> tuple[list[int] | None, list[str]]:
-    """The rows of the weights' head that the classes keep, see `load_pretrained`, and a line for the log."""
+def _build_model(
+    config: Config, device: torch.device, plan: Plan | None, solved: Solved | None
+) -> tuple[nn.Module, Fitted | None, HeadClasses]:
+    """The model with its initial weights; a checkpoint has all weights, and the pretrained ones may be missing then."""
+    torch.manual_seed(derive_seed(config.seed, "initialization"))
+    options = config.with_model(pretrained=None).model if plan and plan.found else config.model
+    classes = match_classes(plan)
+    model, weights = build_model(
+        options,
+        config.data,
+        device,
+        head_rows=classes.rows,
+        weights_size=plan.weights_size if plan else None,
+        zero_head=not scales_by_weights(config.train.optimizer),
+    )
+    if solved:
+        set_head(model, solved)
+    return model, weights, classes
+
+
+def _shard(
+    config: Config, strategy: Strategy, precision: Precision, model: nn.Module, average: WeightAverage | None
+) -> str:
+    """Shards the model and the average in place; returns a description."""
+    if config.model.tune.kind == "lora":  # fully_shard reads `weight`, the effective weight, as the parameter
+        problem = f"MODEL.TUNE lora: {config.parallel.strategy} cannot shard adapters"
+        raise UserError(f"{problem}; use PARALLEL.STRATEGY=ddp")
+    check_sharded_optimizer(config.train.optimizer)
+    about = strategy.shard(model, average and average.module, precision.gathered_dtype)
+    if average:
+        average.follow(model)
+    return about
+
+
+def match_classes(plan: Plan | None) -> HeadClasses:
+    """The classes of a new run's data in the head of its weights."""
     options = plan.config.model if plan else None
     if not plan or not options or not plan.class_names or plan.found or not options.pretrained:
-        return None, []
+        return HeadClasses()
     class_names, record = plan.class_names, plan.weights
     if not record or not record.class_names:
         ambiguity = None if plan.config.data.classes or options.pretrained == "timm" else find_ambiguity(class_names)
-        if ambiguity is None:
-            return None, []
-        return [-1] * options.num_logits, [f"{_UNCLEAR}: {ambiguity}"]
+        return HeadClasses([-1] * options.num_logits, ambiguity=ambiguity) if ambiguity else HeadClasses()
     rows: list[int] = map_labels(class_names, record.class_names).tolist()
-    known = [name for name, row in zip(class_names, rows, strict=True) if row >= 0]
-    new = [name for name, row in zip(class_names, rows, strict=True) if row < 0]
-    lists = [f"{len(names)} {kind} ({list_names(names)})" for kind, names in (("kept", known), ("new", new)) if names]
+    kept, new = ([name for name, row in zip(class_names, rows, strict=True) if (row >= 0) == known] for known in (1, 0))
     rows += [-1] * (options.num_logits - len(rows))
-    return rows[: options.num_logits], [f"classes of the head: {', '.join(lists)}"]
-
-
-def _describe_tuning(model: nn.Module, config: Config) -> list[Note]:
-    """A log line: the trained part, and its fp32 memory beside training all weights; none for full and probe."""
-    if (tuned := config.model.tune).kind in ("full", "probe"):
-        return []
-    total, trained = count_parameters(model)
-    moments, base = moments_per_parameter(config.train), total - adapter_size(model)
-    states, full_states = (4e-6 * (1 + moments) * count for count in (trained, base))
-    part = f"{trained / 1e6:.3f} of {total / 1e6:.3f} M parameters"
-    memory = f"{states:.1f} MB, {states + 4e-6 * total:.1f} MB with the weights"
-    full = f"{full_states:.1f} MB, {full_states + 4e-6 * base:.1f} MB"
-    return [Note("log", f"Tuned ({tuned}): {part}; gradients and moments in fp32 take {memory} (TUNE=full: {full})")]
+    return HeadClasses(rows[: options.num_logits], kept, new)
 
 
 def synchronize_batch_norms(model: nn.Module, device: torch.device) -> nn.Module:

@@ -6,7 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,9 +25,9 @@ from models.timm_model import classifiers
 from models.weights.names import Convert, State, body_names, paddle_converter, summarize_names, to_model_names
 from models.weights.read import Weights, forget_weights, read_weights
 from utils.errors import UserError
+from utils.notes import Note
 
 _FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-NO_KNOWN_CLASS = "none of the classes in the file"
 _POSITIONS = ("pos_embed", "relative_position_bias_table", "attention_biases")
 _OF_THE_INPUT = {  # of a transformer: without them it computes something else
     "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
@@ -41,6 +42,44 @@ _PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
 _PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
 
 
+class NewHead(Enum):
+    """Why a part of the model is new, in words for the log."""
+
+    OTHER_NUMBER = "{} classes in the file, {} in the model"
+    NOT_IN_FILE = "not in the file"
+    OTHER_FEATURES = "other features in the file"
+    OTHER_NORM = "not in the file, whose norm is of all tokens"
+    NO_KNOWN_CLASS = "none of the classes in the file"
+
+
+@dataclass
+class Fitted:
+    """How initial weights fit a model.
+
+    source: the file, and the entry in it. others: the entries that fit as well; other_key: the
+    MODEL.WEIGHTS_ENTRY of another one. remarks: on conversions. new_heads: by
+    the name of the part; zero_heads: their last layers are zero. counts: classes in the file and in the model. unused:
+    names of tensors in the file.
+    """
+
+    source: str
+    others: list[str] = field(default_factory=list)
+    other_key: str = ""
+    remarks: list[Note] = field(default_factory=list)
+    new_heads: dict[str, NewHead] = field(default_factory=dict)
+    zero_heads: bool = False
+    counts: tuple[int, int] = (0, 0)
+    unused: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[Note]:
+        beside = f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY={self.other_key})" if self.others else ""
+        zero = ", of zeros" if self.zero_heads else ""
+        new = [f"{name}: {reason.value.format(*self.counts)}: new{zero}" for name, reason in self.new_heads.items()]
+        unused = [f"not used: {summarize_names(self.unused, limit=8)}"] if self.unused else []
+        notes = [Note("screen", f"weights: {self.source}{beside}"), *self.remarks]
+        return notes + [Note("screen", text) for text in new] + [Note("log", text) for text in unused]
+
+
 def load_pretrained(
     model: nn.Module,
     path: str,
@@ -50,7 +89,7 @@ def load_pretrained(
     evaluates: bool = False,
     image_size: tuple[int, int] | None = None,
     zero_head: bool = True,
-) -> list[str]:
+) -> Fitted:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
     The file may have other parts, such as the decoder of an autoencoder, but no other tensors of the model's own parts:
@@ -58,7 +97,7 @@ def load_pretrained(
 
     Exceptions: position embeddings (1, N, D) of another grid are interpolated, tables of relative positions are
     resized, and the last layer of a head of other classes is zero: the first steps then keep the features of the
-    weights. The `options` of the model say its family, by default ViT. Returns log lines.
+    weights. The `options` of the model say its family, by default ViT.
 
     head_rows: for each output of a head, its row in the head of the file, or -1 for a new class, whose row is zero;
     without any known class the heads are new. None: heads of equal shape are kept.
@@ -72,42 +111,49 @@ def load_pretrained(
     file, options = find_weights(path), options or Model()
     try:
         weights = read_weights(path)
-        chosen, about = choose(file, weights, model, options, evaluates)
+        chosen, others, key = choose(file, weights, model, options, evaluates)
     finally:
         forget_weights()
     state, own = dict(chosen.state), model.state_dict()
-    notes = [f"weights: {file}{about}", *filter(None, [chosen.note])]
+    entry = f" ({summarize_names([chosen.path])})" if chosen.path else ""
+    fitted = Fitted(
+        source=f"{file}{entry}, {len(state)} tensors",
+        others=others,
+        other_key=key,
+        remarks=[*filter(None, [chosen.note])],
+        zero_heads=zero_head,
+    )
     for name, target in own.items():  # from RGB to gray and from gray to RGB, by the sum of the channels
         source = state.get(name, target)
         channels = (*source.shape[1:2], *target.shape[1:2])
         if source.ndim == target.ndim == 4 and channels in ((3, 1), (1, 3)):
             state[name] = adapt_input_conv(1, source) if channels == (3, 1) else source.repeat(1, 3, 1, 1) / 3
-            notes.append(f"{name}: from {channels[0]} to {channels[1]} channels, as timm does")
+            text = f"{name}: from {channels[0]} to {channels[1]} channels, as timm does"
+            fitted.remarks.append(Note("log", text))
     # The values of parameters that are never trained stay: a formula gives them, such as sines and cosines.
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     replaced = [name for name in fixed if name in state and not torch.equal(state[name], own[name])]
     state.update({name: own[name] for name in fixed})
     if replaced:
-        notes.append(f"fixed by a formula, not read: {summarize_names(replaced)}")
-    notes += _resize_positions(model, state, own, image_size)
-    new_heads, new = list[str](), {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
+        fitted.remarks.append(Note("log", f"fixed by a formula, not read: {summarize_names(replaced)}"))
+    fitted.remarks += _resize_positions(model, state, own, image_size)
+    new = {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
     if new and not state.keys() & new.keys() and "norm.weight" not in own and "norm.weight" in state:
         state.update(new)  # weights of a class token, such as MAE's, in a model that averages the patches
-        new_heads.append("fc_norm: not in the file, whose norm is of all tokens: new")
+        fitted.new_heads["fc_norm"] = NewHead.OTHER_NORM
     counts = {name for name in own if name.endswith(".num_batches_tracked")}  # torch before 0.4.1 had none
     state.update({name: own[name] for name in counts - state.keys()})
-    new_heads += _fit_heads(model, state, own, head_rows, options.features != "pre_logits", zero_head)
+    _fit_heads(fitted, model, state, own, head_rows, options.features != "pre_logits")
     checked = _check_tensors(file, weights, state, own, _head_names(model))
-    if new_heads and needs_head:
+    if fitted.new_heads and needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
-        if len([note for note in new_heads if "not in the file" in note]) >= len(_head_names(model)):
+        if fitted.new_heads.keys() >= set(_head_names(model)) and NewHead.NOT_IN_FILE in fitted.new_heads.values():
             fix = "train with these weights first, or give weights with a head"
-        raise UserError(f"{file}: cannot be evaluated ({new_heads[0]}); {fix}")
-    notes += new_heads
-    if unused := [name for name in state if name not in own]:
-        notes.append(f"not used: {summarize_names(unused, limit=8)}")
+        name, reason = next(iter(fitted.new_heads.items()))
+        raise UserError(f"{file}: cannot be evaluated ({name}: {reason.value.format(*fitted.counts)}); {fix}")
+    fitted.unused = [name for name in state if name not in own]
     model.load_state_dict(checked, strict=True)
-    return notes
+    return fitted
 
 
 def count_outputs(model: nn.Module, options: Model) -> int | None:
@@ -128,14 +174,24 @@ class Candidate:
     path: str
     state: State
     score: tuple[int, int]
-    note: str
+    note: Note | None
 
     def is_named(self, name: str) -> bool:
         return f".{name}." in f".{self.path or _ROOT}."
 
 
-def choose(file: Path, weights: Weights, model: nn.Module, options: Model, evaluates: bool) -> tuple[Candidate, str]:
-    """The candidate that fits the model best, and its description for the log, with the others that fit as well.
+class SeveralFit(UserError):
+    """`problem`: without the key that chooses."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
+        self.problem = problem
+
+
+def choose(
+    file: Path, weights: Weights, model: nn.Module, options: Model, evaluates: bool
+) -> tuple[Candidate, list[str], str]:
+    """The candidate that fits the model best, the others that fit as well, and the MODEL.WEIGHTS_ENTRY of another one.
 
     options: of the model. evaluates: by default another program's raw weights have priority over their average,
     as in timm's and DeiT's validation; else the average.
@@ -178,12 +234,10 @@ def choose(file: Path, weights: Weights, model: nn.Module, options: Model, evalu
         raise UserError(f"{problem}; change the key or remove it")
     one = chosen[0]
     if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
-        raise UserError(f"{file}: the entries {paths} fit equally well; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
-    about = f" ({summarize_names([one.path])})" if one.path else ""
+        raise SeveralFit(f"{file}: the entries {paths} fit equally well")
     others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
     key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
-    beside = f"; also there: {', '.join(others)} (MODEL.WEIGHTS_ENTRY={key})" if others else ""
-    return one, f"{about}, {len(one.state)} tensors{beside}"
+    return one, others, key
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:
@@ -222,7 +276,7 @@ def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str]
 
 def _resize_positions(
     model: nn.Module, state: State, own: State, image_size: tuple[int, int] | None = None
-) -> list[str]:
+) -> list[Note]:
     """Resizes position embeddings (1, N, D), and tables of relative positions, by timm's functions.
 
     image_size: as in `load_pretrained`. As many tokens may have another grid (8 x 2 and 4 x 4), which timm overlooks.
@@ -236,7 +290,7 @@ def _resize_positions(
     patch = to_2tuple(getattr(patches, "patch_size", 1))
     old_grid = [side // length for side, length in zip(image_size or (), patch, strict=False)]
     resize_table: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
-    resized, notes = [], list[str]()
+    resized, about = [], ""
     for name, target in own.items():
         source = state.get(name)
         if source is None or not name.endswith(_POSITIONS):
@@ -246,27 +300,28 @@ def _resize_positions(
         is_known = is_grid and bool(old_grid) and math.prod(old_grid) == source.shape[1] - prefix_tokens
         if source.shape == target.shape and not (is_known and old_grid != grid):
             if is_grid and not is_known and grid[0] != grid[1]:
-                notes = [f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"]
+                about = f"positions: the weights state no image size; read as {grid[0]} x {grid[1]} tokens"
             continue
         with suppress(Exception), catch_warnings(action="ignore"):  # of many types, by shape and dtype of the source
             if name == "pos_embed":
                 old = old_grid if is_known else [math.isqrt(source.shape[1] - prefix_tokens)] * 2
                 found = resample_abs_pos_embed(source, grid, old, num_prefix_tokens=prefix_tokens)
                 if grid[0] != grid[1] or old[0] != old[1]:
-                    notes = [f"positions: {' x '.join(map(str, old))} tokens become {' x '.join(map(str, grid))}"]
+                    about = f"positions: {' x '.join(map(str, old))} tokens become {' x '.join(map(str, grid))}"
             else:
                 found = resize_table({name: source}, model)[name]
             if found.shape == target.shape:
                 state[name] = found
                 resized.append(f"{name} from {_shape(source)} to {_shape(target)}")
-    return notes + ([f"positions: resized as timm does: {summarize_names(resized)}"] if resized else [])
+    notes = [Note("screen", about)] if about else []
+    return notes + ([Note("log", f"positions: resized as timm does: {summarize_names(resized)}")] if resized else [])
 
 
 def _fit_heads(
-    model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool, zero: bool
-) -> list[str]:
+    fitted: Fitted, model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool
+) -> None:
     """Makes the head new if the file has no head of these classes; the rows of new classes are zero."""
-    notes, is_other = list[str](), max(rows or (0,)) < 0
+    is_other = max(rows or (0,)) < 0
     for head in _head_names(model):
         names = [name for name in own if name.startswith(f"{head}.")]
         in_file = [name for name in names if name in state]
@@ -276,19 +331,18 @@ def _fit_heads(
         counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
         matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
         if counts:
-            reason = f"{counts[0][0]} classes in the file, {counts[0][1]} in the model"
+            fitted.counts, reason = counts[0], NewHead.OTHER_NUMBER
         elif names and not in_file:
-            reason = "not in the file"
+            reason = NewHead.NOT_IN_FILE
         elif other_features and not set(matrices) <= set(weights):
-            reason = "other features in the file"
+            reason = NewHead.OTHER_FEATURES
         elif names and is_other:
-            reason = NO_KNOWN_CLASS
+            reason = NewHead.NO_KNOWN_CLASS
         else:
             continue
-        notes.append(f"{head}: {reason}: new head{', of zeros' if zero else ''}")
-        layers = _output_layers(head, model.get_submodule(head)) if zero else []
+        fitted.new_heads[head] = reason
+        layers = _output_layers(head, model.get_submodule(head)) if fitted.zero_heads else []
         state |= {name: _zero_if_in(layers, name, own[name]) for name in names}
-    return notes
 
 
 def _zero_if_in(layers: list[str], name: str, tensor: torch.Tensor) -> torch.Tensor:

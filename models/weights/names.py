@@ -23,9 +23,10 @@ from configs.schema.families.registry import FAMILIES
 from configs.schema.model import Model
 from models.timm_model import classifiers
 from utils.errors import UserError
+from utils.notes import Note
 
 State = dict[str, torch.Tensor]
-Convert = Callable[[State], tuple[State, str]]  # the state with the model's names, and a line about it or ''
+Convert = Callable[[State], tuple[State, Note | None]]  # the state with the model's names, and a line about it
 
 _BLOCK = r"Transformer/encoderblock_(\d+)"
 _KIND = r"(kernel|scale|bias)"
@@ -124,7 +125,7 @@ def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     distilled = " (DISTILLED for two heads)" if getattr(options, "distilled", None) is False else ""
 
-    def convert(state: State) -> tuple[State, str]:
+    def convert(state: State) -> tuple[State, Note | None]:
         own = model.state_dict()
         computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
         result: State = {}
@@ -160,7 +161,7 @@ def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
         for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
             result[mean] = result[mean].float() - biases[mean].float()
         computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
-        return computed | result, ""
+        return computed | result, None
 
     return convert
 
@@ -181,7 +182,7 @@ def body_names(model: nn.Module) -> set[str]:
     return {name for name in model.state_dict() if not name.startswith(paths)}
 
 
-def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
+def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
     """The state with the names of timm's `model`, and a line for the log; `state` itself if it is of another model.
 
     Sources: the names of the authors, by the `checkpoint_filter_fn` of timm's model (Swin, ConvNeXt, DeiT III, BEiT,
@@ -190,15 +191,17 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
     """
     own, body = model.state_dict(), body_names(model)
     if body <= state.keys():
-        return state, ""
+        return state, None
     if "_conv_stem.weight" in state:
         pairs = list(zip(own, state.values(), strict=False))
         fits = len(own) == len(state) and all(own[name].shape == one.shape for name, one in pairs if name in body)
         if not fits:
-            return state, ""
+            return state, None
         name = f"tf_{getattr(model, 'pretrained_cfg', {}).get('architecture')}"
-        better = f"this model pads and normalizes otherwise than these weights: use -model={name}; "
-        return dict(pairs), f"{better if timm.is_model(name) else ''}names: efficientnet_pytorch's, in timm's order"
+        if timm.is_model(name):
+            problem = "this model pads and normalizes otherwise than these weights"
+            return dict(pairs), Note("warning", f"{problem}: use -model={name}")
+        return dict(pairs), Note("log", "names: efficientnet_pytorch's, in timm's order")
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):
@@ -208,5 +211,5 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, str]:
             has_scale = "adapt_layer_scale" in inspect.signature(rename).parameters  # as timm has for DeiT III
             found: State = rename(dict(state), model, **({"adapt_layer_scale": True} if has_scale else {}))
             if len(body & found.keys()) > len(body & state.keys()):
-                return found, f"names: converted by timm's {module.rpartition('.')[2]}"
-    return state, ""
+                return found, Note("log", f"names: converted by timm's {module.rpartition('.')[2]}")
+    return state, None

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options
-from configs.resolve import Facts, resolve, warnings
+from configs.resolve import Facts, resolve
 from configs.schema import Amp, Config
 from configs.schema.compute import PRESETS
 from configs.yaml_io import parse_value, write_yaml
 from utils.errors import Findings, UserError
 
-FACTS = Facts(classes=7, named=True)
+FACTS = Facts(classes=7)
 GLOBAL_BATCH = ("DATA.GLOBAL_BATCH_SIZE=24", "DATA.BATCH_SIZE=2")
 
 
@@ -56,13 +56,6 @@ def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
     resumed = resolve(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, replace(FACTS, ranks=4))
     assert (first.train.accum_iter, resumed.train.accum_iter) == (6, 3)
     assert resumed.model_copy(update={"train": first.train}) == first
-
-
-def test_a_head_with_more_classes_than_the_data_is_warned_about():
-    config = options("MODEL.NUM_CLASSES=1000")
-    (line,) = warnings(config, FACTS)
-    assert line.startswith("MODEL.NUM_CLASSES is 1000, but the data has 7 classes")
-    assert warnings(config, Facts(classes=7)) == []  # numbers in a list: some may be missing
 
 
 @pytest.mark.parametrize(

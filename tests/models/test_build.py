@@ -16,6 +16,7 @@ from models.build import build_model
 from models.tuning import set_training
 from models.vit import build_vit
 from utils.errors import UserError
+from utils.notes import Note
 
 CPU = torch.device("cpu")
 MILLIONS = {  # parameters; PaddleViT's recipes, then published sizes
@@ -107,10 +108,10 @@ def test_a_fixed_position_embedding_is_not_read_from_weights(tmp_path):
     learned = tiny_vit()
     torch.save(learned.state_dict(), tmp_path / "learned.pth")
     config = vit_config("MODEL.POS_EMBED=sincos2d", f"MODEL.PRETRAINED={tmp_path / 'learned.pth'}")
-    model, notes = build_model(config.model, config.data, CPU)
+    model, fitted = build_model(config.model, config.data, CPU)
     assert torch.equal(model.pos_embed, build_vit(config.model, config.data).pos_embed)
     assert torch.equal(model.cls_token, learned.cls_token)
-    assert "fixed by a formula, not read: pos_embed" in notes
+    assert fitted.remarks == [Note("log", "fixed by a formula, not read: pos_embed")]
 
 
 def test_frozen_batch_norm_keeps_its_statistics():

@@ -7,18 +7,10 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from configs.command_line import parse_command_line
-from configs.schema import Train
-from engine.precision.master_weights import WeightAverage, average_warning
+from engine.precision.master_weights import WeightAverage
 from models.build import build_model
 
 NOT_SKIPPED = torch.tensor(False)
-
-
-def test_an_average_that_stays_near_the_initial_weights_is_warned_about():
-    options = Train(MODEL_EMA=True, MODEL_EMA_DECAY=0.999, MODEL_EMA_WARMUP=False)
-    assert "37%" in average_warning(options, 1000) and average_warning(options, 3000) is None
-    assert average_warning(options.model_copy(update={"model_ema_warmup": True}), 10) is None
-    assert average_warning(Train(), 10) is None
 
 
 @pytest.mark.parametrize("warmup", [False, True])

@@ -23,6 +23,7 @@ from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.loss import Teacher, build_step_loss, build_teacher, class_logits
 from models.build import build_model
+from models.weights.fit import Fitted
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -60,7 +61,7 @@ def tiny_teacher(tmp_path_factory) -> Path:
     return write_teacher(tmp_path_factory.mktemp("teacher") / "best.pth")
 
 
-def build(file: Path, precision: Precision | None = None, classes: int = 5) -> tuple[Teacher, list[str]]:
+def build(file: Path, precision: Precision | None = None, classes: int = 5) -> Teacher:
     return build_teacher(options_of("soft", classes=classes, TEACHER_WEIGHTS=str(file)), precision or fp32())
 
 
@@ -95,7 +96,7 @@ def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
     }[targets]
     model = nn.Identity()
     loss, _ = build_step_loss(options, model, fp32())
-    teacher, _ = build(tiny_teacher)
+    teacher = build(tiny_teacher)
 
     counted = [0, 2] if targets == "padding" else [0, 1, 2, 3]
     probabilities = labels if targets == "mixed" else F.one_hot(labels.clamp(min=0), 5).float()
@@ -115,7 +116,7 @@ def test_the_loss_equals_its_formula(tiny_teacher, kind, targets, heads):
 
 def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher, tmp_path):
     pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-    teacher, notes = build(tiny_teacher)
+    teacher = build(tiny_teacher)
     received = []
     teacher.model.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0]))
     logits = teacher(Normalize(STUDENT)(pixels))
@@ -125,9 +126,8 @@ def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher, tmp_path)
             resized = Image.fromarray(plane.numpy()).resize((12, 12), Image.Resampling.BICUBIC)
             np.testing.assert_allclose(channel.numpy(), np.asarray(resized), atol=1e-5)
     assert logits.shape == (2, 5) and not logits.requires_grad and not teacher.model.training
-    assert notes[0].startswith(f"Teacher: tiny_teacher, weights: {tiny_teacher} (model), ")
-    assert notes[0].endswith("12 pixels, mean [0.48, 0.46, 0.41], std [0.23, 0.22, 0.225], 5 classes")
-    equal, _ = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
+    assert teacher.fitted.source.startswith(f"{tiny_teacher} (model), ")
+    equal = build(write_teacher(tmp_path / "a.pth", data={"IMAGE_SIZE": 8}))
     images = torch.randn(2, 3, 8, 8)
     assert equal.preprocess(images) is images
 
@@ -135,8 +135,8 @@ def test_the_teacher_gets_its_own_normalization_and_size(tiny_teacher, tmp_path)
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 def test_the_teacher_computes_in_the_precision_of_the_run(tiny_teacher, level):
     images = torch.randn(16, 3, 8, 8)
-    exact, _ = build(tiny_teacher)
-    half, _ = build(tiny_teacher, Precision(Amp(ENABLED=True, LEVEL=level), CPU.device))
+    exact = build(tiny_teacher)
+    half = build(tiny_teacher, Precision(Amp(ENABLED=True, LEVEL=level), CPU.device))
     dtypes = []
     half.model.blocks[0].mlp.fc1.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
     error = (half(images) - exact(images)).norm() / exact(images).norm()
@@ -152,23 +152,22 @@ def test_the_preprocessing_comes_from_the_recipe_or_timm(tmp_path, teacher):
         digits = parse_command_line(["-model=vit_digits", "-opts", "DATA.IMAGE_SIZE=16", *GREY]).config
         model, _ = build_model(digits.with_model(num_classes=10).model, digits.data, CPU.device)
         keys, data = {"TEACHER_MODEL": str(tmp_path / "vit_digits.pth")}, Data.model_validate(grey)
-        expected, size = ("vit_digits", "mean [0.3]"), 16
+        expected, size = ("vit_digits", [0.3]), 16
     else:
         model = timm.create_model("resnet10t", num_classes=10, in_chans=3)
         keys, data = {"TEACHER_MODEL": "resnet10t", "TEACHER_WEIGHTS": str(tmp_path / "vit_digits.pth")}, STUDENT
-        expected, size = ("resnet10t", "mean [0.485, 0.456, 0.406]"), 176
+        expected, size = ("resnet10t", [0.485, 0.456, 0.406]), 176
     torch.save(model.state_dict(), tmp_path / "vit_digits.pth")
-    built, notes = build_teacher(options_of("hard", data, 10, **keys), fp32())
-    assert built.size == (size, size) and all(part in notes[0] for part in expected)
+    built = build_teacher(options_of("hard", data, 10, **keys), fp32())
+    assert built.size == (size, size) and (built.name, list(built.data.imagenet_mean)) == expected
 
 
 def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypatch):
     """Swin's normalization is a default of its family, and not in the recipe."""
     (tmp_path / "swin.pdparams").touch()
     keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
-    monkeypatch.setattr("engine.training.loss.build_model", lambda *_, **__: (nn.Identity(), []))
-    _, notes = build_teacher(options_of("hard", **keys), fp32())
-    assert "mean [0.485, 0.456, 0.406]" in notes[0]
+    monkeypatch.setattr("engine.training.loss.build_model", lambda *_, **__: (nn.Identity(), Fitted("swin")))
+    assert build_teacher(options_of("hard", **keys), fp32()).data.imagenet_mean == (0.485, 0.456, 0.406)
 
 
 # Distilled heads
@@ -288,7 +287,7 @@ def test_the_outputs_of_a_teacher_follow_the_class_names(tiny_teacher):
     torch.save(torch.load(tiny_teacher, weights_only=True) | describe_data(data, list("abcde")), named)
     options = options_of("soft", TEACHER_WEIGHTS=str(named))
     images = torch.randn(2, STUDENT.image_channels, STUDENT.image_size, STUDENT.image_size)
-    logits = [build_teacher(options, fp32(), list(names))[0](images) for names in ("abcde", "badce")]
+    logits = [build_teacher(options, fp32(), list(names))(images) for names in ("abcde", "badce")]
     assert torch.equal(logits[1], logits[0][:, [1, 0, 3, 2, 4]])
     with pytest.raises(UserError, match="'x' is no class of the teacher"):
         build_teacher(options, fp32(), list("abcxe"))
@@ -296,4 +295,4 @@ def test_the_outputs_of_a_teacher_follow_the_class_names(tiny_teacher):
     with pytest.raises(UserError, match=r"class 1 is '2' in timm's order, '10' in torchvision's; set DATA\.CLASSES"):
         build_teacher(options, fp32(), names)
     given = options.with_data(classes="bytes")
-    assert torch.equal(build_teacher(given, fp32(), names)[0](images), logits[0])
+    assert torch.equal(build_teacher(given, fp32(), names)(images), logits[0])

@@ -7,7 +7,7 @@ import torch
 from timm.scheduler import create_scheduler_v2
 
 from configs.schema import Train
-from engine.training.optimizer import build_schedule, lr_warning, schedule_warnings
+from engine.training.optimizer import build_schedule
 
 
 def paddlevit_lr(epoch: int, train: Train) -> float:
@@ -87,33 +87,3 @@ def test_scaling_doubles_all_three_learning_rates(key, batch_size):
     scaled = build_schedule(train, 10, 1024)
     for step in (0, 100, 320, 1000, 2999):
         assert scaled.lr_at(step) == pytest.approx(2 * plain.lr_at(step))
-    assert lr_warning(train, 1024) is None
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "key", "lr"), [("AdamW", "SQRT_SCALED_LR", 3e-4), ("SGD", "LINEAR_SCALED_LR", 3e-5)]
-)
-def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimizer, key, lr):
-    options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
-    train = Train.model_validate(options)
-    warning = lr_warning(train, 64)
-    assert all(part in warning for part in ("0.003", "6400", "64", f"TRAIN.{key}=6400", f"makes it {lr:g}"))
-    advised = Train.model_validate(options | {key: 6400})
-    assert build_schedule(advised, 10, 64).peak_lr == pytest.approx(lr)
-    for fitting in (advised, *(train.model_copy(update={"base_lr_batch_size": size}) for size in (None, 64))):
-        assert lr_warning(fitting, 64) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "keys"),
-    [
-        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, ["WARMUP_EPOCHS 4"]),
-        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 3}, []),
-        ({"BASE_LR": 1e-4, "END_LR": 2e-4}, ["END_LR 0.0002"]),
-        ({"BASE_LR": 1e-4, "END_LR": 1e-4}, []),  # constant after the warm-up
-        ({"NUM_EPOCHS": 1, "WARMUP_EPOCHS": 1, "BASE_LR": 0, "END_LR": 1}, ["WARMUP_EPOCHS 1", "END_LR 1"]),
-    ],
-)
-def test_warnings_about_a_long_warmup_and_a_rising_rate(options, keys):
-    found = schedule_warnings(Train.model_validate(options))
-    assert len(found) == len(keys) and all(key in line for key, line in zip(keys, found, strict=True))

@@ -26,7 +26,7 @@ from weight_files import (
 
 from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
-from models.weights.fit import load_pretrained
+from models.weights.fit import NewHead, load_pretrained
 from models.weights.names import paddle_converter
 from utils.errors import UserError
 
@@ -47,8 +47,7 @@ def test_a_training_checkpoint_of_paddlevit_gives_its_average(tmp_path, has_aver
     file = pickled(tmp_path / "Epoch-2-Loss-1.6.pdparams", {"model": state, **average, "epoch": 2})
     assert np.array_equal(read(file)["cls_token"], state["cls_token"] + has_average)
     entry = "model_ema" if has_average else "model"
-    line = load_pretrained(small_vit(), str(file.with_suffix("")))[0]
-    assert line.partition(";")[0] == f"weights: {file} ({entry}), 32 tensors"
+    assert load_pretrained(small_vit(), str(file.with_suffix(""))).source == f"{file} ({entry}), 32 tensors"
 
 
 def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
@@ -174,11 +173,11 @@ def test_position_embeddings_are_interpolated_as_timm_does(tmp_path, size, no_em
     source = random_vit(no_embed_class=no_embed_class)
     model = small_vit(img_size=size, no_embed_class=no_embed_class)
     torch.save(source.state_dict(), tmp_path / "vit.pth")
-    lines = load_pretrained(model, str(tmp_path / "vit.pth"))
+    fitted = load_pretrained(model, str(tmp_path / "vit.pth"))
     side, prefix_tokens = size // 8, 0 if no_embed_class else 1
     expected = resample_abs_pos_embed(source.pos_embed, [side, side], num_prefix_tokens=prefix_tokens)
     assert torch.equal(model.pos_embed, expected) and model.pos_embed.requires_grad
-    assert any("pos_embed from 1x" in line for line in lines)
+    assert any("pos_embed from 1x" in note.text for note in fitted.remarks)
     source.set_input_size(img_size=size)
     torch.testing.assert_close(logits(model, size), logits(source, size))
 
@@ -189,12 +188,12 @@ def test_head_of_another_class_count_is_zero(tmp_path, name, head):
     model, same = timm.create_model(name, num_classes=4), timm.create_model(name, num_classes=7)
     new_head = {key: 0 * tensor for key, tensor in model.state_dict().items() if key.startswith(f"{head}.")}
     torch.save(source.state_dict(), tmp_path / "weights.pth")
-    lines = load_pretrained(model, str(tmp_path / "weights.pth"))
-    assert f"{head}: 7 classes in the file, 4 in the model: new head, of zeros" in lines
+    fitted = load_pretrained(model, str(tmp_path / "weights.pth"))
+    assert fitted.new_heads == {head: NewHead.OTHER_NUMBER} and fitted.counts == (7, 4) and fitted.zero_heads
     own = model.state_dict()
     assert new_head.keys() == {f"{head}.weight", f"{head}.bias"}
     assert all(torch.equal(own[key], new_head.get(key, tensor)) for key, tensor in source.state_dict().items())
-    assert not any("new head" in line for line in load_pretrained(same, str(tmp_path / "weights.pth")))
+    assert not load_pretrained(same, str(tmp_path / "weights.pth")).new_heads
     assert torch.equal(same.state_dict()[f"{head}.weight"], source.state_dict()[f"{head}.weight"])
 
 
@@ -227,7 +226,7 @@ def test_rows_of_a_head_are_kept_by_class(tmp_path, kind):
     source, model = HEADS[kind](3), HEADS[kind](4)
     rows = [2, -1, 0, -1]
     torch.save(source.state_dict(), tmp_path / "weights.pth")
-    assert not any("new head" in note for note in load_pretrained(model, str(tmp_path / "weights.pth"), head_rows=rows))
+    assert not load_pretrained(model, str(tmp_path / "weights.pth"), head_rows=rows).new_heads
     fitted = 0
     for key, tensor in source.state_dict().items():
         found = model.state_dict()[key]
@@ -243,7 +242,7 @@ def test_the_head_of_a_file_without_one_is_zero(tmp_path):
     state = {name: tensor for name, tensor in random_vit().state_dict().items() if not name.startswith("head.")}
     torch.save(state, tmp_path / "vit.pth")
     model = small_vit()
-    assert "head: not in the file: new head, of zeros" in load_pretrained(model, str(tmp_path / "vit.pth"))
+    assert load_pretrained(model, str(tmp_path / "vit.pth")).new_heads == {"head": NewHead.NOT_IN_FILE}
     assert not model.head.weight.any() and not model.head.bias.any()
 
 
@@ -256,6 +255,6 @@ def test_the_checkpoint_of_the_tutorial_on_caltech256(tmp_path, bare):
     wrapped |= {f"l0.{name}": tensor for name, tensor in source.fc.state_dict().items()}
     loss = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
     torch.save(wrapped if bare else {"epoch": 5, "model_state_dict": wrapped, "loss": loss}, tmp_path / "amp.pth")
-    notes = load_pretrained(model, str(tmp_path / "amp.pth"), needs_head=True)
+    fitted = load_pretrained(model, str(tmp_path / "amp.pth"), needs_head=True)
     assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert notes[-1] == "not used: last_linear.weight"
+    assert fitted.unused == ["last_linear.weight"]

@@ -27,7 +27,7 @@ from configs.schema.model import Model
 from configs.schema.train import Optimizer
 from engine.checkpoint.weights_record import weights_record
 from engine.training.optimizer import scales_by_weights
-from models.weights.fit import load_pretrained
+from models.weights.fit import NewHead, load_pretrained
 from models.weights.read import Weights, read_weights
 from utils.errors import UserError
 
@@ -221,10 +221,10 @@ def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
         for wanted in ("raw", "average", None) if both else (None, "raw"):
             model = small_vit()
             options = TimmModel(WEIGHTS_ENTRY=wanted)
-            notes = load_pretrained(model, str(tmp_path / "x.tar"), True, options, evaluates=bool(evaluates))
+            fitted = load_pretrained(model, str(tmp_path / "x.tar"), True, options, evaluates=bool(evaluates))
             assert torch.equal(logits(model), known[wanted or default])
-            assert ("also there" in notes[0]) == both
-            for entry in re.findall(r"WEIGHTS_ENTRY=(\S+)\)", notes[0]):  # the advice is true
+            assert bool(fitted.others) == both
+            for entry in filter(None, [fitted.other_key]):  # the advice is true
                 load_pretrained(model, str(tmp_path / "x.tar"), True, TimmModel(WEIGHTS_ENTRY=entry))
                 other = "raw" if (wanted or default) == "average" else "average"
                 assert torch.equal(logits(model), known[other])
@@ -234,7 +234,7 @@ def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
 
 
 def load_entry(path: Path, entry: str) -> str:
-    return load_pretrained(small_vit(), str(path), options=TimmModel(WEIGHTS_ENTRY=entry))[0]
+    return load_pretrained(small_vit(), str(path), options=TimmModel(WEIGHTS_ENTRY=entry)).notes()[0].text
 
 
 def wrong_entry(path: Path, entry: str) -> str:
@@ -252,8 +252,8 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
     for content in ({"student": student, "teacher": teacher}, {"teacher": teacher}):
         torch.save(content, tmp_path / "x.pth")
         model = small_vit()
-        notes = load_pretrained(model, str(tmp_path / "x.pth"))
-        assert "(teacher.backbone)" in notes[0] and torch.equal(model.norm.bias, RAW.norm.bias)
+        fitted = load_pretrained(model, str(tmp_path / "x.pth"))
+        assert "(teacher.backbone)" in fitted.source and torch.equal(model.norm.bias, RAW.norm.bias)
         with pytest.raises(UserError, match=r"cannot be evaluated .*; train with these weights"):
             load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
     flat = states("student.backbone.", far=True) | states("teacher.backbone.")
@@ -276,7 +276,7 @@ def test_entries_that_fit_equally_well_end_in_a_line_whose_names_work(tmp_path):
     assert "the entries the file itself, best fit" in refusal(tmp_path / "root.pth")
     assert "also there: best" in load_entry(tmp_path / "root.pth", "the file itself")
     torch.save({"last": states(), "copy": {name: one.clone() for name, one in states().items()}}, tmp_path / "same.pth")
-    assert "(last)" in load_pretrained(small_vit(), str(tmp_path / "same.pth"))[0]
+    assert "(last)" in load_pretrained(small_vit(), str(tmp_path / "same.pth")).source
     assert "the entries last, best fit equally well" in message and "MODEL.WEIGHTS_ENTRY=" in message
     for name, source in (("last", RAW), ("best", FAR)):
         model = small_vit()
@@ -433,9 +433,9 @@ def test_average_pooling_of_weights_with_a_class_token(tmp_path):
     new = model.fc_norm.weight.clone()
     others = {"mask_token": torch.zeros(1), "decoder_embed.weight": torch.zeros(1)}
     torch.save({"model": BODY | others}, tmp_path / "x.pth")
-    notes = load_pretrained(model, str(tmp_path / "x.pth"))
+    fitted = load_pretrained(model, str(tmp_path / "x.pth"))
     assert torch.equal(model.fc_norm.weight, new) and torch.equal(model.cls_token, RAW.cls_token)
-    assert any(note.startswith("fc_norm: not in the file") for note in notes)
+    assert fitted.new_heads["fc_norm"] is NewHead.OTHER_NORM
     with pytest.raises(UserError, match=r"cannot be evaluated \(fc_norm"):
         load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
 
@@ -445,8 +445,8 @@ def test_channels_of_the_first_convolution(tmp_path, name):
     rgb, gray = (timm.create_model(name, num_classes=3, in_chans=channels) for channels in (3, 1))
     for source, model in ((rgb, gray), (gray, rgb)):
         torch.save(source.state_dict(), tmp_path / "x.pth")
-        notes = load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
-        firsts = [key for key in source.state_dict() if f"{key}: from" in "".join(notes)]
+        remarks = load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True).remarks
+        firsts = [key for key in source.state_dict() if any(f"{key}: from" in note.text for note in remarks)]
         assert len(firsts) == (2 if name.startswith("cross") else 1)
         for key in firsts:
             weight, read = source.state_dict()[key], model.state_dict()[key]
@@ -506,7 +506,7 @@ def test_a_transformer_behind_the_network_and_numbers_of_numpy_are_other_parts(t
     state = {f"backbone.{name}": tensor for name, tensor in source.state_dict().items()}
     content = {"state_dict": state | {"cls_token": torch.ones(1, 1, 8)}, "best_acc": np.float64(0.9)}
     torch.save(content, tmp_path / "x.pth")
-    assert any("cls_token" in note for note in load_pretrained(target, str(tmp_path / "x.pth")))
+    assert load_pretrained(target, str(tmp_path / "x.pth")).unused == ["cls_token"]
     assert torch.equal(logits(target), logits(source)) and list(read_weights(str(tmp_path / "x.pth")).states) == [
         "state_dict"
     ]

@@ -1,0 +1,116 @@
+"""The lines of a training before its first step: how its state was built, and options that do not fit it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datasets.sources.names import list_names
+from engine.run.facts import Attention, Fact
+from engine.training.loss import LossParts, Teacher
+from engine.training.optimizer import describe_optimizer, lr_factor
+from engine.training.step import TrainState
+from models.weights.fit import Fitted, NewHead
+from utils.device import cpu_warning
+from utils.notes import Note
+
+
+@dataclass(frozen=True)
+class HeadClasses:
+    """The classes of the data in the head of the weights.
+
+    rows: as in `load_pretrained`. kept, new: names of classes with a row, and without one. ambiguity: the reason why
+    the order of the outputs is unknown, if the weights have no class names.
+    """
+
+    rows: list[int] | None = None
+    kept: Sequence[str] = ()
+    new: Sequence[str] = ()
+    ambiguity: str = ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """How a state was built. weights: None without initial ones. has_solved_head: of the probe, by MODEL.HEAD.
+
+    sharding, compiled: the units of sharding and of compilation; None without it.
+    """
+
+    weights: Fitted | None
+    classes: HeadClasses
+    has_solved_head: bool
+    loss: LossParts
+    sharding: str | None
+    compiled: str | None
+    attention: list[Attention]
+
+
+def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
+    config, train, batch = state.config, state.config.train, state.layout.batch
+    notes: list[Note | Fact] = [*_on_weights(built)]
+    if (weights := built.loss.class_weights) is not None:
+        notes.append(Note("log", f"Loss: class weights from {weights.min():.3g} to {weights.max():.3g}"))
+    if built.loss.teacher:
+        notes += _on_teacher(built.loss.teacher)
+        alpha, tau = train.distillation_alpha, train.distillation_tau
+        notes.append(Note("log", f"Distillation: {train.distillation_type}, alpha {alpha:g}, tau {tau:g}"))
+    if built.sharding:
+        notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
+    elif config.parallel.strategy != "ddp":
+        notes.append(Note("warning", f"one process: PARALLEL.STRATEGY {config.parallel.strategy} has no effect"))
+    if config.model.tune.kind != "probe":  # which takes no step of the optimizer
+        notes.append(Note("log", f"Optimizer: {describe_optimizer(state.optimizer, train.optimizer)}"))
+        if state.schedule.peak_lr != train.base_lr:
+            scaled = f"BASE_LR {train.base_lr:g}, scaled for {batch.global_size} images per step"
+            notes.append(Note("log", f"Learning rate: peak {state.schedule.peak_lr:.3g} ({scaled})"))
+    if built.compiled:
+        notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
+    notes += built.attention
+    if batch.whole_steps:
+        notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
+    if state.average:
+        rule = "1 - step^(-2/3), timm's warm-up, up to" if train.model_ema_warmup else "without warm-up, always"
+        notes.append(Note("log", f"Average of the weights (TRAIN.MODEL_EMA): decay {rule} {train.model_ema_decay:g}"))
+    return notes
+
+
+def _on_weights(built: Built) -> list[Note]:
+    weights, classes = built.weights, built.classes
+    notes = weights.notes() if weights else []
+    if built.has_solved_head:
+        notes.append(Note("log", "the head starts as the probe's (MODEL.HEAD)"))
+    if classes.ambiguity and weights and NewHead.NO_KNOWN_CLASS in weights.new_heads.values():
+        problem = "the weights have no class names, so that no row of the head is kept"
+        notes.append(Note("screen", f"{problem}: {classes.ambiguity}"))
+    parts = (("kept", classes.kept), ("new", classes.new))
+    if lists := [f"{len(names)} {kind} ({list_names(names)})" for kind, names in parts if names]:
+        notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
+    return [note.on("Pretrained") for note in notes]
+
+
+def _on_teacher(teacher: Teacher) -> list[Note]:
+    data, weights = teacher.data, teacher.fitted
+    seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
+    about = Note("screen", f"{teacher.name}, weights: {weights.source}, {seen}")
+    return [note.on("Teacher") for note in (about, *weights.remarks)]
+
+
+def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
+    """Warnings of options that do not fit the size of this run, or this device."""
+    train, layout, model = state.config.train, state.layout, state.config.model
+    texts, epochs, size, tuned_for = [], train.num_epochs, layout.batch.global_size, train.base_lr_batch_size
+    if train.warmup_epochs > epochs / 2:
+        texts.append(f"TRAIN.WARMUP_EPOCHS {train.warmup_epochs:g} exceeds half of NUM_EPOCHS {epochs}; lower it")
+    if train.end_lr > train.base_lr:
+        texts.append(f"TRAIN.END_LR {train.end_lr:g} exceeds BASE_LR {train.base_lr:g}, so the rate rises; lower it")
+    if tuned_for not in (None, size) and not train.linear_scaled_lr and not train.sqrt_scaled_lr:
+        # The rule that fits the optimizer, as timm's train.py chooses it: the linear one is for SGD.
+        rule = "linear_scaled_lr" if train.optimizer.name.lower().startswith(("sgd", "lars")) else "sqrt_scaled_lr"
+        peak = train.base_lr * lr_factor(train.model_copy(update={rule: tuned_for}), size)
+        text = f"BASE_LR {train.base_lr:g} is tuned for a global batch of {tuned_for}; this run has {size}"
+        texts.append(f"{text}: set TRAIN.{rule.upper()}={tuned_for}, which makes it {peak:.3g}")
+    initial = train.model_ema_decay ** (steps := epochs * layout.steps_per_epoch)
+    if train.model_ema and not train.model_ema_warmup and initial > 0.1:
+        text = f"TRAIN.MODEL_EMA_DECAY {train.model_ema_decay:g} is slow for {steps} steps: the initial weights are "
+        texts.append(f"{text}{initial:.0%} of the last average; set TRAIN.MODEL_EMA_WARMUP=true or lower the decay")
+    if is_new and model.tune.kind != "full" and not model.pretrained:
+        texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
+    return [Note("warning", text) for text in (*texts, cpu_warning(state.context.device)) if text]

@@ -1,0 +1,55 @@
+"""The warnings of a training: which options fit its size."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from configs.batch_plan import BatchPlan, EpochLayout
+from configs.schema import Config, Train
+from engine.training.describe import find_misfits
+from engine.training.optimizer import build_schedule
+
+
+def misfits(train: dict[str, Any], batch: int = 64, samples: int = 6400, **model: Any) -> list[str]:
+    config = Config.model_validate({"TRAIN": train, "MODEL": model})
+    layout, gpu = EpochLayout(samples, BatchPlan(batch), 0), SimpleNamespace(device=torch.device("cuda"))
+    return [note.text for note in find_misfits(SimpleNamespace(config=config, layout=layout, context=gpu), is_new=True)]
+
+
+AVERAGE = {"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.999, "MODEL_EMA_WARMUP": False, "NUM_EPOCHS": 10, "WARMUP_EPOCHS": 1}
+
+
+@pytest.mark.parametrize(
+    ("train", "parts"),
+    [
+        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 4}, ["WARMUP_EPOCHS 4"]),
+        ({"NUM_EPOCHS": 6, "WARMUP_EPOCHS": 3}, []),
+        ({"BASE_LR": 1e-4, "END_LR": 2e-4}, ["END_LR 0.0002"]),
+        ({"BASE_LR": 1e-4, "END_LR": 1e-4}, []),  # constant after the warm-up
+        ({"NUM_EPOCHS": 1, "WARMUP_EPOCHS": 1, "BASE_LR": 0, "END_LR": 1}, ["WARMUP_EPOCHS 1", "END_LR 1"]),
+        (AVERAGE, ["initial weights are 37%"]),
+        (AVERAGE | {"NUM_EPOCHS": 30}, []),
+        (AVERAGE | {"MODEL_EMA_WARMUP": True}, []),
+    ],
+)
+def test_options_that_do_not_fit_the_length_of_the_run(train, parts):
+    found = misfits(train)
+    assert len(found) == len(parts) and all(part in text for part, text in zip(parts, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "key", "lr"), [("AdamW", "SQRT_SCALED_LR", 3e-4), ("SGD", "LINEAR_SCALED_LR", 3e-5)]
+)
+def test_the_advice_about_another_batch_size_sets_the_rate_that_it_names(optimizer, key, lr):
+    options = {"BASE_LR": 3e-3, "BASE_LR_BATCH_SIZE": 6400, "OPTIMIZER": {"NAME": optimizer}}
+    (warning,) = misfits(options)
+    assert all(part in warning for part in ("0.003", "6400", "64", f"TRAIN.{key}=6400", f"makes it {lr:g}"))
+    assert build_schedule(Train.model_validate(options | {key: 6400}), 10, 64).peak_lr == pytest.approx(lr)
+    for fitting in ({key: 6400}, {"BASE_LR_BATCH_SIZE": None}, {"BASE_LR_BATCH_SIZE": 64}):
+        assert misfits(options | fitting) == []
+
+
+def test_a_frozen_backbone_of_random_weights():
+    assert len(misfits({}, TUNE="head")) == 1 and misfits({}, TUNE="head", PRETRAINED="weights.pth") == []
