@@ -37,7 +37,7 @@ from utils.system import is_installed
 ROOT = Path(__file__).parents[1]
 # The modules of the packages that `requirements*.txt` call optional.
 OPTIONAL_MODULES = {
-    "boto3", "braceexpand", "hypothesis", "matplotlib", "mlflow", "moto", "obstore", "onnx", "onnxruntime",
+    "boto3", "braceexpand", "hypothesis", "mlflow", "moto", "obstore", "onnx", "onnxruntime",
     "onnxscript", "pillow_heif", "pyarrow", "scipy", "sklearn", "tensorboard", "trackio", "transformers", "wandb",
     "webdataset",
 }  # fmt: skip

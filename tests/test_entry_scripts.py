@@ -58,10 +58,7 @@ def test_run_folder_contents(trained):
     assert names - checkpoints - copies == texts | {"evaluation", "details", ".lock"} and "epoch-002.pth" in names
     assert any((folder / "details").glob("events.out.tfevents*"))
     assert re.fullmatch(r"vit-\d{8}-\d\d-\d\d", folder.name)
-    assert all(
-        (folder / name).read_bytes().startswith(b"\x89PNG")
-        for name in ("details/curves.png", "details/train_batch.png")
-    )
+    assert (folder / "details/train_batch.png").read_bytes().startswith(b"\x89PNG")
     with open(folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"] and [row["step"] for row in rows] == ["3", "6"]

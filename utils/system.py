@@ -119,7 +119,6 @@ _PIP_NAMES = {
 # By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
 _FEATURES = {
     "tensorboard": ("curves", ("train", "probe", "dry_run")),
-    "matplotlib": ("details/curves.png", ("train", "probe", "dry_run")),
     "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "probe", "dry_run", "eval", "predict", "profile")),
 }
 

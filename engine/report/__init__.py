@@ -4,4 +4,3 @@ from engine.run.record import DETAILS
 
 REPORT = "report.html"
 TRAIN_BATCH = f"{DETAILS}/train_batch.png"  # images that the run was trained on
-CURVES = f"{DETAILS}/curves.png"

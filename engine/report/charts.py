@@ -5,9 +5,7 @@ a description for screen readers. The elements carry their values, which the pag
 with the arrow keys.
 """
 
-import io
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -278,34 +276,6 @@ def curves_of_run(run: RunContents) -> list[Chart]:
     return charts
 
 
-def picture_of_run(run: RunContents) -> bytes:
-    """The charts with a validation curve as a PNG picture; the best epoch is marked. Needs matplotlib."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported late: it takes about a second
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    shown = [table.title for table in CURVES if table.compared.startswith("val_")]
-    charts = [chart for chart in curves_of_run(run) if chart.title in shown]
-    figure, picture = Figure(figsize=(6 * max(len(charts), 1), 4), layout="constrained"), io.BytesIO()
-    figure.suptitle(run.name.replace("$", r"\$"))  # matplotlib reads text between dollar signs as a formula
-    for place, chart in enumerate(charts, 1):
-        axes = figure.add_subplot(1, len(charts), place)
-        axes.set(xlabel=chart.x_label, ylabel=f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-        for series in chart.series:
-            axes.plot(*zip(*series.points, strict=True), label=series.name, marker=".", markersize=4)
-        if chart.best:
-            text = f"best: {run.metric.text(chart.best[1])}, epoch {chart.best[0]}"
-            axes.plot(*chart.best, "*", color="black", markersize=10, label=text)
-        axes.legend()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # its font lacks a character of a name
-        warnings.filterwarnings("ignore", message="Creating legend")  # on a busy machine: it is slow
-        FigureCanvasAgg(figure).print_png(picture)
-    return picture.getvalue()
-
-
 def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
     """A curve of each run in each chart, in the colour of its position."""
     charts = []
@@ -371,19 +341,23 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
     return Markup("<g>" + "".join(parts) + label + "</g>")
 
 
-def reliability_diagram(bins: Sequence[tuple[float, float, int, float]], multi_label: bool = False) -> Markup:
-    """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal.
+def reliability_diagram(bins: Iterable[Row], multi_label: bool = False) -> Markup:
+    """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal. '' without a filled bin.
 
-    bins: lowest and highest confidence in percent, images, accuracy in percent; without empty bins.
+    bins: rows with the lowest and the highest confidence in percent, the images and their accuracy in percent.
     """
     axis = Axis(0, 100, (0, 20, 40, 60, 80, 100))
     texts, parts = [], [_grid(axis, axis, f"{'probability' if multi_label else 'confidence'} (%)")]
-    for low, high, count, accuracy in bins:
-        texts.append(f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,} images.")
+    filled = ((*points([row], "low", "high"), *points([row], "count", "accuracy")) for row in bins)
+    for (low, high), (count, accuracy) in (pairs for pairs in filled if len(pairs) == 2):
+        text = f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,.0f} images."
+        texts.append(text)
         (left, top), (right, bottom) = _pixel((low, accuracy), axis, axis), _pixel((high, 0), axis, axis)
         box = f'x="{left + 0.5:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{bottom - top:.1f}"'
         parts.append(Markup(f'<rect class="bar" {box}><title>{texts[-1]}</title></rect>'))  # numbers only
     (left, bottom), (right, top) = _pixel((0, 0), axis, axis), _pixel((100, 100), axis, axis)
     parts.append(Markup(f'<path class="diagonal" d="M{left} {bottom}L{right} {top}"/>'))
+    if not texts:
+        return Markup("")
     opening = _open_svg("Reliability diagram", " ".join(["Accuracy by confidence.", *texts]))
     return Markup("").join([opening, *parts, Markup("</svg>")])

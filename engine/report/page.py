@@ -14,7 +14,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from engine.report import CURVES, REPORT, TRAIN_BATCH, charts
+from engine.report import REPORT, TRAIN_BATCH, charts
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, points, read_contents
 from engine.report.overview import details_of, evaluates_average, shift_by_weights, status_of, tiles_of
@@ -29,11 +29,9 @@ from engine.report.tables import (
     options_off_recipe,
     results,
 )
-from engine.run.record import DETAILS
 from utils.errors import on_one_line, shortened
-from utils.files import atomic_write, make_own_folder
+from utils.files import atomic_write
 from utils.status import UNFINISHED
-from utils.system import is_installed
 from utils.tables import to_float
 
 COMPARISON = "compare.html"
@@ -43,16 +41,12 @@ _STATES = (*UNFINISHED, "finished", "stopped", "interrupted", "failed", "killed"
 
 
 def write_report(folder: Path) -> Path:
-    """Writes `report.html` in the folder of a run that trained or evaluated; returns its path. The picture of the
-    curves, too, if the run is a training that has ended, and matplotlib is installed.
+    """Writes `report.html` in the folder of a run that trained or evaluated; returns its path.
 
     Raises OSError, and UserError as `read_contents`; an older page is then unchanged.
     """
     path, run = folder / REPORT, read_contents(folder)
     atomic_write(path, run_page(run))
-    if not run.is_evaluation and run.values["state"] not in UNFINISHED and is_installed("matplotlib"):
-        make_own_folder(folder / DETAILS)
-        atomic_write(folder / CURVES, charts.picture_of_run(run))
     return path
 
 
@@ -62,7 +56,7 @@ def run_page(run: RunContents) -> str:
     status, resume = status_of(run)
     names = run.values["class_names"]
     coverage = points(evaluation.rows("coverage"), "coverage", "accuracy") if evaluation else []
-    bins = _bins(evaluation) if evaluation else []
+    bins = evaluation.rows("calibration", "low", "high", "count", "accuracy") if evaluation else []
     values = {
         "run": run,
         "states": _STATES,
@@ -81,7 +75,7 @@ def run_page(run: RunContents) -> str:
         "confusion": _confusion(evaluation) if evaluation else None,
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
         "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", [charts.Series("accuracy", coverage)], "%"),
-        "reliability": charts.reliability_diagram(bins, run.is_multi_label) if bins else "",
+        "reliability": charts.reliability_diagram(bins, run.is_multi_label),
         "shift": shift_by_weights(run),
     }
     return _render("run.html", values)
@@ -95,17 +89,6 @@ def _confusion(evaluation: Evaluation) -> tuple[list[str], list[list[int]]] | No
         if rows and all(len(row) == len(rows) == len(names) for row in rows):
             return [*map(str, names)], rows
     return None
-
-
-def _bins(evaluation: Evaluation) -> list[tuple[float, float, int, float]]:
-    """Of the confidence: lowest and highest confidence in percent, images, accuracy in percent; no empty bins."""
-    columns = ("low", "high", "count", "accuracy")
-    cells = [[to_float(row[name]) for name in columns] for row in evaluation.rows("calibration", *columns)]
-    return [
-        (low, high, int(count), accuracy)
-        for low, high, count, accuracy in cells
-        if low is not None and high is not None and count is not None and accuracy is not None
-    ]
 
 
 def _evaluated(evaluation: Evaluation) -> str:

@@ -5,8 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from run_folders import make_run, write_rows
 
 from engine.report.charts import (
@@ -16,7 +14,6 @@ from engine.report.charts import (
     axis_of,
     curves_of_runs,
     downsample,
-    picture_of_run,
     reliability_diagram,
     tick_label,
 )
@@ -100,7 +97,9 @@ def test_labels_of_ticks_are_short():
 
 
 def test_the_reliability_diagram_has_a_bar_per_filled_bin():
-    svg = str(reliability_diagram([(50, 100, 8, 62.5)]))
+    rows = [{"low": 0, "high": 50, "count": 0, "accuracy": ""}, {"low": 50, "high": 100, "count": 8, "accuracy": 62.5}]
+    svg = str(reliability_diagram(rows))
+    assert reliability_diagram(rows[:1]) == ""
     (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
     low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
     assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
@@ -111,14 +110,3 @@ def test_titles_of_a_comparison_keep_the_names_of_metrics(tmp_path):
     write_rows(folder, [{"epoch": 1, "val_auroc": 70.0, "val_micro_f1": 60.0, "val_mean_ap": 50.0}])
     titles = [chart.title for chart in curves_of_runs([read_contents(folder)])]
     assert titles == ["Validation mean AP", "Validation F1 of several labels", "Validation AUROC"]
-
-
-def test_the_picture_of_the_curves_has_a_panel_per_chart_of_the_validation(tmp_path, monkeypatch):
-    figures: list[Figure] = []
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda canvas, file: figures.append(canvas.figure))
-    run = read_contents(make_run(tmp_path / "cost$a_{$", 3))
-    picture_of_run(run)
-    loss, accuracy = figures[0].axes
-    assert [line.get_label() for line in loss.lines] == ["training", "validation"]
-    assert accuracy.lines[1].get_xydata().tolist() == [[1, 10], [2, 20], [3, 30]]
-    assert accuracy.lines[-1].get_label() == "best: 30.00%, epoch 3"

@@ -56,7 +56,7 @@ def test_no_image_is_decoded_and_no_pass_is_made_before_the_first_step(data, tmp
 
 
 LOADED_LATE = (
-    "boto3", "engine.profiling", "engine.report.charts", "engine.report.page", "jinja2", "matplotlib", "mlflow",
+    "boto3", "engine.profiling", "engine.report.charts", "engine.report.page", "jinja2", "mlflow",
     "obstore", "pandas", "pyarrow", "scipy", "sklearn", "tensorboard", "transformers", "wandb",
 )  # fmt: skip
 AT_FIRST_STEP = f"""
