@@ -10,6 +10,7 @@ GPU itself, or, without a GPU or with `-device cpu`, `-ngpus N` processes on the
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # `python -P` leaves it out
 
@@ -20,7 +21,9 @@ if __name__ == "__main__":
 
 from configs.command_line import Command, parse_command_line
 from configs.flags import requested_device
+from utils import status
 from utils.errors import Unavailable, UserError
+from utils.files import TemporaryFolder
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import detect_launcher, exit_with_launcher, launch_processes
 from utils.system import limit_spinning, without_collections
@@ -33,7 +36,7 @@ def main(argv: list[str]) -> int:
     if detect_launcher() is None:
         command = parse_command_line(argv, SCRIPT)
         command.require_selection()
-        return launch_processes(__file__, argv, num_processes(command.num_processes, command.device))
+        return _launch(command, argv)
     exit_with_launcher()
     with without_collections():
         from engine.commands.run import run
@@ -46,6 +49,18 @@ def main(argv: list[str]) -> int:
         command.require_selection(context.is_main)
         check_num_processes(command.num_processes, context.local_world_size)
         return run(command, context)
+
+
+def _launch(command: Command, argv: list[str]) -> int:
+    folder = TemporaryFolder("launch")
+
+    def record_end(**values: Any) -> str | None:
+        from engine.run.record import record_end_of_ranks
+
+        return record_end_of_ranks(Path(folder.name), **values)
+
+    status.on_run_end = record_end
+    return launch_processes(__file__, argv, num_processes(command.num_processes, command.device), folder.name)
 
 
 def _prepare(argv: list[str]) -> tuple[Command, UserError | None]:

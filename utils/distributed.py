@@ -1,9 +1,12 @@
 """The process context of a run, of one process or of the processes that a launcher started; and collectives."""
 
 import os
+import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,19 +17,24 @@ import torch
 import torch.distributed as dist
 
 from utils.device import check_compute_capability, find_shortage, visible_gpus
-from utils.errors import Unavailable, UserError
-from utils.processes.failure import RankProcess, RunStore, abort_together
-from utils.processes.launch import LOOPBACK, open_loopback_store, receive_key, torchrun_variables
-from utils.signals import raise_on_signals
+from utils.errors import LostRank, Unavailable, UserError
+from utils.processes.launch import LOOPBACK, open_loopback_store, torchrun_variables
+from utils.signals import Interrupted, PendingSignal, exit_now, handle_signals, raise_on_signals
 from utils.system import CoreShare, share_on_host
 from utils.threads import DaemonPool, wait_for
-from utils.torch_compat import sign_object_collectives
 
 T = TypeVar("T")
 
-_NCCL_EXTRA_SECONDS = 60  # its own timeout kills the process without a message
+_NCCL_EXTRA_SECONDS = 60  # after its own timeout NCCL aborts the process; gloo's raises an error
 _SIGN_OF_LIFE_SECONDS = 1.0
 _ATTEMPT_SECONDS = 3.0  # of a connection to the store
+_STORE_SECONDS = 3.0  # the store answers within this time, unless the network is cut
+_EXIT_SECONDS = 20.0  # a rank that has failed exits within this time: its exit may wait for a GPU or a thread
+_LOST_CONNECTION = re.compile(
+    r"(closed|reset) by peer|broken pipe|remote process exit|(?P<timeout>timed out waiting \d+ms|operation timeout)"
+    r"|no route to host|(network|host) is (unreachable|down)|connection timed out",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -75,26 +83,23 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
     Call `exit_with_launcher` before it. wanted: of -device. limit_seconds: how long this process waits for another one
     that does not respond.
 
-    An exception in one process ends all processes within seconds. The first one to fail raises its exception; the
-    others exit with status 1 and print nothing. To end all processes without an error, return from the block.
+    A process that fails closes its connections when it exits, and then the collectives of the others raise LostRank. Of
+    processes that raise a UserError, one prints it.
     Raises UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one,
-    or a GPU is full or not usable.
+    or a GPU is full or not usable. Raises LostRank.
     """
     place = torchrun_variables()
     os.environ.update(place)
-    if key := receive_key():
-        sign_object_collectives(key)
     if place["MASTER_ADDR"] in LOOPBACK:  # without an interface, gloo listens on the address of the host's name
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     rank, local_rank, world_size, local_world_size = (int(place[name]) for name in names)
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # of the flight recorder: `Membership` reads it
     store = connect_store(place, limit_seconds)
-    with abort_together(RunStore(store, rank, world_size), limit_seconds) as ranks:
+    with _report_failure(store, rank, local_rank, limit_seconds):
         with _report_full_gpu():
             device = _claim_device(store, local_rank, local_world_size, wanted)
-            _check_same_devices(store, device, rank, ranks)
+            hosts = _meet(store, rank, world_size, device, limit_seconds)
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
@@ -103,12 +108,79 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
                 timeout=timedelta(seconds=limit_seconds + (_NCCL_EXTRA_SECONDS if device.type == "cuda" else 0)),
                 device_id=device if device.type == "cuda" else None,
             )
-        hosts = tuple(one.host for one in ranks)
         raise_on_signals()
         cores = share_on_host(store, rank, [other for other, host in enumerate(hosts) if host == hosts[rank]])
         yield ProcessContext(rank, local_rank, world_size, local_world_size, device, hosts, cores)
         dist.barrier()  # an early exit would close connections that other processes still use
     dist.destroy_process_group()
+
+
+@contextmanager
+def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds: float) -> Iterator[None]:
+    """Turns the error of a lost connection into LostRank, and lets one rank print an error that all ranks raise."""
+    try:
+        yield
+    except (Interrupted, RuntimeError, UserError) as error:
+        failure = error if isinstance(error, UserError) else None
+        if lost := has_lost_connection(error):
+            failure = LostRank(_describe_lost(lost, f"rank {rank} ({socket.gethostname()})", limit_seconds))
+            failure.timed_out = bool(lost["timeout"])
+        if failure is None:
+            raise
+        handle_signals(PendingSignal().receive)  # a launcher that has noticed the failure ends the other ranks
+        timer = threading.Timer(_EXIT_SECONDS, exit_now, (failure.status,))
+        timer.daemon = True
+        timer.start()
+        thread = DaemonPool(1)  # the store does not answer if the network is cut
+        try:
+            failure.is_printed = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS) > 1
+            if rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # this process owns the store
+                time.sleep(1.0)
+        except (dist.DistError, TimeoutError):
+            time.sleep(min(0.5 * local_rank, 3.0))  # a launcher terminates the other ranks when one has ended
+        raise failure from error
+
+
+def has_lost_connection(error: BaseException) -> re.Match[str] | None:
+    """The words by which torch tells that another rank closed its connections, or did not answer; None without them.
+
+    The launcher's signal may arrive while such an error is handled.
+    """
+    cause = error.__context__ if isinstance(error, Interrupted) else error
+    return _LOST_CONNECTION.search(str(cause)) if isinstance(cause, RuntimeError) else None
+
+
+def _describe_lost(lost: re.Match[str], name: str, limit_seconds: float) -> str:
+    if lost["timeout"]:
+        problem = f"{name} has waited {limit_seconds:g} s (TIMEOUT_SECONDS) for another rank"
+        return f"{problem}, which hangs or is stopped, or the network is cut"
+    return f"{name} has lost its connection to another rank, which has ended, or the network is cut ({lost[0]})"
+
+
+def _meet(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_seconds: float) -> tuple[str, ...]:
+    """The names of the hosts of all ranks, after each has come.
+
+    Raises Unavailable: a rank has not come within the limit. Raises UserError: some ranks have a GPU and others have
+    none, and they would wait for each other.
+    """
+    keys = [f"rank {other}" for other in range(world_size)]
+    store.set(keys[rank], f"{device.type} {socket.gethostname()}")
+
+    def describe() -> str:
+        absent = ", ".join(str(other) for other, key in enumerate(keys) if not store.check([key]))
+        return f"WORLD_SIZE is {world_size}: rank {rank} waits for rank {absent}"
+
+    if not wait_for(
+        lambda: store.check(keys), limit_seconds, None if rank else lambda: f"{describe()}, at most {limit_seconds:g} s"
+    ):
+        compare = "compare RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of all ranks"
+        raise Unavailable(f"{describe()}, for {limit_seconds:g} s now; read the output there, and {compare}")
+    types, hosts = zip(*(text.decode().split(maxsplit=1) for text in store.multi_get(keys)), strict=True)
+    for other, of_other in enumerate(types):
+        if of_other != types[0]:
+            problem = f"rank 0 ({hosts[0]}) uses {types[0]}, but rank {other} ({hosts[other]}) uses {of_other}"
+            raise UserError(f"{problem}; start all with the same -device and with GPUs on every host, or on none")
+    return tuple(hosts)
 
 
 def connect_store(place: Mapping[str, str], limit_seconds: float) -> dist.Store:
@@ -229,16 +301,6 @@ def _report_full_gpu() -> Iterator[None]:
         problem = f"out of GPU memory at the start ({shortage.reason})"
         fix = "another process may use the GPU: end it (see nvidia-smi), or set CUDA_VISIBLE_DEVICES to other GPUs"
         raise Unavailable(f"{problem}; {fix}") from error
-
-
-def _check_same_devices(store: dist.Store, device: torch.device, rank: int, ranks: Sequence[RankProcess]) -> None:
-    """Raises UserError if some ranks have a GPU and others have none: they would wait for each other."""
-    store.set(f"device {rank}", device.type)
-    types = [text.decode() for text in store.multi_get([f"device {one.rank}" for one in ranks])]
-    for other, of_other in zip(ranks, types, strict=True):
-        if of_other != types[0]:
-            problem = f"{ranks[0]} uses {types[0]}, but {other} uses {of_other}"
-            raise UserError(f"{problem}; start all with the same -device and with GPUs on every host, or on none")
 
 
 def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wanted: str | None = None) -> torch.device:

@@ -2,7 +2,6 @@
 
 import difflib
 import errno
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +18,11 @@ class UserError(Exception):
     """An error that the user can fix. The message is one line: file or key, problem, remedy.
 
     status: the exit status. REFUSED: a retry fails again (wrong options, labels, images, weights).
+    is_printed: another process prints the error.
     """
 
     status = REFUSED
+    is_printed = False
 
 
 class Unavailable(UserError):
@@ -55,6 +56,15 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+class LostRank(Unavailable):
+    """Another rank has ended, or does not answer.
+
+    timed_out: it does not answer, though its connection is open.
+    """
+
+    timed_out = False
 
 
 class Findings(UserError):
@@ -111,17 +121,8 @@ def escape_control_characters(text: str) -> str:
     )
 
 
-ERROR_LINE = "AMPVIT_REPORT"  # environment variable: a file, created by the process that prints the error
-
-
 def print_error(message: str) -> None:
-    """Prints why the run ends, unless another process of `launch_processes` has printed a line."""
-    try:
-        os.close(os.open(os.environ.get(ERROR_LINE, ""), os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
-    except OSError:  # without a launcher, or if the system has deleted old temporary folders
-        pass
+    """Prints why the run ends."""
     print_escaped(f"error: {message}", sys.stderr)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from utils.files import remove_temporary_folders
 
@@ -39,10 +39,7 @@ class PendingSignal:
     """The number of the first signal received, or 0. On a second one the process exits if either of them is Ctrl-C.
 
     on_first: called with the name of the first one, in its handler, so that it may take no lock.
-    first: the number of the signal that ends this process; 0 if there is none.
     """
-
-    first: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.number = 0
@@ -59,7 +56,6 @@ class PendingSignal:
         """Records a signal, perhaps one that another rank has received."""
         if not self.number:
             self.number, self._since = number, time.monotonic()
-            PendingSignal.first = number
             self.on_first(signal.Signals(number).name)
 
 

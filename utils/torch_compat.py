@@ -3,9 +3,6 @@
 `torch._foreach_*` is used directly elsewhere: optimizers outside of torch (timm's among them) rely on these names.
 """
 
-import hmac
-import io
-import json
 import os
 import pickle
 import warnings
@@ -14,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
-from types import SimpleNamespace
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,8 +20,6 @@ from torch.nn.attention import SDPBackend
 from torch.utils._pytree import tree_leaves as tree_leaves  # nested tuples, lists and dicts
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_map_only as tree_map_only
-
-from utils.errors import Unavailable
 
 BatchNorm = nn.modules.batchnorm._BatchNorm  # the base class of all batch norms
 PythonUnpickler: Any = pickle._Unpickler  # `pickle.Unpickler` in Python, for subclasses
@@ -40,49 +34,6 @@ def process_group_timeout(device: torch.device, group: dist.ProcessGroup | None 
     own: Any = group or dist.group.WORLD
     options: Any = own._get_backend(device).options
     return options and options._timeout
-
-
-_RECORDERS = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}  # of NCCL in builds with NCCL only
-
-
-def collective_numbers(backend: str) -> dict[str, tuple[int, int]]:
-    """{process group: the numbers of the last collective that was started, and of the last one that has ended}.
-
-    -1: none. Asks no GPU. Empty if torch has no flight recorder, or it is disabled.
-    """
-    record = getattr(torch._C._distributed_c10d, _RECORDERS[backend], None)
-    groups = json.loads(record(includeCollectives=False) or "{}").get("pg_status", {}) if record else {}
-    return {
-        group: (int(status.get("last_enqueued_collective", -1)), int(status.get("last_completed_collective", -1)))
-        for group, status in groups.items()
-    }
-
-
-def sign_object_collectives(key: bytes) -> None:
-    """Makes torch's collectives of objects send an HMAC with each pickle, and verify it before they unpickle.
-
-    All collectives of objects do, also where torch calls them itself (`dcp.save`).
-    """
-
-    def signing(file: BinaryIO) -> SimpleNamespace:
-        def dump(value: object) -> None:
-            content = pickle.dumps(value)
-            file.write(hmac.digest(key, content, "sha256") + content)
-
-        return SimpleNamespace(dump=dump)
-
-    def verifying(file: BinaryIO) -> pickle.Unpickler:
-        signature, content = file.read(32), file.read()  # of SHA-256
-        if not hmac.compare_digest(signature, hmac.digest(key, content, "sha256")):
-            problem = "torch.distributed: an object has no valid signature of a rank of this run"
-            fix = "another program on this host may write to its ports: see who uses the host, and resume"
-            raise Unavailable(f"{problem}; {fix}")
-        return pickle.Unpickler(io.BytesIO(content))
-
-    module: Any = dist.distributed_c10d
-    if not {"_pickler", "_unpickler"} <= vars(module).keys():
-        raise AttributeError("torch.distributed.distributed_c10d has no _pickler and _unpickler: torch has changed")
-    module._pickler, module._unpickler = signing, verifying
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> torch.Tensor:

@@ -25,9 +25,8 @@ from configs.compare import shared_options
 from configs.schema import Config, Parallel
 from configs.yaml_io import format_value
 from models.blocks import blocks_of, local_tensor
-from utils.distributed import ProcessContext, gather_objects
+from utils.distributed import ProcessContext, gather_objects, has_lost_connection
 from utils.errors import Unavailable, UserError
-from utils.processes.failure import has_lost_connection
 from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves, tree_map_only
 
 _SHARD, _REPLICATE = "shard", "replicate"

@@ -22,7 +22,7 @@ from utils import status
 from utils.errors import UserError, escape_control_characters
 from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
 from utils.metric_table import METRICS
-from utils.status import STATUS, UNFINISHED
+from utils.status import LAUNCH_FOLDER, STATUS, UNFINISHED
 
 RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
@@ -117,20 +117,24 @@ class RunRecord:
             self._folder, self._resume_command = folder, resume_command
             if self.is_main:
                 self._write()
+                if launch := os.environ.get(LAUNCH_FOLDER):
+                    identity = {"folder": str(folder), "pid": values["pid"], "host": values["host"]}
+                    atomic_write(Path(launch, RUN), json.dumps(identity))
         status.on_run_end = self.update
 
-    def update(self, **values: Any) -> str | None:
+    def update(self, overrules: bool = False, **values: Any) -> str | None:
         """Sets keys while the run has not ended, and no other process has resumed it.
 
-        The first final state is kept: the first process to fail knows why. Returns how to resume the run, if the keys
-        were set and it has a checkpoint.
+        The first final state is kept: the first process to fail knows why. overrules: it is replaced, unless the run is
+        complete. Returns how to resume the run, if the keys were set and it has a checkpoint.
         """
         resume: str | None = None
         if "checkpoint" in values:
             values["resume"] = self._resume_command
         with self._lock:
             written = read_json(self.folder / STATUS)
-            if written.get("state", "running") in UNFINISHED and self._is_own(written):
+            replaced = (*UNFINISHED, *(("failed", "interrupted") if overrules else ()))
+            if written.get("state", "running") in replaced and self._is_own(written):
                 self.values |= values
                 self._write(None if self.is_main else read_run(self.folder) | values)
                 resume = self.values["resume"] or written.get("resume")
@@ -235,6 +239,18 @@ class RunRecord:
         """Returns when the rows are on the disk."""
         with open(self.folder / ROWS) as file:
             os.fsync(file.fileno())
+
+
+def record_end_of_ranks(folder: Path, **values: Any) -> str | None:
+    """Records how a run ended, for the launcher of its ranks, which alone knows the rank that was lost; as `update`.
+
+    folder: `LAUNCH_FOLDER` of the ranks.
+    """
+    if not (run := read_json(folder / RUN)):
+        return None
+    record = RunRecord(is_main=False)
+    record.open(Path(run["folder"]), pid=run["pid"], host=run["host"])
+    return record.update(overrules=values["state"] == "failed", **values)
 
 
 def _finite(value: Any) -> Any:

@@ -42,7 +42,6 @@ from utils.distributed import broadcast_object
 from utils.errors import UserError
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
-from utils.processes.launch import failure_of_another_rank
 from utils.signals import Interrupted, defer_signals
 from utils.tables import format_duration
 from utils.threads import DaemonPool
@@ -340,8 +339,6 @@ def finish_run(command: Command, trainer: Trainer) -> int:
             record.set_result(test=_evaluate_best(trainer, best["epoch"]))
             trainer.baseline.record(is_end=True)
         except Interrupted as signal:
-            if failure_of_another_rank():
-                raise
             trainer.interrupted = signal
     if baseline := trainer.baseline.result:
         record.set_result(pixel_baseline=baseline.pixel_baseline, majority_class=baseline.majority_class)

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ import torch
 import torch.distributed as dist
 from rank_pool import environment
 
-from utils import distributed
-from utils.errors import UserError
-from utils.files import read_json
-from utils.status import STATUS
+from utils import distributed, threads
+from utils.distributed import connect_store
+from utils.errors import LostRank, Unavailable, UserError
+from utils.signals import Interrupted
 
 WORKER = str(Path(__file__).with_name("distributed_worker.py"))
+LOOPBACK = "127.0.0.1"
 LIMIT_SECONDS = 300  # a launch takes 3 s on an idle machine
 AGREED = {"rank 0/2 local 0/2 cpu sum 3 run-0", "rank 1/2 local 1/2 cpu sum 3 run-0"}
 
@@ -88,53 +90,37 @@ def test_srun_and_mpirun(launcher):
 
 
 @pytest.mark.slow
-def test_a_pickle_without_a_signature_is_not_read(tmp_path):
-    """A run that starts its own processes signs; under srun the same pickle runs its code."""
-    ended = end(start([sys.executable, WORKER, "one_forges"], FORGED=str(tmp_path / "own")))
-    assert ended.status == 1
-    assert re.fullmatch(r"error: torch\.distributed: an object has no valid signature.*\n", ended.err)
-    assert [end(process).status for process in srun("one_forges", FORGED=str(tmp_path / "srun"))] == [0, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["srun"]
-
-
-@pytest.mark.slow
 def test_processes_exit_without_a_launcher_that_terminates_them():
-    cases = ("one_fails_one_ignores_signals", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
+    """A rank that fails prints its error, or else its traceback; another one that loses it prints that, if alone."""
+    cases = ("all_fail", "one_crashes", "one_is_killed", "one_fails_and_its_exit_hangs")
     started = [process for case in cases for process in srun(case)]
-    ignoring, failed, healthy, crashed, left_over, killed, waiting, hanging = (end(process) for process in started)
-    assert [(one.status, one.err) for one in (ignoring, healthy, waiting)] == [(1, "")] * 3
-    assert [(one.status, one.err) for one in (failed, hanging)] == [(1, "error: disk: full\n")] * 2
-    assert crashed.status == 1
+    first, second, left, crashed, left_over, killed, waiting, hanging = (end(process) for process in started)
+    assert (first.status, second.status) == (1, 1) and first.err + second.err == "error: disk: full\n"
+    assert (left.status, crashed.status, left_over.status, killed.status) == (1, 1, 1, -signal.SIGKILL)
     assert crashed.err.count("Traceback") == crashed.err.count("ValueError: a bug") == 1
-    assert (killed.status, killed.err) == (-signal.SIGKILL, "")
-    assert left_over.status == 1
-    assert re.fullmatch(r"error: rank 1 \(process \d+ on .*\) ended without an error message; .*\n", left_over.err)
+    for one in (left, left_over):
+        assert re.fullmatch(r"error: rank 0 \(.*\) has lost its connection .*\n", one.err)
+    assert [(one.status, one.err) for one in (waiting, hanging)] == [(1, ""), (1, "error: disk: full\n")]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "lost", "line"),
-    [
-        ("one_hangs", 1, "does not respond"),
-        # As under NCCL: a main thread that is blocked receives no error.
-        ("one_is_stopped_the_other_is_blocked", 1, "is stopped"),
-        ("owner_is_stopped", 0, "is stopped"),  # of the key-value store, which does not answer
-    ],
-)
-def test_hanging_or_stopped_process_is_named_and_killed(case, lost, line, tmp_path):
-    """Within the timeout (here 3 seconds) plus 10 seconds."""
-    both = [end(process) for process in srun(case, RUN_FOLDER=str(tmp_path))]
-    found = re.findall(r"^error: (.*)", both[1 - lost].err, re.MULTILINE)
-    assert len(found) == 1 and re.match(rf"rank {lost} \(process \d+ on .*\) {line}", found[0])
-    assert (both[1 - lost].status, both[lost].status) == (1, -signal.SIGKILL)
-    if case == "one_hangs":
-        assert (status := read_json(tmp_path / STATUS))["state"] == "failed" and status["message"] == found[0]
+def test_a_hanging_or_stopped_rank_ends_all_after_the_timeout():
+    started = [start([sys.executable, WORKER, case]) for case in ("one_hangs", "one_is_stopped")]
+    for ended in map(end, started):  # all processes that write to the output have ended
+        assert ended.status == 1 and re.fullmatch(r"error: rank 1 does not respond; .*\n", ended.err)
+
+
+@pytest.mark.slow
+def test_a_launch_listens_at_the_loopback_interface_only():
+    ended = run("listens")
+    found = [line for line in ended.out.splitlines() if line.startswith("listens")]
+    assert ended.status == 0 and len(found) > 2 and set(found) == {"listens at 0100007F"}, ended
 
 
 @pytest.mark.slow
 def test_process_without_its_launcher_exits_at_once():
     one_of_two = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
-    ended = end(start([sys.executable, WORKER, "agree"], **one_of_two, AMPVIT_PARENT_PID="1"))
+    ended = end(start([sys.executable, WORKER, "agree"], **one_of_two, AMPVIT_LAUNCHER_PID="1"))
     assert (ended.status, ended.out, ended.err) == (1, "", "")
 
 
@@ -168,3 +154,80 @@ def test_processes_wait_for_a_slow_one_longer_than_the_timeout():
     ended = run("one_is_slow")
     assert ended.status == 0, ended.err
     assert {"rank 0: 0", "rank 1: 1"} <= set(ended.out.splitlines())
+
+
+@pytest.fixture
+def short_waits(monkeypatch):
+    monkeypatch.setattr(threads, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(distributed, "_ATTEMPT_SECONDS", 0.3)
+
+
+def place(port: int, rank: int = 1) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": "0", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+
+
+def test_ranks_share_the_store_of_rank_0_which_no_other_host_reaches():
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    stores = [connect_store(place(port, rank), limit_seconds=60) for rank in (0, 1)]
+    stores[0].set("key", "value")
+    assert stores[1].get("key") == b"value"
+    with pytest.raises(OSError):  # another address of this host
+        socket.create_connection(("127.0.0.2", port), timeout=1)
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_another_program_on_the_port_is_named(capsys):
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UserError, match=rf"MASTER_PORT: another program listens at {LOOPBACK}:{port}"):
+            connect_store(place(port), limit_seconds=1)
+        with pytest.raises(UserError, match=rf"rank 0 cannot open {LOOPBACK}:{port} \(Address already in use\)"):
+            connect_store(place(port, rank=0), limit_seconds=1)
+    assert f"rank 1 waits for rank 0 at {LOOPBACK}:{port}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_an_address_without_a_listener_is_named(capsys):
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(UserError, match=rf"rank 1 cannot connect to {LOOPBACK}:{port} \(Connection refused\)"):
+        connect_store(place(port), limit_seconds=1)
+    assert capsys.readouterr().err.count("rank 1 waits") == 1
+
+
+@pytest.mark.usefixtures("short_waits")
+def test_a_rank_that_does_not_start_and_one_with_another_device_are_named(capsys):
+    store, cpu = dist.HashStore(), torch.device("cpu")
+    store.set("rank 2", "cuda node2")
+    with pytest.raises(Unavailable, match=r"WORLD_SIZE is 3: rank 0 waits for rank 1, for 1 s now"):
+        distributed._meet(store, 0, 3, cpu, limit_seconds=1)
+    assert capsys.readouterr().err.startswith("WORLD_SIZE is 3: rank 0 waits for rank 1, at most 1 s")
+    store.set("rank 1", "cpu node1")
+    with pytest.raises(UserError, match=r"uses cpu, but rank 2 \(node2\) uses cuda"):
+        distributed._meet(store, 0, 3, cpu, limit_seconds=1)
+    store.set("rank 2", "cpu node2")
+    assert distributed._meet(store, 0, 3, cpu, limit_seconds=1) == (socket.gethostname(), "node1", "node2")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost", "timed_out"),
+    [
+        ("Connection closed by peer [127.0.0.1]:1234", True, False),
+        ("Timed out waiting 3000ms for recv operation to complete", True, True),
+        ("a bug", False, False),
+    ],
+)
+@pytest.mark.usefixtures("handlers_after_test")
+def test_errors_of_the_connection_are_told_from_others(monkeypatch, text, is_lost, timed_out):
+    monkeypatch.setattr(distributed, "_EXIT_SECONDS", 1e6)
+    terminated = Interrupted(signal.SIGTERM)
+    terminated.__context__ = RuntimeError(text)  # the launcher's signal arrived while it was handled
+    store = dist.HashStore()
+    for error in (RuntimeError(text), terminated):
+        with (
+            pytest.raises(LostRank if is_lost else type(error)) as caught,
+            distributed._report_failure(store, 1, 1, 60),
+        ):
+            raise error
+        assert getattr(caught.value, "timed_out", False) == timed_out

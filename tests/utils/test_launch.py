@@ -11,9 +11,10 @@ import pytest
 from conftest import ROOT
 
 from main_multi_gpu import _prepare, check_num_processes
-from utils.errors import Unavailable, UserError, print_error
+from utils.errors import Unavailable, UserError
 from utils.processes import launch
-from utils.processes.launch import check_is_alone, detect_launcher, torchrun_variables
+from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
+from utils.signals import Interrupted
 
 ONE_OF_16 = {"RANK": "0", "WORLD_SIZE": "16"}
 ONE_OF_2 = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -150,141 +151,72 @@ def test_mpirun_over_several_hosts_needs_an_address():
 
 RANK_SCRIPT = """
 import os, signal, sys, time
-case, folder, *rest = sys.argv[1:]
-assert rest == ["$$a", "${local_rank}", "b c"], rest
+sys.path.insert(0, sys.argv[1])
+from utils.processes.launch import has_launcher, report_lost_rank
+case, folder, *rest = sys.argv[2:]
+assert rest == ["$$a", "${local_rank}", "b c"] and has_launcher(), rest
 rank, names = os.environ["RANK"], ("0", "1")
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
 if case == "ignores":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-if case == "failed before":  # the launcher terminates this rank, and then receives a signal
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGUSR1))
 open(os.path.join(folder, rank), "w").close()
 while not all(os.path.exists(os.path.join(folder, name)) for name in names):
     time.sleep(0.01)
 if case in ("signal", "ignores") and rank == "0":
     os.kill(os.getppid(), signal.SIGUSR1)
-if case == "reports":
-    open(os.environ["AMPVIT_REPORT"], "a").close()
+if case in ("killed", "fails", "waits") and rank == "0":
+    report_lost_rank("rank 0 waits", timed_out=case == "waits")
+    sys.exit(1)
+if case == "handled" and rank == "1":
+    sys.exit(143)
 if case == "real-time" and rank == "1":
     os.kill(os.getpid(), 40)
-if case in ("fails", "failed before", "killed", "reports") and rank == "1":
-    sys.exit(3) if case.startswith("fail") else os.kill(os.getpid(), signal.SIGKILL)
+if case == "killed" and rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+if case == "fails" and rank == "1":
+    sys.exit(3)
 time.sleep(0 if case == "ends" else 600)
 """
 
 
 @pytest.mark.usefixtures("handlers_after_test")
 @pytest.mark.parametrize(
-    ("case", "status", "line"),
+    ("case", "status", "words"),
     [
-        ("ends", 0, ""),
-        ("failed before", 3, ""),  # before the signal
-        ("real-time", 168, "error: the process of rank 1 was terminated by signal 40\n"),
-        ("killed", 137, "error: the process of rank 1 was terminated by SIGKILL; possible cause: out of host memory\n"),
-        ("reports", 137, ""),  # a rank has printed the line
-        ("signal", 138, ""),
-        ("ignores", 138, ""),  # killed after the time to save a checkpoint
+        ("ends", 0, ()),
+        ("fails", 3, ()),  # the rank has printed why
+        ("killed", 137, ("rank 1", "SIGKILL", "memory")),
+        ("real-time", 168, ("rank 1", "signal 40")),
+        ("waits", 1, ("rank 1 does not respond", "rank 0 waits")),
+        ("handled", 143, ("SIGTERM",)),
+        ("signal", 138, ("SIGUSR1",)),
+        ("ignores", 138, ("SIGUSR1",)),  # killed after the time to save a checkpoint
     ],
 )
-def test_status_of_a_launch(monkeypatch, tmp_path, capsys, case, status, line):
+def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
+    """Its status, and the one error of ranks that could print none."""
     monkeypatch.setattr(launch, "SHUTDOWN_SECONDS", 1)
-    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
-    script = tmp_path / "rank.py"
-    script.write_text(RANK_SCRIPT)
-    words = [case, str(tmp_path), "$$a", "${local_rank}", "b c"]
-    assert launch.launch_processes(str(script), words, num_processes=2) == status
-    assert capsys.readouterr().err == line
-    assert launch._KEY_PIPE not in os.environ
-
-
-END_SCRIPT = """
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from utils import status
-from utils.processes.entry import run_and_report_errors
-rank, folder = os.environ["RANK"], Path(sys.argv[2])
-def main(argv):
-    Path(folder, rank).touch()
-    while len(list(folder.glob("[01]"))) < 2:
-        time.sleep(0.01)
-    if rank == "1":
-        os._exit(3) if sys.argv[3] == "fails" else os.kill(os.getppid(), 15)
-    time.sleep(600)
-status.on_run_end = lambda **values: Path(folder, "end" + rank).write_text(f"{values}") and "again"
-sys.exit(run_and_report_errors(main, []))
-"""
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # restored after the test
+    (script := tmp_path / "rank.py").write_text(RANK_SCRIPT)
+    arguments = [str(ROOT), case, str(tmp_path), "$$a", "${local_rank}", "b c"]
+    ended = None
+    try:
+        found = launch_processes(str(script), arguments, 2, str(tmp_path))
+    except (UserError, Interrupted) as error:
+        found, ended = error.status, error
+    assert found == status and (ended is None) == (not words) and all(word in str(ended) for word in words)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("handlers_after_test")
-@pytest.mark.parametrize(
-    ("case", "status", "line", "end"),
-    [
-        (
-            "fails",
-            3,
-            "error: the process of rank 1 ended with status 3\nresume with: again\n",
-            "{'state': 'failed', 'exit_status': 1, 'message': 'the process of rank 1 ended with status 3'}",
-        ),
-        (
-            "signal",
-            143,
-            "interrupted by SIGTERM\n",
-            "{'state': 'interrupted', 'exit_status': 143, 'signal': 'SIGTERM'}",
-        ),
-    ],
-)
-def test_a_rank_that_the_launcher_ends_after_another_one_has_failed(
-    monkeypatch, tmp_path, capfd, case, status, line, end
-):
-    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
-    (tmp_path / "rank.py").write_text(END_SCRIPT)
-    words = [str(ROOT), str(tmp_path), case]
-    assert launch.launch_processes(str(tmp_path / "rank.py"), words, num_processes=2) == status
-    assert (capfd.readouterr().err, (tmp_path / "end0").read_text()) == (line, end)
+def test_processes_that_the_system_refuses_are_named(monkeypatch, tmp_path):
+    def refuse(*words, **options):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # ulimit -u
 
-
-KEY_SCRIPT = """
-import os, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from utils.processes.launch import receive_key
-pipe, key = int(os.environ["AMPVIT_KEY_PIPE"]), receive_key()
-Path(sys.argv[2], os.environ["RANK"]).write_bytes(key)
-sys.exit(receive_key() != b"" or os.path.exists(f"/proc/self/fd/{pipe}"))
-"""
-
-
-@pytest.mark.usefixtures("handlers_after_test")
-def test_each_rank_reads_the_key_once(monkeypatch, tmp_path):
-    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
-    (tmp_path / "rank.py").write_text(KEY_SCRIPT)
-    opened = len(os.listdir("/proc/self/fd"))
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    assert launch.launch_processes(str(tmp_path / "rank.py"), [str(ROOT), str(keys)], num_processes=3) == 0
-    assert len(os.listdir("/proc/self/fd")) == opened
-    (key,) = {path.read_bytes() for path in keys.iterdir()}
-    assert len(key) == 32 and len(list(keys.iterdir())) == 3
-
-
-@pytest.mark.usefixtures("handlers_after_test")
-def test_a_process_that_the_system_refuses_is_named_and_the_others_end(monkeypatch, tmp_path):
-    started = []
-
-    def refuse_second(command, **options):
-        if started:
-            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # ulimit -u
-        started.append(popen(command, **options))
-        return started[0]
-
-    popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", refuse_second)
-    monkeypatch.setenv("AMPVIT_REPORT", "")  # restored after the test
-    (tmp_path / "rank.py").write_text("import time; time.sleep(600)")
-    with pytest.raises(Unavailable, match=r"^-ngpus: rank 1 cannot start \(Resource .*\); raise ulimit -u "):
-        launch.launch_processes(str(tmp_path / "rank.py"), [], num_processes=2)
-    assert started[0].returncode == -signal.SIGKILL
+    monkeypatch.setattr("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen", refuse)
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # restored after the test
+    with pytest.raises(Unavailable, match=r"^-ngpus: .* \(Resource .*ulimit -u "):
+        launch_processes("rank.py", [], 2, str(tmp_path))
 
 
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):
@@ -294,12 +226,3 @@ def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):
     # A shell without job control ignores SIGINT in its background processes, such as this test.
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=default)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
-
-
-def test_one_process_of_a_launcher_prints_the_error(monkeypatch, tmp_path, capsys):
-    reports = {"": 3, str(tmp_path / "reported"): 1, str(tmp_path / "deleted" / "reported"): 3}  # "": no launcher
-    for report, lines in reports.items():
-        monkeypatch.setenv("AMPVIT_REPORT", report)
-        for _ in range(3):
-            print_error("disk: full")
-        assert capsys.readouterr().err == "error: disk: full\n" * lines

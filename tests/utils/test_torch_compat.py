@@ -1,6 +1,5 @@
 """The private names of torch behave as utils/torch_compat.py expects. A failure here means that torch has changed."""
 
-import pickle
 from datetime import timedelta
 
 import pytest
@@ -10,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from utils import torch_compat
-from utils.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -34,39 +32,6 @@ def test_process_group_timeout():
     other = dist.new_group(timeout=timedelta(seconds=11))
     torch_compat.set_process_group_timeout(timedelta(seconds=33), other)
     assert [torch_compat.process_group_timeout(CPU, group).seconds for group in (None, other)] == [77, 33]
-
-
-@pytest.mark.usefixtures("cpu_group")
-def test_recorder_counts_the_collectives_of_each_group():
-    """test_distributed.py has one that does not end."""
-    for group in (None, None, dist.new_group()):
-        dist.all_reduce(torch.zeros(1), group=group)
-    numbers = torch_compat.collective_numbers("gloo").values()  # a thread of gloo counts the ends later
-    assert {1, 2} <= {started for started, _ in numbers}
-    assert all(ended <= started for started, ended in numbers)
-    assert torch_compat.collective_numbers("nccl") == {}
-
-
-@pytest.mark.usefixtures("cpu_group")
-def test_signed_collectives_of_objects_refuse_another_key(monkeypatch):
-    """`_pickler` and `_unpickler` serve all collectives of objects, and the ones of distributed checkpoints."""
-    module = dist.distributed_c10d
-    for name in ("_pickler", "_unpickler"):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    torch_compat.sign_object_collectives(b"key")
-    for call in (dist.all_gather_object, lambda box, value: dist.gather_object(value, box)):
-        call(received := [None], {"loss": 1.5})
-        assert received == [{"loss": 1.5}]
-    dist.broadcast_object_list([7], src=0)
-    dist.scatter_object_list(received, [8], src=0)
-    assert received == [8]
-    own, pickler = module._unpickler, module._pickler
-    torch_compat.sign_object_collectives(b"another key")
-    for reader, writer in ((own, module._pickler), (own, pickle.Pickler), (module._unpickler, pickler)):
-        monkeypatch.setattr(module, "_unpickler", reader)
-        monkeypatch.setattr(module, "_pickler", writer)
-        with pytest.raises(UserError, match="no valid signature"):
-            dist.all_gather_object([None], 1)
 
 
 @pytest.mark.parametrize("overflow", [0.0, 1.0])

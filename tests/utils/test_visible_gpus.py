@@ -14,7 +14,6 @@ from configs.flags import requested_device
 from utils import device, distributed
 from utils.device import check_compute_capability, cpu_warning, visible_gpus
 from utils.errors import UserError
-from utils.processes.failure import RankProcess
 
 GPU = torch.device("cuda", 0)
 CUDA_132 = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
@@ -170,15 +169,6 @@ def test_a_machine_with_two_gpus(monkeypatch, machine, visible, usable):
     else:
         with pytest.raises(UserError, match="can use 2 of these GPUs"):
             visible_gpus()
-
-
-def test_ranks_with_and_without_a_gpu_do_not_wait_for_each_other(monkeypatch):
-    """NCCL would wait for gloo."""
-    store, ranks = torch.distributed.HashStore(), [RankProcess(0, "node1", 7, ""), RankProcess(1, "node2", 8, "")]
-    store.set("device 0", "cpu")
-    distributed._check_same_devices(store, CPU, 1, ranks)
-    with pytest.raises(UserError, match=r"rank 0 .*node1\) uses cpu, but rank 1 .*node2\) uses cuda; .*-device"):
-        distributed._check_same_devices(store, GPU, 1, ranks)
 
 
 def test_ranks_and_parser_read_the_same_device():

@@ -6,12 +6,11 @@ import os
 import resource
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, Unavailable, UserError, print_error, print_resume, to_single_line
-from utils.processes.launch import failure_of_another_rank, rank_of_process
+from utils.errors import Findings, LostRank, Unavailable, UserError, print_error, print_resume, to_single_line
+from utils.processes.launch import has_launcher, rank_of_process, report_lost_rank
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
 
@@ -35,19 +34,15 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         resume = record_run_end("failed", error.status, message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
-        # An error of all ranks is printed once: the launcher terminates the ranks that wait.
-        time.sleep(min(0.5 * rank_of_process(), 3.0))
-        print_error(message)
-        print_resume(resume)
+        if isinstance(error, LostRank):
+            report_lost_rank(message, error.timed_out)
+        if not error.is_printed and not (isinstance(error, LostRank) and has_launcher()):
+            print_error(message)
+            print_resume(resume)
         return error.status
     except Interrupted as signal:
-        if failure := failure_of_another_rank():
-            resume = record_run_end("failed", message=failure)
-            print_error(failure)
-            print_resume(resume)
-            return 1
         record_run_end("interrupted", signal.status, signal=str(signal))
-        if rank_of_process() == 0:
+        if rank_of_process() == 0 and not has_launcher():
             print(f"interrupted by {signal}", file=sys.stderr, flush=True)
         return signal.status
     except Exception as error:

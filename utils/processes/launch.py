@@ -7,35 +7,38 @@ slow.
 
 import contextlib
 import ctypes
-import math
+import json
+import logging
 import os
 import re
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.errors import ERROR_LINE, Unavailable, UserError, print_error
-from utils.files import TemporaryFolder
-from utils.signals import handle_signals, signal_name
+from utils.errors import Unavailable, UserError
+from utils.files import atomic_write, read_json
+from utils.signals import TERMINATION_SIGNALS, Interrupted, handle_signals, signal_name
+from utils.status import LAUNCH_FOLDER
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-# Environment variables of the processes that `launch_processes` starts: a process, and an open file.
-_PARENT_PID, _KEY_PIPE = "AMPVIT_PARENT_PID", "AMPVIT_KEY_PIPE"
-_FAILED = ".failed"  # beside the file of ERROR_LINE: what the launcher says of the rank that failed first
+_LAUNCHER_PID = "AMPVIT_LAUNCHER_PID"  # environment variable of the processes that `launch_processes` starts
 SHUTDOWN_SECONDS = 120  # time to save a checkpoint after a signal, before the processes are killed
-_TERMINATION_SECONDS = 30  # the same after the failure of one of them
 _POLL_SECONDS = 0.1
+_POSSIBLE_CAUSES: dict[int, str] = {
+    signal.SIGKILL: "out of host memory",
+    signal.SIGABRT: "another rank did not answer NCCL within TIMEOUT_SECONDS",
+}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # values of MASTER_ADDR: all ranks are on one host
 
 # Variables of SkyPilot, of torchrun's options and of PaddlePaddle, and their values where this process is the only one.
@@ -183,7 +186,7 @@ def exit_with_launcher() -> None:
     handle_signals(signal.SIG_DFL)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's warnings of a lost store are C++ stacks
     end_with_parent()
-    if os.environ.get(_PARENT_PID, str(os.getppid())) != str(os.getppid()):
+    if os.environ.get(_LAUNCHER_PID, str(os.getppid())) != str(os.getppid()):
         raise SystemExit(1)  # the launcher was killed before prctl was called
 
 
@@ -193,54 +196,59 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
-def launch_processes(script: str, argv: list[str], num_processes: int) -> int:
+def launch_processes(script: str, argv: list[str], num_processes: int, folder: str) -> int:
     """Runs `python script argv` in `num_processes` processes on this host and returns their exit status.
 
-    If one fails, the others are terminated. The termination signals are forwarded; the status is 128 + the number of
-    one that came first. The launcher itself prints only the death of a process by a signal. It reads nothing that
-    another program can send: torch's own agent unpickles the content of its key-value store. Call it last: its signal
-    handlers remain.
+    torch's own code starts, watches and ends the processes, as for torchrun: if one fails, the others receive SIGTERM,
+    and SIGKILL after 30 s. A termination signal is passed on; then they have 120 s to save, torchrun's have 30 s.
+    torchrun's rendezvous is not used: its store listens on all interfaces. Call it last: its signal handlers remain.
+
+    folder: for files of the ranks: their errors, and the name of their run.
+
+    Raises Interrupted: a signal has ended the processes. Raises Unavailable: they cannot start; or one was killed, or
+    did not respond, and none has printed this.
     """
     import torch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
 
-    received: list[int] = []
-    processes: list[subprocess.Popen[bytes]] = []
-    store = open_loopback_store("127.0.0.1")
-    folder = TemporaryFolder("launch")
-    os.environ[ERROR_LINE] = os.path.join(folder.name, "reported")
-    threads = max(1, torch.get_num_threads() // num_processes)
-    defaults = {"OMP_NUM_THREADS": str(threads), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun
-    variables = (
-        defaults
-        | os.environ
-        | {
-            "WORLD_SIZE": str(num_processes),
-            "LOCAL_WORLD_SIZE": str(num_processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
-            _PARENT_PID: str(os.getpid()),
-        }
-    )
-    key = secrets.token_bytes(32)
-    handle_signals(lambda number, frame: received.append(number))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # one line stands for its reports
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in TERMINATION_SIGNALS)
+    store, threads = open_loopback_store("127.0.0.1"), max(1, torch.get_num_threads() // num_processes)
+    variables = {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the launcher, not rank 0, owns the store
+        _LAUNCHER_PID: str(os.getpid()),
+        LAUNCH_FOLDER: folder,
+    }
+    ranks = {rank: variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_processes)}
+    words = dict.fromkeys(ranks, (script, *argv))
+    groups: list[int] = []
     try:
-        for rank in map(str, range(num_processes)):
-            command = [sys.executable, "-u", script, *argv]
-            try:
-                pipe, end = os.pipe()  # an environment stays in /proc, and child processes inherit it
-                os.write(end, key)
-                os.close(end)
-                of_rank = variables | {"RANK": rank, "LOCAL_RANK": rank, _KEY_PIPE: str(pipe)}
-                processes.append(subprocess.Popen(command, env=of_rank, start_new_session=True, pass_fds=[pipe]))
-                os.close(pipe)
-            except OSError as error:
-                problem = f"-ngpus: rank {rank} cannot start ({error.strerror})"
-                raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
-        return _wait(processes, received)
+        processes = start_processes("ranks", sys.executable, words, ranks, DefaultLogsSpecs(folder))
+        groups += processes.pids().values()
+        try:
+            result, received = processes.wait(period=_POLL_SECONDS), 0
+        except SignalException as error:
+            received = error.sigval
+            handle_signals(lambda number, frame: _send(groups, number))
+            processes.close(error.sigval, SHUTDOWN_SECONDS)
+            result = processes.wait(0)
+    except SignalException as error:  # before all ranks have started: those that have end with this process
+        raise Interrupted(error.sigval) from None
+    except OSError as error:
+        problem = f"-ngpus: the ranks cannot start ({error.strerror})"
+        raise Unavailable(f"{problem}; raise ulimit -u and -n, or lower -ngpus") from error
     finally:
-        stop_processes(processes, signal.SIGKILL, _TERMINATION_SECONDS)
-        folder.cleanup()
+        handle_signals(signal.SIG_IGN)
+        _send(groups, signal.SIGKILL)  # workers that a killed rank has left
+    failures = result.failures if result else {}
+    if failures and received:
+        raise Interrupted(received)
+    return _end_of_failed(failures) if failures else 0
 
 
 def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) -> "dist.TCPStore":
@@ -258,78 +266,60 @@ def open_loopback_store(address: str, port: int = 0, limit_seconds: float = 60) 
         return dist.TCPStore(address, port, None, True, timeout, wait_for_workers=False, master_listen_fd=descriptor)
 
 
-def receive_key() -> bytes:
-    """The key of the ranks that `launch_processes` has started, for the first call; empty without it.
+def report_lost_rank(message: str, timed_out: bool) -> None:
+    """Leaves the error of a lost connection to the launcher of this process, in the file of torch's elastic launchers.
 
-    Call it after the server of workers is forked, which would have the key in its memory.
+    timed_out: another rank has not answered, though its connection is open.
     """
-    if not (pipe := os.environ.pop(_KEY_PIPE, "")):
-        return b""
-    with open(int(pipe), "rb") as opened:
-        return opened.read()
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        content = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with contextlib.suppress(OSError):
+            atomic_write(Path(path), json.dumps({"message": content, "timed_out": timed_out}))
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], received: list[int]) -> int:
-    """The exit status: of the first failure, or of a signal that came before it, unless all have ended with 0."""
-    ended: dict[int, int] = {}  # statuses by rank, in the order of their ends
-    num_sent, deadline, interrupted = 0, math.inf, False
-    while len(ended) < len(processes) and time.monotonic() < deadline:
-        for number in received[num_sent:]:
-            _send(processes, number)
-            num_sent += 1
-        for rank, process in enumerate(processes):
-            if rank not in ended and process.poll() is not None:
-                ended[rank] = process.returncode
-        if deadline == math.inf and (num_sent or any(ended.values())):
-            interrupted = num_sent > 0
-            if not interrupted:
-                rank, status = next(one for one in ended.items() if one[1])
-                with contextlib.suppress(OSError):
-                    if status < 128:  # else a signal, which the rank has handled
-                        Path(os.environ[ERROR_LINE] + _FAILED).write_text(_describe_end(rank, status))
-                _send(processes, signal.SIGTERM)
-            deadline = time.monotonic() + (SHUTDOWN_SECONDS if interrupted else _TERMINATION_SECONDS)
-        time.sleep(_POLL_SECONDS)
-    if interrupted and (len(ended) < len(processes) or any(ended.values())):
-        return 128 + received[0]
-    failed = [(rank, status) for rank, status in ended.items() if status]
-    rank, status = min(failed, key=lambda one: one[1] == -signal.SIGTERM, default=(0, 0))  # sent by this process
-    if status >= 0:
+def has_launcher() -> bool:
+    """Whether the process that has called `launch_processes` watches this one: it prints how the run ends."""
+    return os.environ.get(_LAUNCHER_PID) == str(os.getppid())
+
+
+def _end_of_failed(failures: Mapping[int, "ProcessFailure"]) -> int:
+    """The exit status of the rank that failed first, if it has printed why. Raises the error that no rank has printed.
+
+    A rank that fails makes others lose their connections to it, and the launcher then terminates the rest.
+    """
+    reports = {rank: read_json(Path(one.error_file)) for rank, one in failures.items()}
+    own = {rank: one.exitcode for rank, one in failures.items() if not reports[rank]}
+    cause = next((report["message"]["message"] for report in reports.values() if report), "")
+    if not own:
+        raise Unavailable(cause)
+    rank, status = min(own.items(), key=lambda one: one[1] in (-signal.SIGTERM, 128 + signal.SIGTERM))
+    if 0 < status < 128:
         return status
-    print_error(_describe_end(rank, status))
-    return 128 - status
-
-
-def _describe_end(rank: int, status: int) -> str:
-    hint = "; possible cause: out of host memory" if status == -signal.SIGKILL else ""
-    end = f"was terminated by {signal_name(-status)}{hint}" if status < 0 else f"ended with status {status}"
-    return f"the process of rank {rank} {end}"
-
-
-def failure_of_another_rank() -> str:
-    """Why the launcher terminates this process; empty if it does not, or without `launch_processes`."""
-    try:
-        return Path(os.environ[ERROR_LINE] + _FAILED).read_text()
-    except (KeyError, OSError):
-        return ""
+    if any(report.get("timed_out") for report in reports.values()):
+        raise Unavailable(f"{' and '.join(f'rank {rank}' for rank in own)} does not respond; {cause}")
+    if status > 0:
+        raise Interrupted(status - 128)
+    hint = _POSSIBLE_CAUSES.get(-status, "")
+    error = Unavailable(f"rank {rank} was terminated by {signal_name(-status)}{hint and '; possible cause: '}{hint}")
+    error.status = 128 - status
+    raise error
 
 
 def stop_processes(processes: list[subprocess.Popen[bytes]], number: int, limit_seconds: float) -> None:
     """Sends a signal to processes that lead a group; kills the ones, and their workers, that are left at the limit."""
-    _send(processes, number)
+    _send([process.pid for process in processes if process.poll() is None], number)
     deadline = time.monotonic() + limit_seconds
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a device or a disk
             process.wait(max(0.0, deadline - time.monotonic()))
+    _send([process.pid for process in processes], signal.SIGKILL)
+
+
+def _send(groups: Iterable[int], number: int) -> None:
+    """Sends a signal to the processes of these groups, as far as there are any."""
+    for group in groups:
         with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def _send(processes: list[subprocess.Popen[bytes]], number: int) -> None:
-    """Sends a signal to the processes that have not ended, and to the processes that they have started."""
-    for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, number)
+            os.killpg(group, number)
 
 
 @contextmanager

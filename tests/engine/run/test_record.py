@@ -23,10 +23,11 @@ from engine.run.record import (
     RunRecord,
     read_metrics,
     read_run,
+    record_end_of_ranks,
 )
 from utils.files import read_json
 from utils.metric_table import METRICS
-from utils.status import STATUS
+from utils.status import LAUNCH_FOLDER, STATUS
 from utils.tables import read_rows
 
 
@@ -57,6 +58,21 @@ def test_the_first_final_state_is_kept(tmp_path):
     assert run["signal"] is None and status.items() <= run.items()
     record_in(tmp_path)  # resumed
     assert read_json(tmp_path / STATUS)["state"] == "running" and read_run(tmp_path)["starts"] == 2
+
+
+def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_one(tmp_path, monkeypatch):
+    monkeypatch.setenv(LAUNCH_FOLDER, str(launch := tmp_path / "launch"))
+    launch.mkdir()
+    assert record_end_of_ranks(launch, state="failed", message="before there was a run") is None
+    for state, kept in (("running", ""), ("interrupted", ""), ("failed", ""), ("finished", "finished")):
+        main = record_in(tmp_path, "again")
+        main.update(state=state, message="lost its connection", checkpoint="last.pth")
+        record_in(tmp_path, is_main=False, pid=2)  # another rank
+        resume = record_end_of_ranks(launch, state="failed", message="rank 1 was killed")
+        assert read_run(tmp_path)["state"] == read_json(tmp_path / STATUS)["state"] == kept or "failed"
+        assert (read_run(tmp_path)["message"] == "rank 1 was killed") == (resume == "again") == (not kept)
+    record_in(tmp_path).update(state="failed", message="disk: full")
+    assert record_end_of_ranks(launch, state="interrupted") is None and read_run(tmp_path)["message"] == "disk: full"
 
 
 def test_another_rank_keeps_its_result_and_the_file_that_of_the_main_process(tmp_path):
