@@ -183,7 +183,7 @@ def write_split(
         records, _ = read_records(chunks_of(open_regular_file(path)), str(path), shard.num_bytes, label_key, group_key)
         if [record[2:] for record in records] != rows:
             raise UserError(f"{path}: read back, it is not as it was written; check the disk and start again")
-        indexes.append(to_index(shard, records, str(path), group_key))
+        indexes.append(to_index(shard, records, str(path)))
     if not indexes:
         raise UserError(f"{split.data.data_path}: no image of {split.name} can be used; no shard was written")
     return indexes

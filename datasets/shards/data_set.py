@@ -289,7 +289,7 @@ def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
                 except DamagedShard as error:
                     findings.append(str(error))
                     continue
-                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name), stored.group_key)
+                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
                 for text, (number, example) in found.items():
                     add_remark(remarks, text, number, example)
                 if time.monotonic() - saved > _SAVE_SECONDS:

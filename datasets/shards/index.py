@@ -108,7 +108,7 @@ class Index:
         return replace(self, shards=shards, arrays=arrays)
 
 
-def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: str = "") -> Index:
+def to_index(shard: Shard, records: Sequence[Record], origin: str) -> Index:
     """The index of one shard; raises UserError if labels are both numbers and names."""
     labels = {record.label for record in records if record.label is not None}
     class_names = sorted(label for label in labels if isinstance(label, str)) or None
@@ -121,7 +121,7 @@ def to_index(shard: Shard, records: Sequence[Record], origin: str, group_key: st
     arrays["ends"] = np.array([len(records)])
     arrays |= to_arrays(StringPacker(record.name for record in records).strings(), "names")
     arrays |= to_arrays(StringPacker(record.group for record in records).strings(), "groups")
-    return Index([shard], class_names, arrays, group_key=group_key)
+    return Index([shard], class_names, arrays)
 
 
 def join(indexes: Sequence[Index], label_key: str = "", group_key: str = "") -> Index:
