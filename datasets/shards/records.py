@@ -30,7 +30,7 @@ _JSON_KEYS = ("label", "cls", "target", "class", "class_id", "class_name")
 _EXTENSIONS = [extension.removeprefix(".") for extension in (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)]
 
 _CHUNK_BYTES = 1 << 22
-_MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` needs the square of their time
+_MAX_HEADER_BYTES = 1 << 14  # of a member, with its extension headers: `tarfile` takes quadratic time for some
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 _FIX = "copy or write the shard again"
 
@@ -66,7 +66,7 @@ class Archive:
         """`chunks` are the bytes of the archive, in pieces of any size; `origin` is its path or URL in errors."""
         self.origin, self.position = origin, 0
         self._chunks, self._rest = iter(chunks), memoryview(b"")
-        self._last, self._is_cut, self._headers_end = b"", False, _MAX_HEADER_BYTES
+        self._start, self._last, self._is_cut = 0, b"", False  # position, last part and end of the present headers
 
     def members(self) -> Iterator[tarfile.TarInfo]:
         """The regular files, without directories. `parts` reads the content of the current one, in full or in part.
@@ -75,7 +75,7 @@ class Archive:
         a link, a device, a pipe or a sparse file, is larger than `MAX_FILE_BYTES`, or has an absolute name or one with
         `..`; a global header has a name or a size.
         """
-        start, file = 0, cast(Any, self)  # which has the methods that `tarfile` calls
+        file = cast(Any, self)  # has the methods that `tarfile` calls
         try:
             with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
                 tar = cast(Any, archive)
@@ -86,15 +86,15 @@ class Archive:
                         self.seek(tar.offset)
                         if self.position < tar.offset:
                             raise self.error(f"is cut short after {self.position:,} bytes")
-                    start, self._headers_end = tar.offset, tar.offset + _MAX_HEADER_BYTES
+                    self._start = tar.offset
                     tar.members.clear()  # they would need more memory than the content of small files
                     tar.pax_headers.clear()
         except (UserError, OSError):
             raise
         except Exception:  # of almost any type, for a damaged header
-            raise self._header_error(start) from None
+            raise self._header_error() from None
         if self._is_cut or self._last.strip(b"\0"):
-            raise self._header_error(start)
+            raise self._header_error()
         end = self.position
         if any(part.tobytes().strip(b"\0") for part in self.parts(1 << 62)):
             fix = f"join archives with tar -A, not with cat; or {_FIX}"
@@ -114,9 +114,8 @@ class Archive:
 
     def read(self, size: int) -> bytes:
         """For `tarfile`: the next bytes of the headers of a member. Raises DamagedShard: they are too long."""
-        if not 0 <= size <= self._headers_end - self.position:
-            start = self._headers_end - _MAX_HEADER_BYTES
-            raise self.error(f"has headers at byte {start:,} with more than {_MAX_HEADER_BYTES:,} bytes")
+        if not 0 <= size <= self._start + _MAX_HEADER_BYTES - self.position:
+            raise self.error(f"has headers at byte {self._start:,} with more than {_MAX_HEADER_BYTES:,} bytes")
         self._last = b"".join(self.parts(size))
         self._is_cut = len(self._last) < size
         return self._last
@@ -131,14 +130,14 @@ class Archive:
     def error(self, problem: str, fix: str = _FIX) -> DamagedShard:
         return DamagedShard(f"{self.origin}: {problem}; {fix}")
 
-    def _header_error(self, start: int) -> DamagedShard:
-        """The error of the headers that begin at the byte `start`."""
-        if start == 0 and self._last.startswith(_COMPRESSED):
+    def _header_error(self) -> DamagedShard:
+        if self._start == 0 and self._last.startswith(_COMPRESSED):
             return self.error("is compressed", "unpack it: samples are read at their positions in the archive")
         if self._is_cut:
             return self.error(f"is cut short after {self.position:,} bytes")
-        is_archive = self.position > tarfile.BLOCKSIZE
-        return self.error(f"is damaged at byte {start:,} (no valid header)" if is_archive else "is not a tar archive")
+        if self.position <= tarfile.BLOCKSIZE:
+            return self.error("is not a tar archive")
+        return self.error(f"is damaged at byte {self._start:,} (no valid header)")
 
     def _check_member(self, header: tarfile.TarInfo, global_headers: Iterable[str]) -> None:
         if header.islnk() or header.issym():
