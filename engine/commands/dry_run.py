@@ -13,8 +13,8 @@ from engine.run.folder import log_options
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
 from engine.training.loss import build_loss
-from engine.training.run_files import measure_baseline
 from engine.training.session import build_session
+from engine.training.small_images import measure_baseline
 from utils.distributed import ProcessContext
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from configs.command_line import Command
 from configs.schema import Config
 from datasets.registry import recognize_dataset
-from engine.parallel.strategy import check_same_options
+from engine.plan.training import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
 from utils import status as run_status
 from utils.device import (

@@ -8,8 +8,8 @@ from engine.run.folder import start_log
 from engine.training.batch_size import find_batch_size
 from engine.training.minutes import fit_into_minutes
 from engine.training.probe import run_probe, solve_new_head
-from engine.training.run_files import note_similar
 from engine.training.session import build_session, open_outputs
+from engine.training.small_images import note_similar
 from engine.training.trainer import Trainer, finish_run
 from utils.distributed import ProcessContext, call_on_main
 

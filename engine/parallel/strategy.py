@@ -1,7 +1,6 @@
 """How the processes of a run share the work of a training step: one process, DDP, or FSDP.
 
-They also exchange their options at the start, since each rank may be started by a command of its own, and, in parallel
-with the training, requests and step times.
+In parallel with the training, they exchange requests and step times.
 """
 
 from collections import Counter
@@ -21,11 +20,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from configs.compare import shared_options
-from configs.schema import Config, Parallel
-from configs.yaml_io import format_value
+from configs.schema import Parallel
 from models.blocks import blocks_of, local_tensor
-from utils.distributed import ProcessContext, gather_objects, has_lost_connection
+from utils.distributed import ProcessContext, has_lost_connection
 from utils.errors import Unavailable, UserError
 from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves, tree_map_only
 
@@ -338,19 +335,6 @@ def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     if context.world_size == 1:
         return Single()
     return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)
-
-
-def check_same_options(config: Config, context: ProcessContext, **flags: str | int | None) -> None:
-    """Checks that all ranks have the same `shared_options` and `flags`. A collective call.
-
-    Raises UserError: on all ranks; it names the first rank that differs from rank 0, and each key with both values.
-    """
-    of_main, *others = gather_objects(shared_options(config) | flags, context)
-    for rank, of_rank in enumerate(others, 1):
-        if keys := [key for key in of_main | of_rank if of_main.get(key) != of_rank.get(key)]:
-            main, own = (", ".join(f"{key} {format_value(of.get(key))}" for key in keys) for of in (of_main, of_rank))
-            problem = f"{context.name(rank)} has {own}, but {context.name(0)} has {main}"
-            raise UserError(f"{problem}; start all ranks with equal options")
 
 
 class RankExchange:

@@ -44,8 +44,7 @@ from datasets.sources.source import source_class
 from datasets.sources.split import Splitter, as_read_before
 from engine.checkpoint.run_folder import check_same_checkpoint
 from engine.checkpoint.weights_record import read_record, weights_record
-from engine.parallel.strategy import check_same_options
-from engine.plan.training import describe_preprocessing, find_on_all_ranks
+from engine.plan.training import check_same_options, describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
 from models.build import outputs_of_weights

@@ -1,4 +1,4 @@
-"""The plan of a training run, and the checkpoint that -resume names."""
+"""The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,14 +10,14 @@ import numpy as np
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command
-from configs.compare import check_same_architecture, experiment_mismatch, with_defaults
+from configs.compare import check_same_architecture, experiment_mismatch, shared_options, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
 from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve
 from configs.schema import Config
 from configs.schema.data import AUTO
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow, refuse_sharded
-from configs.yaml_io import parse_value
+from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.checks import check_images
@@ -26,11 +26,11 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
-from engine.parallel.strategy import check_same_options
 from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, gather_objects
+from utils.errors import UserError
 from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
@@ -191,6 +191,19 @@ def plan_training(
         preprocessing=describe_preprocessing(followed),
         notes=notes,
     )
+
+
+def check_same_options(config: Config, context: ProcessContext, **flags: str | int | None) -> None:
+    """Checks that all ranks have the same `shared_options` and `flags`. A collective call.
+
+    Raises UserError: on all ranks; it names the first rank that differs from rank 0, and each key with both values.
+    """
+    of_main, *others = gather_objects(shared_options(config) | flags, context)
+    for rank, of_rank in enumerate(others, 1):
+        if keys := [key for key in of_main | of_rank if of_main.get(key) != of_rank.get(key)]:
+            main, own = (", ".join(f"{key} {format_value(of.get(key))}" for key in keys) for of in (of_main, of_rank))
+            problem = f"{context.name(rank)} has {own}, but {context.name(0)} has {main}"
+            raise UserError(f"{problem}; start all ranks with equal options")
 
 
 def describe_preprocessing(followed: Followed) -> Preprocessing:

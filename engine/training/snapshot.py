@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when to save inside an epoch; from the state of a run to their content, and back."""
+"""The checkpoints of a run: when to save inside an epoch; their content, from the state of a run and back; adapters."""
 
 import math
 import shutil
@@ -14,13 +14,14 @@ from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.yaml_io import format_value
 from engine.checkpoint.reader import LARGE, FoundCheckpoint, find_best
-from engine.checkpoint.run_folder import AVERAGE
+from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
-from engine.progress import EpochProgress, TrainClock
+from engine.progress import EpochProgress, Observer, TrainClock
 from engine.run.flops import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState
+from models.tuning import adapter_size, write_peft_folder
 from utils.errors import UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
@@ -117,6 +118,21 @@ def take_snapshot(
         "plugins": {plugin.entry: plugin.text for plugin in running_plugins()},
     }
     return state.strategy.gather(content)
+
+
+class PeftFolder(Observer):
+    """Writes the adapters, if there are any, of the best checkpoint; of the last one until there is a best one."""
+
+    def __init__(self, state: TrainState, logger: RunLogger) -> None:
+        self._model, self._lora, self._logger = state.meta_model, state.config.model.lora, logger
+
+    def after_save(self, path: Path, content: dict[str, Any]) -> None:
+        if not adapter_size(self._model) or (content["best"] and path.name != BEST):
+            return
+        try:
+            write_peft_folder(path, content, self._model, self._lora)
+        except OSError as error:  # the checkpoint has the adapters, too
+            self._logger.warn(f"the adapters cannot be written for peft: {error}")
 
 
 def disk_note(state: TrainState, folder: Path) -> Note:

@@ -33,10 +33,12 @@ from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.run.step_timer import SlowRanks
 from engine.training.first_checks import EvaluationImages, UntrainedParameters
-from engine.training.run_files import BaselineThread, Evaluated, PeftFolder, RunReport, TrainBatch
+from engine.training.run_report import Evaluated, RunReport
 from engine.training.session import RunOutputs, Session
-from engine.training.snapshot import SaveTrigger, best_entry, take_snapshot
+from engine.training.small_images import BaselineThread
+from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
+from engine.training.train_batch import TrainBatch
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import broadcast_object
 from utils.errors import UserError
@@ -81,7 +83,7 @@ class Trainer:
         self.report = RunReport(outputs, config) if context.is_main else None
         self.baseline = BaselineThread(session, outputs)
         checks = UntrainedParameters(session, outputs), EvaluationImages(session, outputs)
-        others = TrainBatch(session, outputs), self.baseline, PeftFolder(session, outputs)
+        others = TrainBatch(session, outputs), self.baseline, PeftFolder(self.state, outputs.logger)
         self.observers: tuple[Observer, ...] = (outputs.reporter, *checks, *others)
         if report := self.report:
             record.on_end = lambda: report.update(now=True)

@@ -29,7 +29,7 @@ from engine.report.contents import read_contents
 from engine.report.overview import class_figures, shift_by_weights
 from engine.report.page import write_report
 from engine.run.facts import Devices, Preprocessing
-from engine.training.run_files import RunReport
+from engine.training.run_report import RunReport
 from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
 

@@ -24,11 +24,11 @@ from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from engine.training.batch_size import find_batch_size
-from engine.training.run_files import BaselineThread, measure_baseline
+from engine.training.small_images import BaselineThread, measure_baseline
 from tests.datasets.sources.source_helpers import write_image
 from utils.tables import read_rows
 
-MEASURE = "engine.training.run_files.measure_baseline"
+MEASURE = "engine.training.small_images.measure_baseline"
 
 
 def splits_for(cpu, *flags: str):
@@ -104,7 +104,7 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
     measured = measure_baseline(data, train_samples, val)
     assert (measured.training, measured.validation) == (10, 5) and measured.majority_class == 40
     monkeypatch.setattr(type(val), "read_bytes", lambda samples, index: 1 / 0)
-    assert "ZeroDivisionError" in measure_baseline(data, train_samples, val)
+    assert "ZeroDivisionError" in measure_baseline(data, train_samples, val).text
 
 
 def test_some_data_have_none(cpu):

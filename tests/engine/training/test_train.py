@@ -17,8 +17,8 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.run.record import read_run
-from engine.training import run_files
-from engine.training.run_files import TimeShare
+from engine.training import run_report
+from engine.training.run_report import TimeShare
 from engine.training.snapshot import disk_note
 from utils.files import read_json
 from utils.metric_table import METRICS
@@ -128,7 +128,7 @@ def test_a_report_that_cannot_be_written_does_not_end_the_run(digits_argv, cpu, 
 def clock(monkeypatch):
     """The seconds of a clock that the test sets."""
     seconds = [100.0]
-    monkeypatch.setattr(run_files.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(run_report.time, "monotonic", lambda: seconds[0])
     return seconds
 
 
