@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,7 +122,7 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
         yield
     except (Interrupted, RuntimeError, UserError) as error:
         failure = error if isinstance(error, UserError) else None
-        if lost := has_lost_connection(error):
+        if lost := _has_lost_connection(error):
             failure = LostRank(_describe_lost(lost, f"rank {rank} ({socket.gethostname()})", limit_seconds))
             failure.timed_out = bool(lost["timeout"])
         if failure is None:
@@ -141,7 +141,7 @@ def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds
         raise failure from error
 
 
-def has_lost_connection(error: BaseException) -> re.Match[str] | None:
+def _has_lost_connection(error: BaseException) -> re.Match[str] | None:
     """The words by which torch tells that another rank closed its connections, or did not answer; None without them.
 
     The launcher's signal may arrive while such an error is handled.
@@ -287,6 +287,51 @@ def call_on_main(call: Callable[[], T], context: ProcessContext) -> T | None:
     if error := broadcast_object(error, context):
         raise error
     return result
+
+
+class RankExchange:
+    """The greatest request and the times of all ranks, one call late, so that ranks do not wait for each other.
+
+    A rank waits only for one that is more than a call behind, at most `timeout_seconds`. The exchange uses gloo between
+    hosts, in parallel with the collectives of the devices.
+    """
+
+    def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
+        self._rank, self._ranks = context.rank, context.world_size
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor, bool] | None = None  # the previous call
+        if context.world_size > 1:
+            try:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+            except RuntimeError as error:  # NCCL may use another network than gloo
+                if _has_lost_connection(error):
+                    raise
+                problem = f"the hosts of this run cannot reach each other ({error})"
+                fix = "set GLOO_SOCKET_IFNAME to the name of their common network interface"
+                raise Unavailable(f"{problem}; {fix}") from error
+
+    def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
+        """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
+
+        All ranks must call it equally often. In a run of one process the results are of this call.
+
+        seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The times
+        (ranks, 2) are None if the previous call gave none.
+        """
+        values = torch.zeros(1 + 2 * self._ranks, dtype=torch.float64)  # every rank fills its own two places
+        values[0] = request
+        if seconds is not None:
+            values[1 + 2 * self._rank : 3 + 2 * self._rank] = torch.tensor(seconds, dtype=torch.float64)
+        has_seconds = seconds is not None
+        if self._group is not None:
+            previous = self._pending
+            work = dist.all_reduce(values, dist.ReduceOp.MAX, self._group, async_op=True)
+            self._pending = work, values, has_seconds
+            if previous is None:
+                return 0, None
+            work, values, has_seconds = previous
+            work.wait()
+        return int(values[0]), values[1:].view(-1, 2) if has_seconds else None
 
 
 @contextmanager

@@ -1,12 +1,8 @@
-"""How the processes of a run share the work of a training step: one process, DDP, or FSDP.
-
-In parallel with the training, they exchange requests and step times.
-"""
+"""How the processes of a run share the work of a training step: one process, DDP, or FSDP."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -22,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel
 from models.blocks import blocks_of, local_tensor
-from utils.distributed import ProcessContext, has_lost_connection
-from utils.errors import Unavailable, UserError
+from utils.distributed import ProcessContext
+from utils.errors import UserError
 from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves, tree_map_only
 
 _SHARD, _REPLICATE = "shard", "replicate"
@@ -335,48 +331,3 @@ def build_strategy(options: Parallel, context: ProcessContext) -> Strategy:
     if context.world_size == 1:
         return Single()
     return DDP(context.device, options) if options.strategy == "ddp" else FSDP(options, context)
-
-
-class RankExchange:
-    """The greatest request and the times of all ranks, one call late, so that ranks do not wait for each other.
-
-    A rank waits only for one that is more than a call behind, at most `timeout_seconds`. The exchange uses gloo between
-    hosts, in parallel with the collectives of the devices.
-    """
-
-    def __init__(self, context: ProcessContext, timeout_seconds: float) -> None:
-        self._rank, self._ranks = context.rank, context.world_size
-        self._group: Any = None
-        self._pending: tuple[Any, torch.Tensor, bool] | None = None  # the previous call
-        if context.world_size > 1:
-            try:
-                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-            except RuntimeError as error:  # NCCL may use another network than gloo
-                if has_lost_connection(error):
-                    raise
-                problem = f"the hosts of this run cannot reach each other ({error})"
-                fix = "set GLOO_SOCKET_IFNAME to the name of their common network interface"
-                raise Unavailable(f"{problem}; {fix}") from error
-
-    def swap(self, request: int, seconds: Sequence[float] | None = None) -> tuple[int, torch.Tensor | None]:
-        """Sends the request; returns the greatest request of the previous call, 0 at first, and the times of all ranks.
-
-        All ranks must call it equally often. In a run of one process the results are of this call.
-
-        seconds: of this rank in a step: waiting for data, in the forward pass; all ranks give them, or none. The times
-        (ranks, 2) are None if the previous call gave none.
-        """
-        values = torch.zeros(1 + 2 * self._ranks, dtype=torch.float64)  # every rank fills its own two places
-        values[0] = request
-        if seconds is not None:
-            values[1 + 2 * self._rank : 3 + 2 * self._rank] = torch.tensor(seconds, dtype=torch.float64)
-        has_seconds = seconds is not None
-        if self._group is not None:
-            previous = self._pending
-            work = dist.all_reduce(values, dist.ReduceOp.MAX, self._group, async_op=True)
-            self._pending = work, values, has_seconds
-            if previous is None:
-                return 0, None
-            work, values, has_seconds = previous
-            work.wait()
-        return int(values[0]), values[1:].view(-1, 2) if has_seconds else None

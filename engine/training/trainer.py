@@ -25,7 +25,6 @@ from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model
 from engine.features.probe import Solved
-from engine.parallel.strategy import RankExchange
 from engine.progress import EpochProgress, Observer
 from engine.report import REPORT
 from engine.run.folder import next_command
@@ -40,7 +39,7 @@ from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_s
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
 from utils.device import device_name, peak_memory_bytes
-from utils.distributed import broadcast_object
+from utils.distributed import RankExchange, broadcast_object
 from utils.errors import UserError
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
