@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -101,7 +100,6 @@ _ALIASES = {
     "num_workers": ("-j", "--workers"),
     "pretrained": ("--initial-checkpoint",),
 }
-_PROJECT = Path(__file__).parents[1]
 AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
 OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
     "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
@@ -116,8 +114,7 @@ OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.m
     "STD": "DATA.IMAGENET_STD", "TRAIN_INTERPOLATION": "DATA.INTERPOLATION", "VAL_INTERVAL": "VALIDATE_FREQ",
     "VFLIP": "DATA.VFLIP_PROB", "WARMUP_LR": "TRAIN.WARMUP_START_LR", "WD": "TRAIN.WEIGHT_DECAY",
 }  # fmt: skip
-# Of PaddleClas, and of PaddleViT in 2021.
-_FLAGS_ELSEWHERE = {"c": "-cfg=", "o": "-opts ", "teacher_model": "-teacher_model_path="}
+_FLAGS_ELSEWHERE = {"c": "cfg", "teacher_model": "teacher_model_path"}  # of PaddleClas, and of PaddleViT in 2021
 _SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 
 
@@ -234,7 +231,7 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     if arguments.help is not None:
         return arguments
     if unknown:
-        _refuse(unknown, words, arguments, parser)
+        _refuse(unknown, arguments, parser)
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
     if arguments.cfg and arguments.cfg.endswith(".py"):
         raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
@@ -244,34 +241,36 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     return arguments
 
 
-def _refuse(unknown: list[str], words: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
-    """Raises UserError with the option that an unknown word, as another program has it, probably stands for."""
-    flag = unknown[0].partition("=")[0][:80]
-    if flag.lstrip("-") == "mae_pretrain":
-        parser.error(f"{flag}: MAE's pre-training is not available, its fine-tuning is; remove the flag")
-    if flag.endswith((".yaml", ".yml")):
-        parser.error(f"{flag}: a YAML file is the value of a flag; use -cfg={flag}")
-    is_word = not flag.startswith("-")
-    if is_word and flag.isupper() and "=" in unknown[0]:
-        raise UserError(f"{flag}: is a key, not a flag; write -opts {shlex.quote(unknown[0][:80])}")
-    flags = [one for one in words[: words.index(unknown[0])] if one.startswith("-")] if is_word else []
-    if flags and (last := flags[-1].lstrip("-").partition("=")[0]) in ("predict", "embed"):
-        raise UserError(f"{unknown[0][:80]}: -{last} takes one path; give an image, a folder or a list")
-    if arguments.resume and os.path.exists(unknown[0]):
-        parser.error(f"{unknown[0]}: is no flag; to name several runs, write -resume RUN RUN2 without '='")
-    if is_word and not arguments.data_path and os.path.exists(unknown[0]):
-        parser.error(f"{unknown[0]}: is no flag; if it is the data, write -data_path={shlex.quote(unknown[0])}")
-    following = itertools.takewhile(lambda word: not word.startswith("-"), unknown[1:])
-    values = [given] if (given := unknown[0].partition("=")[2]) else [*following] or ["VALUE"]
-    if name := _FLAGS_ELSEWHERE.get(flag.lstrip("-")):
-        raise UserError(f"unknown flag {flag}; use {name}{shlex.join(values)[:200]}")
-    if key := key_of_flag(flag):
-        value = values[0] if len(values) == 1 else f"[{', '.join(values)}]"
-        option = shlex.quote(f"{key}={value[:80]}")
-        raise UserError(f"unknown flag {flag}; use -opts {option} (timm's flags: docs/recipes.md)")
-    if answer := _answer_to_timms(flag):
-        raise UserError(f"unknown flag {flag}, of timm: {answer} (docs/recipes.md)")
-    parser.error(f"unknown flag {flag}{did_you_mean(flag, (f'-{name}' for name in vars(arguments)), 0.75)}")
+def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
+    """Raises UserError with the words of this program for all that other programs have; else with similar flags."""
+    wrong, flags, options = list[str](), list[str](), list[str]()
+    while unknown:
+        word, *unknown = unknown
+        flag, _, given = word.partition("=")
+        name, values = flag.lstrip("-"), [given] if given else []
+        if word.startswith("-") and not given:
+            values = [*itertools.takewhile(lambda one: not one.startswith("-"), unknown)]
+            unknown = unknown[len(values) :]
+        key = key_of_flag(flag) if word.startswith("-") else flag if flag.isupper() and given else None
+        if theirs := _FLAGS_ELSEWHERE.get(name):
+            flags.append(f"-{theirs}={' '.join(values)}")
+        elif name == "o":  # of PaddleClas
+            options += values
+        elif key:
+            value = f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
+            options.append(f"{key}={value}")
+        elif flag.endswith((".yaml", ".yml")):
+            flags.append(f"-cfg={flag}")
+        elif not word.startswith("-") and not (arguments.data_path or arguments.resume) and os.path.exists(word):
+            flags.append(f"-data_path={word}")
+        else:
+            wrong.append(flag[:80])
+    problem = "these are no flags of this program"
+    if wrong:
+        problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
+    typed = [*flags, *(["-opts", *options] if options else [])]
+    advice = f"; use {shlex.join(typed)[:2000]}" if typed else ""
+    parser.error(f"{problem}{advice} (docs/recipes.md has timm's flags)")
 
 
 def key_of_flag(flag: str) -> str | None:
@@ -280,18 +279,6 @@ def key_of_flag(flag: str) -> str | None:
     by_leaf = {key.removesuffix(".NAME").rpartition(".")[2]: key for key in known}
     key = OTHER_NAMES.get(name) or by_leaf.get(name)
     return None if any(other.startswith(f"{key}.") for other in known) else key
-
-
-def _answer_to_timms(flag: str) -> str:
-    """The row of a flag of timm's train.py in the table of docs/recipes.md; '' without one."""
-    page = _PROJECT / "docs/recipes.md"
-    rows = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
-    table = ([cell.strip() for cell in row.split("|")[1:4]] for row in rows if row.startswith("| `--"))
-    cells = next((cells for cells in table if f"`{flag}`" in cells[0]), [])
-    text = "; ".join(
-        filter(None, ({"no": "not available", "default": "always so"}.get(cell, cell) for cell in cells[1:]))
-    )
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text).replace("`", "")
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,7 @@ def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
 
 
 FLAG_MISTAKES = {
-    "unknown": (["-batchsize=4"], r"unknown flag -batchsize; did you mean -batch_size\?"),
-    "pre-training of MAE": (["-mae_pretrain"], r"^-mae_pretrain: MAE's pre-training is not available"),
+    "unknown": (["-batchsize=4"], r"unknown: -batchsize; did you mean -batch_size\?"),
     "type": (["-batch_size=x"], r"-batch_size.*'x'"),
     "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
     "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),
