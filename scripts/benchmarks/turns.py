@@ -62,10 +62,10 @@ def compare(
                 "command": f"python scripts/{script} {shlex.join(argv)}",
             }
             table, *others = texts(figures)
-            ratios = [ratio_table(figures, pairs)] if pairs else []
-            found = ", ".join(f"{name} {value}" for name, value in environment.items())
-            print(found, table, *ratios, *others, sep="\n\n")
-            write_json(file, {"environment": environment, "figures": figures, "ratios": speed_ratios(figures, pairs)})
+            ratios = speed_ratios(figures, pairs)
+            about = ", ".join(f"{name} {value}" for name, value in environment.items())
+            print(about, table, *([ratio_table(figures, pairs)] if ratios else []), *others, sep="\n\n")
+            write_json(file, {"environment": environment, "figures": figures, "ratios": ratios})
 
 
 def take_turns(figures: Figures, rounds: int, measure: Measure, file: Path | None) -> None:
