@@ -23,40 +23,42 @@ from engine.run.record import BASELINES
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
+Tiles = list[tuple[str, str, str]]  # (name, value, remark) of numbers; '' for no value
 
-def tiles_of(run: RunContents) -> list[tuple[str, str, str]]:
-    """(name, value, remark) of the numbers of the result, the most important first; '' for no value."""
+
+def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
+    """The result, first, and the figures that say what it is worth; all other figures."""
     evaluated = run.evaluation.values if run.evaluation else {}
     metric, rest = run.metric, [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = "" if run.score is not None else "no evaluation"
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else epoch
     ece, ece_epoch = to_float(evaluated.get("ece")), evaluated.get("epoch")
     is_older = run.best and ece_epoch != run.best[0]
-    test_samples, of_test = to_float(run.test_result.get("samples")), interval_of(run, run.test)
-    speed = run.measured("images_per_second")
-    majority = f"majority class {percent(run.measured('majority_class'))}"
-    split = run.split
-    best = f"{'' if run.is_evaluation else 'best '}{split} {metric.title}"
-    tiles = [
+    epoch += "" if is_older else interval_of(run, run.evaluation)
+    test_images = f"{number(to_float(run.test_result.get('samples')))} held-out images{interval_of(run, run.test)}"
+    speed, classes, split = run.measured("images_per_second"), class_tiles(run), run.split
+    result, *first = [
+        (f"{'' if run.is_evaluation else 'best '}{split} {metric.title}", metric.text(run.score), epoch.lstrip(", ")),
+        (f"test {metric.title}", metric.text(run.test_score), test_images),
         (
-            best,
-            metric.text(run.score),
-            f"{epoch}{'' if is_older else interval_of(run, run.evaluation)}".removeprefix(", "),
+            "pixel baseline",
+            percent(run.measured("pixel_baseline")),
+            f"majority class {percent(run.measured('majority_class'))}",
         ),
-        *class_tiles(run),
-        (f"test {metric.title}", metric.text(run.test_score), f"{number(test_samples)} held-out images{of_test}"),
-        *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
-        ("pixel baseline", percent(run.measured("pixel_baseline")), majority),
         ("linear probe", metric.text(run.measured("probe_score")), "the start of this run"),
+        *classes[-1:],
+        ("training time", duration(run.measured("train_seconds")), "without evaluations"),
+    ]
+    others = [
+        *classes[:-1],
+        *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
         ("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
         ("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
         ("calibration error", percent(ece), f"ECE of epoch {ece_epoch}" if is_older else "ECE"),
-        ("training time", duration(run.measured("train_seconds")), "without evaluations"),
         ("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
         ("peak memory", gigabytes(run.measured("peak_memory_bytes")), ""),
     ]
-    first, *others = [(name.strip(), value, remark) for name, value, remark in tiles]
-    return [first, *(tile for tile in others if tile[1])]
+    return [result, *(tile for tile in first if tile[1])], [tile for tile in others if tile[1]]
 
 
 def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
@@ -67,7 +69,7 @@ def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
     return "" if low is None or high is None else f", 95% CI {low:.1f} to {high:.1f}%{groups}"
 
 
-def class_tiles(run: RunContents) -> list[tuple[str, str, str]]:
+def class_tiles(run: RunContents) -> Tiles:
     """Macro F1 and the class with the lowest F1 or AP, as `tiles_of`: a high top-1 may hide a class that is lost.
 
     Of classes with equal scores, the one with the most images. Empty without figures per class.

@@ -70,20 +70,14 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     columns = [one for one in _CLASS_COLUMNS if one not in skipped and any(row.get(one, "") != "" for row in rows)]
     if len(rows) > MAX_CLASSES:
         rows = sorted(rows, key=_quality)[:MAX_CLASSES]
-    cells = [[_class_cell(column, row.get(column, "")) for column in columns] for row in rows]
+    texts = dict.fromkeys(columns, percent) | dict.fromkeys(_COUNTS, number)
+    cells = [[str(row["class"]), *(texts[name](to_float(row.get(name))) for name in columns[1:])] for row in rows]
     return [_CLASS_COLUMNS[column] for column in columns], cells
 
 
 def _quality(row: Row) -> float:
     value = to_float(row.get("ap", row.get("f1")))
     return math.inf if value is None else value
-
-
-def _class_cell(column: str, cell: Any) -> str:
-    value = to_float(cell)
-    if column == "class" or value is None:
-        return str(cell) if column == "class" else ""
-    return number(value) if column in _COUNTS else percent(value)
 
 
 class ResultTable(NamedTuple):

@@ -26,9 +26,9 @@ from configs.yaml_io import read_yaml
 from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.contents import read_contents
-from engine.report.overview import class_figures, shift_by_weights
+from engine.report.overview import class_figures, shift_by_weights, tiles_of
 from engine.report.page import write_report
-from engine.run.facts import Devices, Preprocessing
+from engine.run.facts import Devices, PixelBaseline, Preprocessing
 from engine.training.run_report import RunReport
 from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
@@ -170,7 +170,8 @@ def test_the_head_names_the_worst_class_of_a_run_of_high_accuracy(run):
     update_json(run / "evaluation/tables.json", per_class=table)
     head = read_page(run).text.partition("Model and data")[0]
     lost = "F1 0.00% fox, 9 images; 2 of 3 classes have 0%"
-    assert f"top-1 30.00% epoch 3 of 300 macro F1 82.90% worst class {lost}" in head
+    first, _, more = head.partition("More figures")
+    assert f"top-1 30.00% epoch 3 of 300 worst class {lost}" in first and "macro F1 82.90%" in more
     figures = ", macro F1 82.90%, worst class F1 0.00% (fox, 9 images; 2 of 3 classes have 0%)"
     assert class_figures(read_contents(run)) == figures
     update_json(summary, epoch=2)
@@ -187,7 +188,7 @@ def test_an_evaluation_has_the_name_of_its_split_and_no_curves(tmp_path, split, 
     head, _, rest = page.text.partition("Model and data")
     assert f"finished All images are evaluated. {word}top-1 87.50%" in head and f" {word}loss 0.5000" in head
     assert f"Measured on 12 {word}images" in rest and "8 images of 3 of 3 classes" in rest and "best.pth" in rest
-    assert "Curves" not in page.text and len(page.all("details")) == 1
+    assert "Curves" not in page.text and len(page.all("details")) == 2  # more figures, options
 
 
 def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
@@ -222,6 +223,18 @@ def test_class_weights_that_shift_the_probabilities_are_named_with_both_figures(
     assert ("scab is 53.00%" in text and "11.00% of the images" in text) == is_said == bool(text)
     assert page.text.count("scab is 53.00%") == is_said and "7.50%" in page.text
     assert f"scab 44 50.00% {mean:.2f}% 9.00%" in page.text
+
+
+def test_the_first_row_has_the_result_and_what_it_is_worth(run):
+    result = {"top1": 30.0, "test": {"top1": 25.0, "samples": 8}, "train_seconds": 90.0, "images_per_second": 7.0}
+    update_json(run / "run.json", result=result | {"probe_score": 20.0, "specificity": 60.0})
+    write_facts(run, [PixelBaseline(10.0, 5.0, 100, 20)])
+    first, more = map(list, tiles_of(read_contents(run)))
+    names = ["best validation top-1", "test top-1", "pixel baseline", "linear probe", "worst class", "training time"]
+    assert [name for name, *_ in first] == names
+    assert {"validation loss", "validation specificity", "calibration error", "images/s"} <= {name for name, *_ in more}
+    empty = tiles_of(read_contents(make_run(run.parent / "empty", 0)))
+    assert empty[0] == [("best validation top-1", "", "no evaluation")]
 
 
 @pytest.mark.parametrize("groups", ["null", "patient_id"])
