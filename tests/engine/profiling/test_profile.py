@@ -5,11 +5,11 @@ import json
 import re
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from conftest import TINY_VIT, only_run, run_script
 from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
@@ -23,13 +23,13 @@ from utils.status import STATUS
 DATA_WAIT, TRANSFORM, FORWARD, BACKWARD, OPTIMIZER, LOGGING = Phase
 
 
-def event(name: str, start: float, end: float, *kernels: float, device: DeviceType = DeviceType.CPU, label=False):
+def event(name: str, start: int, end: int, *kernels: int, device=DeviceType.CPU, label: bool = False) -> FunctionEvent:
     """An event of torch's profiler, in microseconds. kernels: the durations of the kernels that it launched."""
-    launched = [SimpleNamespace(duration=duration) for duration in kernels]
-    span = SimpleNamespace(start=start, end=end)
-    return SimpleNamespace(
-        name=name, time_range=span, kernels=launched, device_type=device, is_user_annotation=label
-    )  # fmt: skip
+    span = {"thread": 1, "start_us": start, "end_us": end}
+    found = FunctionEvent(0, name, **span, device_type=device, is_user_annotation=label, use_device="cuda")
+    for duration in kernels:
+        found.append_kernel("gemm", 0, duration)
+    return found
 
 
 def test_gpu_work_belongs_to_the_phase_that_launched_it():
