@@ -126,11 +126,6 @@ class Data(Section):
         ".json; folders: a regular expression of the path with a (group), or a CSV file path,group",
         min_length=1,
     )
-    near_copies: bool = option(
-        False,
-        "before a training, look for training images that are similar to validation and test images, in "
-        "copies/copies.csv",
-    )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
     random_crop_scale: Pair = option((0.08, 1.0), "training crop: area / area of the image")
     random_crop_ratio: Pair = option((3 / 4, 4 / 3), "training crop: width / height, relative to IMAGE_SIZE's")
@@ -212,6 +207,14 @@ class Data(Section):
             scaled["IMAGENET_STD"] = [value / 255 for value in std]
         keys = " ".join(f"DATA.{key}=[{','.join(f'{v:.6g}' for v in values)}]" for key, values in scaled.items())
         raise ValueError(f"IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide by 255, {keys}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_runs(cls, values: Any) -> Any:
+        """Runs of version 0.2 have the option NEAR_COPIES, which did not change a training."""
+        if isinstance(values, dict) and values.get("NEAR_COPIES") is False:
+            return {key: value for key, value in values.items() if key != "NEAR_COPIES"}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> "Data":

@@ -9,9 +9,8 @@ from engine.training.batch_size import find_batch_size
 from engine.training.minutes import fit_into_minutes
 from engine.training.probe import run_probe, solve_new_head
 from engine.training.session import build_session, open_outputs
-from engine.training.small_images import note_similar
 from engine.training.trainer import Trainer, finish_run
-from utils.distributed import ProcessContext, call_on_main
+from utils.distributed import ProcessContext
 
 
 def train(command: Command, context: ProcessContext) -> int:
@@ -28,10 +27,6 @@ def train(command: Command, context: ProcessContext) -> int:
         session = build_session(plan, context, logger, solved)
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails
-        if plan.config.data.near_copies and not plan.found:
-            splits = {"train": plan.train, "val": plan.val} | ({"test": plan.test} if plan.test else {})
-            if note := call_on_main(lambda: note_similar(plan.config, splits, outputs.folder), context):
-                logger.note(note)
         trainer = Trainer(session, outputs)
         if plan.config.model.tune.kind == "probe":
             run_probe(trainer, solved)

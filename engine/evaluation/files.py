@@ -219,24 +219,22 @@ _SHOWN_ROWS = 24  # with pictures
 
 
 def write_findings(
-    folder: Path,
+    table: Path,
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
-    images: Sequence[Sequence[tuple[Samples, int]]],
+    samples: Samples,
+    indices: Sequence[int],
     data: Data,
-) -> Path:
-    """Writes a list of images that need a look: `NAME/NAME.csv`, and pictures of its first rows; returns the table.
+) -> None:
+    """Writes a list of images that need a look, and pictures of its first rows. indices: of each row's image.
 
-    images: of each row, samples and the index in them. Raises OSError.
+    Raises OSError.
     """
-    make_own_folder(folder)
-    make_own_folder(folder / PICTURES)
-    for row, of_row in enumerate(images[:_SHOWN_ROWS]):
-        for number, (samples, index) in enumerate(of_row):
-            _write_crop(folder / PICTURES / f"{row}-{number}.jpg", samples, index, data)
-    table = folder / f"{folder.name}.csv"
+    make_own_folder(table.parent)
+    make_own_folder(table.parent / PICTURES)
+    for row, index in enumerate(indices[:_SHOWN_ROWS]):
+        _write_crop(table.parent / PICTURES / f"{row}.jpg", samples, index, data)
     atomic_write(table, table_text(header, rows))
-    return table
 
 
 MAX_CLASSES_IN_MATRIX = 1000  # the file of more would have more than a million cells

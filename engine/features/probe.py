@@ -26,6 +26,7 @@ from engine.evaluation.results import SampleResults
 from engine.features.classifiers import ROWS, Loss, Margins, fit_probe, knn_top1, out_of_fold_margins, stratified_folds
 from engine.features.store import extract_once
 from engine.run.log import RunLogger
+from engine.run.record import SUSPECTS
 from models.blocks import FeatureModel
 from models.timm_model import classifiers
 from utils.distributed import broadcast_object, call_on_main
@@ -33,7 +34,6 @@ from utils.errors import UserError
 from utils.metrics import BatchSums
 from utils.tables import safe_cell
 
-SUSPECTS = "suspects"
 _COLUMNS = ("path", "label", "predicted", "probability", "label_probability", "margin")
 
 
@@ -181,13 +181,13 @@ def write_suspects(
 
     indices: of the margins in `samples`, (N,). Raises OSError.
     """
-    cells, images = [], []
+    cells, listed = [], []
     for row in np.argsort(found.values, kind="stable")[: int((found.values < 0).sum())].tolist():
         index = int(indices[row])
         texts = samples.name(index), names[samples.targets[index]], names[found.others[row]]
         figures = found.probabilities[row], found.label_probabilities[row], found.values[row]
         cells.append([*map(safe_cell, texts), *(f"{100 * figure:.4f}" for figure in figures)])
-        images.append([(samples, index)])
-    file = write_findings(folder / SUSPECTS, _COLUMNS, cells, images, data)
+        listed.append(index)
+    write_findings(folder / SUSPECTS, _COLUMNS, cells, samples, listed, data)
     problem = "training images are predicted as another class by probes without them"
-    return f"{len(cells)} of {len(indices)} {problem}: {file}"
+    return f"{len(cells)} of {len(indices)} {problem}: {folder / SUSPECTS}"

@@ -18,6 +18,7 @@ from configs.yaml_io import read_yaml
 from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
     EVALUATION,
+    SUSPECTS,
     TEST_EVALUATION,
     Row,
     RunRecord,
@@ -32,15 +33,10 @@ from utils.status import UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
 SEVERAL = " | "  # between the true classes of an image
-# Lists of images, NAME/NAME.csv in the folder of a run, and their titles on the page.
-FINDINGS = {
-    "copies": "Evaluated images that are similar to training images",
-    "suspects": "Training images whose label may be wrong",
-}
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
 _WITHOUT_PAGE = ("predict-", "embed-", "profile-")  # folders of these commands
 _MAX_STATUS_CHARS = 50
-_SHOWN = 24  # findings of a kind
+_SHOWN = 24  # suspect labels
 
 _F = TypeVar("_F", bound=Fact)
 _T = TypeVar("_T")
@@ -80,7 +76,7 @@ class RunContents:
     The others are for the page only: recipe: the options of the recipe; None if the run does not know it.
     earlier: the options up to a step, by this step, where a resumed run changed them.
     reports: the rows of the log lines of training.
-    plugins: their texts by name and hash. findings: the first rows of the lists of images that need a look, by name.
+    plugins: their texts by name and hash. suspects: the first rows of the list of suspect labels.
         problems: a line for each file that cannot be read.
     """
 
@@ -94,7 +90,7 @@ class RunContents:
     earlier: dict[int, dict[str, Any]] = field(default_factory=dict)
     reports: list[Row] = field(default_factory=list)
     plugins: dict[str, str] = field(default_factory=dict)
-    findings: dict[str, Rows] = field(default_factory=dict)
+    suspects: Rows = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -251,12 +247,12 @@ def read_contents(folder: Path) -> RunContents:
         earlier={step: read(_read_options, path, options) for step, path in sorted(earlier.items())},
         reports=[row for row in rows if row["kind"] == "report"],
         plugins={path.name: read(Path.read_text, path, "") for path in plugins},
-        findings={name: read(_read_findings, folder / name / f"{name}.csv", []) for name in FINDINGS},
+        suspects=read(_read_suspects, folder / SUSPECTS, []),
         problems=problems,
     )
 
 
-def _read_findings(path: Path) -> Rows:
+def _read_suspects(path: Path) -> Rows:
     return [{column: unescaped_cell(text or "") for column, text in row.items()} for row in read_rows(path)[:_SHOWN]]
 
 

@@ -23,12 +23,12 @@ from engine.report.tables import (
     class_table,
     compared_options,
     data_uri,
-    findings_of,
     galleries_of,
     options_off_defaults,
     options_off_recipe,
     results,
 )
+from engine.run.record import PICTURES, SUSPECTS
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
 from utils.status import UNFINISHED
@@ -57,6 +57,7 @@ def run_page(run: RunContents) -> str:
     names = run.values["class_names"]
     coverage = points(evaluation.rows("coverage"), "coverage", "accuracy") if evaluation else []
     bins = evaluation.rows("calibration", "low", "high", "count", "accuracy") if evaluation else []
+    pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
         "run": run,
         "states": _STATES,
@@ -71,7 +72,7 @@ def run_page(run: RunContents) -> str:
         "off_defaults": options_off_defaults(run),
         "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
-        "findings": list(findings_of(run)),
+        "suspects": [(row, data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "confusion": _confusion(evaluation) if evaluation else None,
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
         "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", [charts.Series("accuracy", coverage)], "%"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
 from engine.report.charts import duration, gigabytes, number, percent
-from engine.report.contents import FINDINGS, SEVERAL, Evaluation, RunContents
+from engine.report.contents import SEVERAL, Evaluation, RunContents
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import BASELINES, CONFUSION, EVALUATION, PICTURES, Row
 from utils.metric_table import METRICS, OPERATING
@@ -211,15 +211,6 @@ def _mistake(evaluation: Evaluation, row: Row) -> dict[str, Any]:
         "picture": data_uri(stem.with_suffix(".jpg")),
         "attention": data_uri(stem.with_name(f"{stem.name}-attention.jpg")),
     }
-
-
-def findings_of(run: RunContents) -> Iterator[tuple[str, str, list[tuple[dict[str, str], list[str]]]]]:
-    """Of each list of images that need a look: the title, the file, and the cells and the pictures of its rows."""
-    for name, rows in run.findings.items():
-        folder = run.folder / name / PICTURES
-        pictures = [[data_uri(folder / f"{row}-{number}.jpg") for number in range(2)] for row in range(len(rows))]
-        if rows:
-            yield FINDINGS[name], f"{name}/{name}.csv", list(zip(rows, pictures, strict=True))
 
 
 def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:

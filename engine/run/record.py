@@ -26,6 +26,7 @@ from utils.status import LAUNCH_FOLDER, STATUS, UNFINISHED
 
 RUN, ROWS, TABLE, LOG = "run.json", "metrics.jsonl", "metrics.csv", "log.txt"
 DETAILS = "details"  # a folder: a training batch, the curves, TensorBoard's events
+SUSPECTS = "suspects/suspects.csv"  # training images whose label may be wrong; beside it the first ones' PICTURES
 EVALUATION, TEST_EVALUATION = "evaluation", "evaluation-test"  # folders; their files:
 SUMMARY, TABLES, PER_IMAGE, CONFUSION, PICTURES = (
     "summary.json", "tables.json", "per_image.csv", "confusion.csv", "pictures",

@@ -1,26 +1,17 @@
-"""Findings in small copies of the images: the pixel baseline of a run, and evaluated images like training images."""
+"""The pixel baseline of a run: when it is measured, and recorded."""
 
-from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from pathlib import Path
 
-from configs.schema import Config, Data
-from datasets.small_images import Readable, find_similar, pixel_baseline, read_thumbnails
-from datasets.sources.names import names_of_labels
+from configs.schema import Data
+from datasets.small_images import pixel_baseline
 from datasets.sources.samples import Samples
-from engine.evaluation.files import write_findings
-from engine.evaluation.results import name_of_target
 from engine.progress import EpochProgress, Observer
 from engine.run.facts import PixelBaseline, read_fact
 from engine.training.session import RunOutputs, Session
 from utils.errors import UserError
 from utils.notes import Note
-from utils.tables import safe_cell
 from utils.threads import DaemonPool
 
-COPIES = "copies"
-_MAX_PAIRS = 10_000
-_COPIES_COLUMNS = ("split", "path", "training_image", "similarity", "label", "label_in_training")
 _WAIT_SECONDS = 10.0  # at the end of a run
 
 
@@ -57,32 +48,3 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
     except Exception as error:
         return Note("log", f"No pixel baseline: {error if isinstance(error, UserError) else repr(error)}")
     return PixelBaseline(*baseline) if baseline else None
-
-
-def note_similar(config: Config, splits: Mapping[str, Samples], folder: Path) -> Note:
-    """Looks for training images, `splits['train']`, that are similar to evaluated ones; returns a line for the log.
-
-    The list is `copies/copies.csv` in `folder`. The thumbnails of files are kept in SAVE/features for later runs.
-
-    Raises OSError.
-    """
-    readable = {split: samples for split, samples in splits.items() if isinstance(samples, Readable)}
-    if len(readable) < len(splits):
-        return Note("log", f"DATA.NEAR_COPIES: {config.data.dataset} has no images to compare")
-    kept, train = Path(config.save) / "features", readable.pop("train")
-    thumbnails, names = read_thumbnails(config.data, train, kept), names_of_labels(train, config.model.num_logits)
-    counts, rows = [], []
-    for split, samples in readable.items():
-        found = find_similar(thumbnails, read_thumbnails(config.data, samples, kept))
-        counts.append(f"{len(found)} of {len(samples)} {split}")
-        for index, match, similarity in found:
-            both = (samples, index), (train, match)
-            paths = [one.name(place) for one, place in both]
-            labels = [name_of_target(one.targets[place], names) for one, place in both]
-            rows.append((both, [split, *map(safe_cell, paths), f"{similarity:.4f}", *map(safe_cell, labels)]))
-    text = f"similar to training images: {' and '.join(counts)} images"
-    if not rows:
-        return Note("log", text)
-    images, cells = zip(*sorted(rows, key=lambda row: row[1][3], reverse=True)[:_MAX_PAIRS], strict=True)
-    table = write_findings(folder / COPIES, _COPIES_COLUMNS, cells, images, config.data)
-    return Note("warning", f"{text}; their figures may be too high: {table}")

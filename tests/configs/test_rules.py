@@ -160,6 +160,18 @@ def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, options, tu
         assert ("MODEL.TUNE" in changed_options(write_yaml(stored), to_yaml(config))) == (tune != "head")
 
 
+@pytest.mark.parametrize("value", ["false", "true"])
+def test_the_options_of_earlier_runs_are_read(tmp_path, value):
+    """Each of them has all keys; only the default of one that has gone says nothing."""
+    (tmp_path / "config.yaml").write_text(f"DATA: {{DATASET: digits, NEAR_COPIES: {value}}}")
+    argv = [f"-cfg={tmp_path / 'config.yaml'}"]
+    if value == "true":
+        with pytest.raises(UserError, match=r"config.yaml:1: unknown key DATA.NEAR_COPIES"):
+            parse_command_line(argv)
+    else:
+        assert parse_command_line(argv).config.data.dataset == "digits"
+
+
 def model_of(*argv: str):
     return parse_command_line(list(argv)).config.model
 

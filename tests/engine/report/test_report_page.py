@@ -316,8 +316,8 @@ def test_missing_files_leave_their_parts_out(tmp_path):
 def test_damaged_files_leave_their_parts_out(run):
     with open(run / "metrics.jsonl", "a") as file:
         file.write("{\n")
-    (run / "copies").mkdir()
-    (run / "copies/copies.csv").write_bytes(b"path\n\xff\n")
+    (run / "suspects").mkdir()
+    (run / "suspects/suspects.csv").write_bytes(b"path\n\xff\n")
     (run / "evaluation" / "pictures" / "0.jpg").write_bytes(b"not a picture")
     (run / "evaluation" / "pictures" / "1.jpg").write_bytes(b"\xff\xd8\xff" + bytes(40_000))
     (run / "evaluation" / "summary.json").write_text("[1]")
@@ -325,7 +325,7 @@ def test_damaged_files_leave_their_parts_out(run):
     names = ("per_class", "confusion", "calibration", "coverage")
     update_json(run / "evaluation/tables.json", **dict(zip(names, damaged, strict=True)))
     page = read_page(run)
-    assert "metrics.jsonl: 1 damaged row" in page.text and "copies.csv cannot be read" in page.text
+    assert "metrics.jsonl: 1 damaged row" in page.text and "suspects.csv cannot be read" in page.text
     assert "Highest losses" in page.text and len(page.all("img")) == 10 and "Confused pairs" in page.text
     (run / "evaluation/tables.json").write_text("{")
     assert "Highest losses" not in read_page(run).text

@@ -1,32 +1,25 @@
-"""The pixel baseline, which never changes, delays or ends a run; similar images, also encoded again or cut."""
+"""The pixel baseline, which never changes, delays or ends a run."""
 
 import threading
 
 import numpy as np
 import pytest
 import torch
-from conftest import TINY_VIT, assert_same_state, noise_folder, read_result, rows, states, train
+from conftest import assert_same_state, noise_folder, read_result, rows, states, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from configs.schema import Data
-from datasets import small_images
 from datasets.decoding.decode import Decoding, decode_small, open_image
 from datasets.decoding.images import BadImage
-from datasets.small_images import draw_evenly, find_similar, read_thumbnails, ridge_top1
-from datasets.sources.class_folders import read_class_folders
-from datasets.sources.image_files import ImageFiles
+from datasets.small_images import draw_evenly, ridge_top1
 from engine.plan.training import plan_training
 from engine.progress import Observer
-from engine.report.contents import read_contents
-from engine.report.page import run_page
 from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from engine.training.batch_size import find_batch_size
 from engine.training.small_images import BaselineThread, measure_baseline
 from tests.datasets.sources.source_helpers import write_image
-from utils.tables import read_rows
 
 MEASURE = "engine.training.small_images.measure_baseline"
 
@@ -145,89 +138,3 @@ def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
     assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
     assert read_fact(read_run(folder)["facts"], PixelBaseline) == (None if stop else expected)
     ready.set()
-
-
-def picture(seed, size=(96, 64)):
-    """A photograph's large shapes: smooth noise."""
-    pixels = np.random.default_rng(seed).integers(256, size=(6, 9, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for split, numbers in (("train", range(40)), ("val", range(100, 110))):
-        for number in numbers:
-            write_image(tmp_path / "data" / split / "ab"[number % 2] / f"{number}.jpg", picture(number))
-    picture(7).crop((1, 1, 95, 63)).resize((60, 40)).save(tmp_path / "data" / "val" / "a" / "copy.jpg", quality=40)
-    return tmp_path / "data"
-
-
-def samples_of(folder):
-    return ImageFiles(read_class_folders(folder))
-
-
-def test_a_copy_is_found_and_others_are_not():
-    rng = np.random.default_rng(0)
-    train = rng.integers(256, size=(500, 192), dtype=np.uint8)
-    others = rng.integers(256, size=(50, 192), dtype=np.uint8)
-    noise = rng.normal(0, 12, (3, 192))
-    others[[3, 9, 40]] = (train[[400, 2, 77]] + noise).clip(0, 255)
-    found = find_similar(train, others)
-    assert [pair[:2] for pair in found] == [(3, 400), (9, 2), (40, 77)]
-    expected = [np.corrcoef(train[match].astype(float), others[index])[0, 1] for index, match, _ in found]
-    assert [pair[2] for pair in found] == pytest.approx(expected, abs=1e-5)
-
-
-def test_images_that_resemble_many_are_copies_only_if_they_are_equal():
-    rng = np.random.default_rng(0)
-    sky = np.linspace(80, 250, 192)
-    train = (sky + rng.normal(0, 9, (30, 192))).clip(0, 255).astype(np.uint8)
-    others = (sky + rng.normal(0, 9, (8, 192))).clip(0, 255).astype(np.uint8)
-    others[5] = train[11]
-    assert [pair[:2] for pair in find_similar(train, others)] == [(5, 11)]
-    flat = np.full((2, 192), 9, np.uint8)  # no pixel differs from the mean, as of an unreadable image
-    assert find_similar(flat, flat) == []
-
-
-@pytest.mark.parametrize("shape", [(10**12,), (4, 4), ()])
-def test_a_damaged_file_of_thumbnails_is_written_again(folder, tmp_path, shape):
-    """Its header asks for terabytes."""
-    data, samples = Data(DATASET="folder"), samples_of(folder / "train")
-    first = read_thumbnails(data, samples, tmp_path)
-    (file,) = tmp_path.glob("thumbnails-*")
-    with open(file, "r+b") as opened:
-        dtype = np.load(file).dtype
-        np.lib.format.write_array_header_1_0(
-            opened, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        )
-    assert np.array_equal(read_thumbnails(data, samples, tmp_path), first)
-    assert np.load(file).shape == (len(samples),)
-
-
-def test_thumbnails_are_read_once(folder, tmp_path, monkeypatch):
-    kept, data, samples = tmp_path / "kept", Data(DATASET="folder"), samples_of(folder / "train")
-    first = read_thumbnails(data, samples, kept)
-    read, small = [], small_images.read_small
-    monkeypatch.setattr(small_images, "read_small", lambda *given: read.append(given[2]) or small(*given))
-    assert np.array_equal(read_thumbnails(data, samples, kept), first) and not read
-    (folder / "train" / "a" / "0.jpg").write_bytes(b"no image")
-    again = read_thumbnails(data, samples, kept)
-    assert read == [0] and not again[0].any() and np.array_equal(again[1:], first[1:])
-    val = read_thumbnails(data, samples_of(folder / "val"), kept)
-    assert len(read) == 12 and np.array_equal(read_thumbnails(data, samples, kept), again) and len(read) == 12
-    (file,) = kept.iterdir()
-    file.write_bytes(file.read_bytes()[:-100])
-    assert np.array_equal(read_thumbnails(data, samples_of(folder / "val"), kept), val)
-
-
-def test_a_run_lists_similar_images(folder, tmp_path, cpu):
-    flags = [f"-output={tmp_path / 'out'}", "-dataset=folder", f"-data_path={folder}", "-batch_size=8"]
-    options = ["DATA.IMAGE_SIZE=16", "TRAIN.NUM_EPOCHS=1", "DATA.NEAR_COPIES=true", "DATA.NUM_WORKERS=0"]
-    run = train([*flags, "-opts", *TINY_VIT, *options], cpu)
-    (row,) = read_rows(run / "copies" / "copies.csv")
-    assert row["path"].endswith("val/a/copy.jpg") and row["training_image"].endswith("train/b/7.jpg")
-    assert float(row["similarity"]) > 0.95 and (row["label"], row["label_in_training"]) == ("a", "b")
-    assert len(list((run / "copies" / "pictures").iterdir())) == 2
-    log = (run / "log.txt").read_text()
-    assert "similar to training images: 1 of 11 val images" in log
-    assert "similar to training images" in run_page(read_contents(run))
