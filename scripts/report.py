@@ -60,7 +60,8 @@ def main(argv: list[str]) -> int:
         _write(page, run_page(runs[0]))
     else:
         runs, problems = _read_runs(folders)
-        groups = groups_of(runs)
+        groups, reasons = groups_of(runs)
+        problems += reasons
         _write(page, comparison_page(runs, groups, problems, page.parent))
         _write_groups(page.parent, groups)
         for problem in problems:

@@ -9,6 +9,7 @@ from utils.files import read_json
 
 STATUS = "status.json"
 LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their main process names the run there
+SWEEP = "sweep.json"  # in the folder of a sweep with TRAIN.MINUTES: of each run, the options that may change its speed
 UNFINISHED = ("running", "stopping")  # states of a run whose process exists
 RUN_LOG, RANK_LOG = "ampvit.run", "ampvit.rank"  # the loggers of log.txt and log_N.txt
 
@@ -23,11 +24,16 @@ def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | Non
     return on_run_end(state=state, exit_status=exit_status, **values) if on_run_end else None
 
 
+def run_name(folder: Path) -> str:
+    """The name of the folder of a run, without date, time and number."""
+    return re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", folder.name)
+
+
 def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
     """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
     runs: dict[str, tuple[Path, str] | None] = {}
     for path in sorted(folder.glob("*")):
-        name, status = re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", path.name), read_json(path / STATUS)
+        name, status = run_name(path), read_json(path / STATUS)
         if name != path.name or status.get("checkpoint"):
             runs[name] = (path, status.get("state", "")) if status.get("checkpoint") else runs.get(name)
     return runs

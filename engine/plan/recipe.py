@@ -47,7 +47,10 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
         argv = [f"-model={config.model.name}"] * ("TYPE" in model) + argv  # -opts would keep the layers of a recipe
     images, found = 0, recognize_dataset(config.data, single_process("cpu"))
     with suppress(UserError):
-        images = len(source_class(found.dataset)(found).read("train")) if found.dataset in _OWN_IMAGES else 0
+        source = source_class(found.dataset)(found)
+        images = len(source.read("train")) if found.dataset in _OWN_IMAGES else 0
+        if found.folds and (split := source.splitter.result):  # as many for each fold, so that all have one recipe
+            images = round((len(split.trained) + len(split.held_out or ())) * (found.folds - 1) / found.folds)
     if not images:
         return command
     has_weights, reason, flags = _find_weights(model, config.model.pretrained, argv)

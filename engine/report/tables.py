@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
+from configs.yaml_io import shorten
 from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import SEVERAL, Evaluation, RunContents
 from engine.run.facts import EvaluationData, TrainingData
@@ -227,7 +228,7 @@ _REPEATED = ("SEED", "DATA.FOLD")
 
 
 class Group(NamedTuple):
-    """Runs that differ only in SEED or DATA.FOLD.
+    """Runs of which only SEED or DATA.FOLD was asked to differ.
 
     cells: by column: the options in which groups differ, by dotted key; the number of finished runs; mean and standard
     deviation (n - 1) of their metric, its value on test images, and macro F1; None without a value.
@@ -235,23 +236,35 @@ class Group(NamedTuple):
 
     cells: dict[str, Any]
     confusion: tuple[list[str], list[list[int]]] | None  # of the held-out images of all folds, once per seed
-    notes: list[str]  # runs that are left out, and the reason why there is no matrix
+    notes: list[str]  # runs that are left out, options that rules made differ, and why there is no matrix
 
 
-def groups_of(runs: Sequence[RunContents]) -> list[Group]:
-    """The groups in the order of their first runs; none if no two runs differ only in seed or fold."""
+def groups_of(runs: Sequence[RunContents]) -> tuple[list[Group], list[str]]:
+    """The groups in the order of their first runs, by the options that files, flags and -opts gave: rules may derive
+    other epochs for each fold. No groups if no two runs differ only in seed or fold; then the reason, if any differ.
+    """
     trained = [run for run in runs if not run.is_evaluation]
-    compared = {key: values for key, values in compared_options(trained).items() if key not in _REPEATED}
-    groups: dict[str, tuple[dict[str, Any], list[RunContents]]] = {}
-    for index, run in enumerate(trained):
-        cells = {key: values[index] for key, values in compared.items()} | {"metric": run.metric.name}
-        groups.setdefault(repr(cells), (cells, []))[1].append(run)
-    return [_group(*group) for group in groups.values()] if len(groups) < len(trained) else []
+    given: list[dict[str, Any]] = [run.values["given"] or run.options for run in trained]  # of older runs, all options
+    differing, groups = compared_options(trained), dict[str, list[RunContents]]()
+    asked = [key for key in differing if key not in _REPEATED and len({repr(one.get(key)) for one in given}) > 1]
+    for run, options in zip(trained, given, strict=True):
+        groups.setdefault(repr([[options.get(key) for key in asked], run.metric.name]), []).append(run)
+    if len(groups) < len(trained):
+        return [_group(asked, members) for members in groups.values()], []
+    repeated, others = (" and ".join(key for key in keys if key in differing) for keys in (_REPEATED, asked))
+    return [], [f"No mean over {repeated}: no two runs have the same {others or 'metric'}"] if repeated else []
 
 
-def _group(cells: dict[str, Any], members: list[RunContents]) -> Group:
+def _group(keys: list[str], members: list[RunContents]) -> Group:
+    derived = {key: values for key, values in compared_options(members).items() if key not in _REPEATED}
+    cells = {key: None if key in derived else members[0].options.get(key) for key in keys}
+    cells |= {"metric": members[0].metric.name}
     runs = [run for run in members if run.state in ("finished", "stopped") and run.score is not None]
     notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
+    notes += [
+        f"The runs have {key} {', '.join(dict.fromkeys(map(shorten, values)))}, which data, time or memory decided"
+        for key, values in derived.items()
+    ]
     figures = {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}
     figures["macro_f1_"] = [run.figures.get("macro_f1") for run in runs]
     cells |= {"runs": len(runs)}

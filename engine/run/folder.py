@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from configs.command_line import Command, recipe_options, to_yaml
-from configs.compare import non_default_lines
-from configs.load import RUN_OPTIONS
+from configs.compare import changed_options, non_default_lines
+from configs.load import RUN_OPTIONS, flatten
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from configs.yaml_io import parse_value
 from engine.checkpoint.reader import FoundCheckpoint
@@ -90,7 +90,12 @@ def enter_folder(
     """
     check_shared(folder, context)
     if context.is_main:
-        write_run_options(folder, _options(command), steps_done)
+        options, before = _options(command), folder / RUN_OPTIONS
+        values["given"] = read_run(folder).get("given") or dict(flatten(command.given))
+        with suppress(OSError, UserError):  # of a new run
+            changed = changed_options(before.read_text(encoding="utf-8"), options)
+            values["given"] |= {key: value for key, (_, value) in changed.items()}
+        write_run_options(folder, options, steps_done)
         for plugin in running_plugins():
             make_own_folder(folder / PLUGINS_FOLDER)
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)

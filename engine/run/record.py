@@ -70,6 +70,7 @@ def _new_values() -> dict[str, Any]:
         "class_names": None,
         "preprocessing": None,
         "recipe": None,
+        "given": {},
     }
 
 

@@ -4,13 +4,16 @@ import math
 import time
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 from configs.batch_plan import plan_batches
-from configs.load import OptionLayers
-from configs.resolve import complete
+from configs.compare import with_defaults
+from configs.load import RUN_OPTIONS, OptionLayers
+from configs.resolve import EPOCHS, complete
 from configs.schema.model import Tune
-from configs.schema.train import Train
+from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
+from engine.checkpoint.run_folder import decided_run
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.session import build_evaluator
 from engine.features.probe import Solved
@@ -32,11 +35,17 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     """The plan of a new run with TRAIN.MINUTES, with the NUM_EPOCHS and EPOCH_STEPS that end it in time.
 
     A run whose head is `solved`, without time for a step, becomes the probe. Up to twenty steps, and a part of
-    an evaluation, are timed on a state that is thrown away. A collective call: the main process decides.
+    an evaluation, are timed on a state that is thrown away. A run of a sweep takes over the epochs of another one, see
+    `decided_run`. A collective call: the main process decides.
     """
     train = plan.config.train
     if plan.found or train.minutes is None:
         return plan
+    if folder := broadcast_object(decided_run(Path(plan.config.save), plan.config.name), context):
+        options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
+        epochs, steps = options[EPOCHS] - train.last_epoch, options["TRAIN.EPOCH_STEPS"]
+        logger.info(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
+        return _as_probe(plan, context) if options["MODEL.TUNE"] == "probe" else _with_epochs(plan, epochs, steps)
     config = plan.config.with_train(epoch_steps=None)  # config.yaml of another run may have one
     plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
@@ -79,15 +88,18 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         late = -(left + last)
         end = f", about {late:.0f} s too late" if late > 0 else ""
         logger.info(f"{title}no time for a step, so that the run is the probe{end}")
-        probe = config.with_model(tune=Tune("probe")).model_dump(by_alias=True)
-        config = complete(OptionLayers(probe))[0]  # the rule of MODEL.TUNE probe
-        return replace(plan, config=config, batch=plan_batches(config, context.world_size))
+        return _as_probe(plan, context)
     epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
     epochs, steps = broadcast_object((epochs, steps), context)
     chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
     logger.info(f"{title}{chosen}")
-    limit = steps if steps < progress.steps else None
-    return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
+    return _with_epochs(plan, epochs, steps if steps < progress.steps else None)
+
+
+def _as_probe(plan: Plan, context: ProcessContext) -> Plan:
+    probe = plan.config.with_model(tune=Tune("probe")).model_dump(by_alias=True)
+    config = complete(OptionLayers(probe))[0]  # the rule of MODEL.TUNE probe
+    return replace(plan, config=config, batch=plan_batches(config, context.world_size))
 
 
 def evaluation_seconds(ends: list[float], timed: int, batch: int, images: int) -> float:
@@ -110,13 +122,16 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
     return epochs, min(max(steps, 1), steps_per_epoch)
 
 
-def _schedule(train: Train, epochs: int) -> dict[str, object]:
-    """The values of TRAIN that make it a run of these epochs; warm-up, decay and mixing keep their shares."""
+def _with_epochs(plan: Plan, epochs: int, steps: int | None) -> Plan:
+    """The plan with these epochs, and steps of each; warm-up, decay and mixing keep their shares."""
+    train = plan.config.train
     share = (train.last_epoch + epochs) / train.num_epochs
     decay = train.lr_scheduler.decay_epochs or (EPOCHS_PER_REDUCTION if train.lr_scheduler.name == "step" else None)
-    return {
-        "num_epochs": train.last_epoch + epochs,
-        "warmup_epochs": train.warmup_epochs * share,
-        "mixup_off_epoch": train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
-        "lr_scheduler": train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),
-    }
+    config = plan.config.with_train(
+        num_epochs=train.last_epoch + epochs,
+        epoch_steps=steps,
+        warmup_epochs=train.warmup_epochs * share,
+        mixup_off_epoch=train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
+        lr_scheduler=train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),
+    )
+    return replace(plan, config=config)

@@ -12,9 +12,12 @@ import pytest
 from conftest import ROOT
 
 from configs.command_line import parse_command_line
+from configs.yaml_io import parse_value
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
+from tests.datasets.sources.source_helpers import write_image
 from utils.errors import Unavailable, UserError
+from utils.tables import read_rows
 
 DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
           "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
@@ -26,9 +29,11 @@ from pathlib import Path
 flags = dict(flag.split("=", 1) for flag in sys.argv[1:] if "=" in flag)
 folder = Path(flags.get("-resume") or f"{flags['-output']}/{flags['-name']}-20260101-12-00")
 folder.mkdir(exist_ok=True)
+time.sleep(0.3)
+(folder / "config.yaml").touch()  # a run with TRAIN.MINUTES has decided its epochs
 is_first = not (folder / "argv.json").exists()
 began = time.time()
-time.sleep(0.5)
+time.sleep(0.8)
 facts = [sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES"), began, time.time()]
 (folder / "argv.json").write_text(json.dumps(facts))
 fails = "SEED=1" in folder.name and is_first
@@ -50,8 +55,9 @@ def fake(tmp_path, monkeypatch):
 
 def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
     sets = ["DATA.FOLD=0..2", "TRAIN.BASE_LR=1e-3,2e-3"]
-    root, runs = sweep.read_grid(sets, DIGITS)
+    root, runs, speeds = sweep.read_grid(sets, DIGITS)
     assert list(runs)[:3] == ["FOLD=0,BASE_LR=1e-3", "FOLD=0,BASE_LR=2e-3", "FOLD=1,BASE_LR=1e-3"] and len(runs) == 6
+    assert not speeds
     assert runs["FOLD=1,BASE_LR=2e-3"][-2:] == ["DATA.FOLD=1", "TRAIN.BASE_LR=2e-3"]
     assert root.parent == Path("output") and sweep.read_grid(sets, ["-num_workers=1", *DIGITS])[0] == root
     assert sweep.read_grid(["DATA.FOLD=0..1", "TRAIN.BASE_LR=1e-3"], DIGITS)[0] == root  # the grid may grow
@@ -103,7 +109,8 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
     again = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/*/argv.json"))]
     folder = fake[-1] + "/SEED=1,FOLD=1-20260101-12-00"
     assert (
-        again[1][0] == [*facts[1][0], f"-resume={folder}"] and again[:1] + again[2:] == facts[:1] + facts[2:]
+        again[1][0] == [*facts[1][0], f"-cfg={folder}/config.yaml", f"-resume={folder}"]
+        and again[:1] + again[2:] == facts[:1] + facts[2:]
     )  # no other one ran
     assert fake == [fake[0]] * 2 and "3 done" in capfd.readouterr().out
     monkeypatch.setattr("engine.checkpoint.run_folder._LOCK_SECONDS", 0.1)
@@ -111,13 +118,35 @@ def test_a_failing_run_stops_no_other_one_and_is_resumed_by_the_same_command(tmp
         sweep.main(argv)
 
 
+def test_with_minutes_the_first_run_of_each_speed_decides_the_epochs(tmp_path, fake, monkeypatch):
+    """The other ones start when it has: two speeds, which three devices train at a time."""
+    monkeypatch.setattr(sweep, "_environments", lambda gpus, jobs: [{"CUDA_VISIBLE_DEVICES": str(i)} for i in range(3)])
+    argv = [f"-output={tmp_path}", "-minutes=1", "-set=MODEL.MLP_RATIO=2,4", "-set=DATA.FOLD=0..2", *DIGITS]
+    assert sweep.main([*argv, "TRAIN.WARMUP_EPOCHS=1"]) == 0
+    (root,) = tmp_path.glob("*-sweep-*")
+    speeds = json.loads((root / "sweep.json").read_text())
+    assert speeds == {
+        f"MLP_RATIO={m},FOLD={fold}": f"1 minutes,MODEL.MLP_RATIO={m}" for m in (2, 4) for fold in range(3)
+    }
+    for m in (2, 4):
+        began, decided = zip(*(_times(path) for path in sorted(root.glob(f"MLP_RATIO={m}*/"))), strict=True)
+        assert began[0] == min(began) and min(began[1:]) > decided[0]
+    _, _, speeds = sweep.read_grid(["TRAIN.BASE_LR=1e-3,2e-3", "SEED=0..1"], ["-minutes=1", *DIGITS, "DATA.FOLD=0"])
+    assert set(speeds.values()) == {"1 minutes"} and len(speeds) == 4  # rates are compared after the same epochs
+
+
+def _times(folder):
+    """The times at which the run began and had decided."""
+    return json.loads((folder / "argv.json").read_text())[2], (folder / "config.yaml").stat().st_mtime
+
+
 def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     """Keys of MODEL have another default in each family; a run without any other option has no -opts of its own."""
     argv = [*DIGITS, "DATA.FOLD=0", "LOSS.NAME=bce"]
-    _, runs = sweep.read_grid(["LOSS.NAME=null,cross_entropy", "TRAIN.GRAD_CLIP=null,1"], argv)
+    _, runs, _ = sweep.read_grid(["LOSS.NAME=null,cross_entropy", "TRAIN.GRAD_CLIP=null,1"], argv)
     assert runs["NAME=null,GRAD_CLIP=null"][-2:] == ["-opts", "TRAIN.GRAD_CLIP=null"]
     assert parse_command_line(runs["NAME=null,GRAD_CLIP=1"]).config.loss.name == "bce"
-    _, runs = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
+    _, runs, _ = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
     widths = [parse_command_line(run).config.model.embed_dim for run in runs.values()]
     assert widths == [16, 32]
     with pytest.raises(UserError, match="known: cross_entropy, bce"):
@@ -146,3 +175,21 @@ def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ": resumed" in result.stdout and "Runs that differ only in seed or fold" in result.stdout
     assert [status["state"] for status in states()] == ["finished"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "limit", [["-opts", "TRAIN.EPOCH_STEPS=1", "TRAIN.MAX_STEPS=2", "VALIDATE_FREQ=1"], ["-minutes=0.3", "-opts"]]
+)
+def test_three_folds_have_one_mean(tmp_path, limit):
+    """Of 254 images, the folds have 169 or 170 for training, for which the rule of a new training has other epochs."""
+    for number in range(254):
+        write_image(tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg")
+    few = ["DATA.FOLDS=3", "DATA.IMAGE_SIZE=32", "MODEL.PRETRAINED=null"]
+    argv = [f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'out'}", "-num_workers=0", *limit, *few]
+    assert sweep.main(["-set=DATA.FOLD=0..2", "-jobs=3", *argv]) == 0
+    (root,) = (tmp_path / "out").iterdir()
+    (row,) = read_rows(root / "groups.csv")
+    assert row["runs"] == "3" and row["mean"]
+    options = [parse_value(file.read_text())["TRAIN"] for file in root.glob("*/config.yaml")]
+    assert len({(one["NUM_EPOCHS"], one["EPOCH_STEPS"], one["WARMUP_EPOCHS"]) for one in options}) == 1

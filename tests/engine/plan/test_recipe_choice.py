@@ -1,5 +1,6 @@
 """Without -cfg, the data, the weights and the device choose the recipe of a training."""
 
+import os
 import shlex
 import socket
 import time
@@ -13,6 +14,7 @@ import main_multi_gpu
 import main_single_gpu
 from configs.command_line import parse_command_line
 from configs.resolve import recipe_follows_data
+from datasets.sources.source import source_class
 from engine.commands.run import run
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
@@ -64,6 +66,24 @@ def test_the_epochs_of_the_rule_are_the_recipes():
     for weights in (True, False):
         name, epochs = recipe_follows_data(1854, has_weights=weights, on_cpu=False)
         assert parse_command_line([f"-cfg={ROOT}/configs/{name}.yaml"]).config.train.num_epochs == epochs
+
+
+@pytest.mark.parametrize("place", [None], indirect=True)
+def test_all_folds_have_one_recipe(tmp_path, place):
+    """Of 254 images, folds 0 and 1 have 169 or 170 for training: 60 or 59 epochs."""
+    (image,) = noise_folder(tmp_path / "one", 1, 0, (8, 8, 3)).rglob("*.png")
+    for number in range(254):
+        file = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.link(image, file)
+    folds = [["DATA.FOLDS=3", f"DATA.FOLD={fold}"] for fold in range(3)]
+    sizes, epochs = set(), set()
+    for options in folds:
+        command = chosen(f"-data_path={tmp_path / 'data'}", "-opts", *options)
+        sizes.add(len(source_class("folder")(command.config.data).read("train")))
+        epochs.add(command.config.train.num_epochs)
+    assert sizes == {169, 170} and epochs == {60}
+    assert [recipe_follows_data(size, has_weights=False, on_cpu=True)[1] for size in (169, 170)] == [60, 59]
 
 
 SMALL = ("folder_small", "resnet10t", 60)

@@ -41,7 +41,11 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
     update_json(two / "run.json", result={"top1": 51.0, "test": {"top1": 49.5}, "train_seconds": 3600.0})
     (two / "report.html").touch()
     page, lines, problems = compare(one, two)
-    assert problems == [] and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
+    assert (
+        len(problems) == 1
+        and "no two runs have the same TRAIN.BASE_LR" in problems[0]
+        and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
+    )
     assert re.split(" {2,}", lines[1])[:4] == ["run", "best validation", "epoch", "test"]
     assert [re.split(" {2,}", line) for line in [*lines[2:4], *lines[5:8]]] == [
         ["two & more", "51.00% top-1", "5 of 300", "49.50% top-1", "1h00m", "1,005", "2.00 GB", "finished"],

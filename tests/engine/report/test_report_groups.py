@@ -104,3 +104,22 @@ def test_each_option_that_differs_is_a_column_and_single_runs_are_no_group(sweep
     assert main([str(single[0]), str(again), "-output", str(root / "single/compare.html")]) == 0
     (row,) = read_rows(root / "single/groups.csv")
     assert json.loads(row["mean"]) == 10 and json.loads(row["std"]) == 0
+
+
+def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):
+    """Rules derive other epochs for each fold: one mean, and a line; of epochs that were given: no mean, and why."""
+    for fold, (epochs, score) in enumerate([(9, 84.0), (6, 55.0), (10, 86.0)]):
+        keys = ["DATA.FOLDS=3", f"DATA.FOLD={fold}", f"TRAIN.NUM_EPOCHS={epochs}", "TRAIN.MINUTES=2"]
+        given = {"TRAIN.NUM_EPOCHS": 40, "DATA.FOLD": fold, "DATA.FOLDS": 3, "TRAIN.MINUTES": 2}
+        folder = make_run(tmp_path / f"fold-{fold}", 2, keys, given=given)
+        update_json(folder / "run.json", result={"top1": score})
+    assert main([str(tmp_path)]) == 0
+    (row,) = read_rows(tmp_path / "groups.csv")
+    assert (row["runs"], float(row["mean"])) == ("3", 75)
+    printed = capsys.readouterr()
+    assert "TRAIN.NUM_EPOCHS 10, 9, 6" in printed.out and not printed.err
+    for fold in range(3):
+        given |= {"TRAIN.NUM_EPOCHS": (9, 6, 10)[fold], "DATA.FOLD": fold}
+        update_json(tmp_path / f"fold-{fold}/run.json", given=given)
+    assert main([str(tmp_path)]) == 0
+    assert "DATA.FOLD: no two runs have the same TRAIN.NUM_EPOCHS" in capsys.readouterr().err
