@@ -18,6 +18,7 @@ from configs.schema.section import MAX_NAME_CHARS
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
+from utils.status import STATUS
 
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
@@ -192,6 +193,9 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     recipe, weights = arguments.cfg, arguments.pretrained if evaluates else None
     if file := recipe or _find_run_options(arguments.resume, weights):
         layers.add_recipe(Path(file))
+        is_stored = Path(file).name == RUN_OPTIONS and Path(file).with_name(STATUS).exists()
+        if is_stored and not (evaluates or arguments.resume):
+            layers.remove("SAVE")  # the new run is no member of the sweep in whose folder that run is
     elif weights and not arguments.resume:
         layers.add(weight_options(weights), f"{weights}: metadata")
     elif arguments.resume not in (None, "auto") and (values := stored_options(Path(arguments.resume))):

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+import torch
+from conftest import ROOT, train
 
-from configs.command_line import parse_command_line
+from configs.command_line import parse_command_line, to_yaml
 from configs.yaml_io import parse_value
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
@@ -151,6 +152,31 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     assert widths == [16, 32]
     with pytest.raises(UserError, match="known: cross_entropy, bce"):
         sweep.read_grid(["LOSS.NAME=null,poly"], [*DIGITS, "DATA.FOLD=0"])
+
+
+def test_a_repeated_run_is_no_member_of_the_sweep(tmp_path, cpu, monkeypatch):
+    """The prediction of the sweep averages its three runs; -output adds a run on purpose."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "sweep"
+    _, runs, _ = sweep.read_grid(["DATA.FOLD=0..2"], [*DIGITS, "TRAIN.MAX_STEPS=1"])
+    for name, argv in runs.items():
+        folder = root / f"{name}-20260101-12-00"
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(to_yaml(parse_command_line([*argv, f"SAVE={root}"]).config))
+        (folder / "status.json").write_text('{"state": "finished", "checkpoint": "last.pth"}')
+    members = [str(folder) for folder in sorted(root.iterdir())]
+    repeat = [f"-cfg={members[1]}/config.yaml"]
+    again = [train([*repeat, "-name=again"], cpu), train(repeat, cpu)]
+    assert [(run.parent.name, run.name.partition("-")[0]) for run in again] == [
+        ("output", "again"),
+        ("output", "FOLD=1"),
+    ]
+    first, second = (torch.load(run / "last.pth", weights_only=True)["model"] for run in again)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    command = parse_command_line(["-predict", f"-resume={root}"])
+    assert [one.config.model.resume for one in (command, *command.others)] == members and len(members) == 3
+    assert parse_command_line([*repeat, f"-output={root}"]).config.save == str(root)
+    assert parse_command_line([*repeat, f"-resume={members[1]}"]).config.save == str(root)
 
 
 @pytest.mark.slow
