@@ -1,9 +1,9 @@
-"""Averages the weights of checkpoints, as long as EVAL.BEST_METRIC does not get worse; writes them for -pretrained.
+"""Averages the weights of checkpoints, evaluates the average, and writes it for -pretrained.
 
     python scripts/average_checkpoints.py RUN
     python scripts/average_checkpoints.py RUN RUN RUN -output soup.pth
 
-This is the greedy soup (Wortsman et al., 2022): of the checkpoints of one run, or of the best weights of several runs
+This is the uniform soup (Wortsman et al., 2022): of the checkpoints of one run, or of the best weights of several runs
 of one model, such as runs that fine-tune the same weights with other options. A run keeps its newest checkpoints only;
 -opts SAVE_FREQ=1 KEEP_CHECKPOINTS=10 keeps more. Where a checkpoint has averaged weights (TRAIN.MODEL_EMA), these are
 used. All flags of main_single_gpu.py may follow, such as -data_path.
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     paths, argv = split_sources(argv)
     usage = "RUN [RUN ...] [-output FILE] [flags of main_single_gpu.py]"
     what = "the checkpoints of RUN, or the best weights of several runs or files"
-    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}, unless the metric gets worse.")
+    parser = script_parser("average_checkpoints.py", usage, f"Averages {what}.")
     output = "checkpoint to write (default: average.pth in the first run's folder)"
     add_flag(parser, "output", type=Path, metavar="FILE", help=output)
     flags, rest = split_flags(parser, argv)
@@ -39,9 +39,9 @@ def main(argv: list[str]) -> int:
         if output.is_dir() or not output.parent.is_dir():
             raise UserError(f"-output {output}: is a folder, or its folder does not exist; give the name of a new file")
     command = parse_command_line(["-eval", f"-pretrained={sources[0]}", *rest], SCRIPT)
-    from scripts.weights.averages import write_soup  # importing torch and timm takes seconds
+    from scripts.weights.averages import write_average  # importing torch and timm takes seconds
 
-    write_soup(sources, command, output)
+    write_average(sources, command, output)
     return 0
 
 

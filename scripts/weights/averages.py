@@ -1,4 +1,4 @@
-"""Averages of checkpoints, evaluated on the validation images and written as a checkpoint."""
+"""The average of checkpoints, evaluated on the validation images and written as a checkpoint."""
 
 import shlex
 import sys
@@ -19,16 +19,10 @@ from scripts.weights.trained_model import TrainedModel, locate_weights, open_tra
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped
 from utils.files import atomic_save
-from utils.metrics import Metrics
-from utils.tables import aligned_table
-
-_MAX_COLUMN_CHARS = 100
 
 
-def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -> None:
-    """Writes the greedy soup (Wortsman et al., 2022, recipe 1); default output: `average.pth` beside the first weights.
-
-    In the order of their scores, each weights join the average if its score does not fall.
+def write_average(sources: Sequence[Path], command: Command, output: Path | None) -> None:
+    """Writes the uniform soup (Wortsman et al., 2022); default output: `average.pth` beside the first weights.
 
     sources: the folder of a run, for all its checkpoints; or several runs or files, for the best weights of each.
     Raises UserError: fewer than two checkpoints, weights of another model or other data, or no validation images.
@@ -42,41 +36,23 @@ def write_soup(sources: Sequence[Path], command: Command, output: Path | None) -
         _check_same_data(trained, path)
     config, metric = trained.config, trained.config.best_metric
     built = build_eval_model(config, context, weights_size=trained.weights_size)
-    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
-
-    def read(path: Path) -> State:
+    state = built.fp32.state_dict()
+    mean: State = {}
+    for count, path in enumerate(paths):
         load_pretrained(built.fp32, str(path), needs_head=True, options=config.model, evaluates=True)
-        return {name: tensor.clone() for name, tensor in built.fp32.state_dict().items()}
-
-    evaluator = replace(built.evaluator, thresholds=None)  # each average has its own
-
-    def evaluate(state: State) -> Metrics:
-        built.fp32.load_state_dict(state)
-        return evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
-
-    scored = [(evaluate(read(path)).score, path) for path in paths]
-    (score, best), *others = sorted(scored, key=lambda pair: (metric.sign * pair[0], pair[1]), reverse=True)
-    soup, count = read(best), 1
-    rows = [(str(best), metric.text(score), metric.text(score), "added")]
-    for own_score, path in others:
-        candidate = add_to_mean(soup, read(path), count)
-        found = evaluate(candidate)
-        trial = found.score
-        if is_added := metric.sign * trial >= metric.sign * score:
-            soup, score, count, trained = candidate, trial, count + 1, replace(trained, thresholds=found.thresholds)
-        rows.append((str(path), metric.text(own_score), metric.text(trial), "added" if is_added else "left out"))
-    print(aligned_table(("weights", metric.title, f"average {metric.title}", ""), rows, _MAX_COLUMN_CHARS))
-    if count == 1:
-        print_escaped(f"Nothing was written: no weights improve on {best}; use that")
-        return
-    output = output or paths[0].with_name("average.pth")
-    if any(name.endswith(".running_mean") for name in soup):
+        mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
+        print_escaped(f"read: {path}")
+    built.fp32.load_state_dict(mean)
+    evaluator = replace(built.evaluator, thresholds=None)  # the average has its own
+    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
+    found = evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
+    trained, output = replace(trained, thresholds=found.thresholds), output or paths[0].with_name("average.pth")
+    if any(name.endswith(".running_mean") for name in mean):
         print("Note: the running statistics of the batch norms are averaged, not measured again")
-    own = built.fp32.state_dict()
-    weights = {name: tensor.to(own[name].dtype).cpu() for name, tensor in soup.items()}
+    weights = {name: tensor.to(state[name].dtype).cpu() for name, tensor in mean.items()}
     about = {"options": write_yaml(trained.options)} | trained.description | exported_entry(trained.split)
     atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
-    text = f"Saved: {output}, {metric.title} {metric.text(score)}"
+    text = f"Saved: {output}, the mean of {len(paths)} weights, {metric.title} {metric.text(found.score)}"
     print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
 
 
