@@ -360,18 +360,12 @@ FACT_RULES: tuple[Callable[[Config, Facts], Config], ...] = (
 )
 
 
-def rate_follows_norms(only_batch_norms: bool) -> float | None:
-    """Without -cfg, finetune.yaml trains all weights of timm's model with batch norms and no layer norms at
-    TRAIN.BASE_LR=5e-4.
-    """
-    return 5e-4 if only_batch_norms else None  # docs/log.md, Fine-tuning from the probe
-
-
 def recipe_follows_data(
     images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
 ) -> tuple[str, int | None]:
     """Without -cfg, own images with weights get finetune.yaml; on a CPU without keys of TRAIN probe.yaml. Without
-    weights they get folder_small.yaml with a convolutional network. A GPU adds -amp.
+    weights they get folder_small.yaml with a convolutional network. A GPU adds -amp. finetune.yaml trains all weights
+    of timm's model with batch norms and no layer norms at TRAIN.BASE_LR=5e-4.
 
     trains: keys of TRAIN, as -minutes, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for probe:
     the ones that were measured on 1,854 training images, changed with the square root of their number.
@@ -382,8 +376,7 @@ def recipe_follows_data(
     return name, min(most, max(fewest, round(epochs * (1854 / images) ** 0.5)))
 
 
-_RECIPE_RULES = (recipe_follows_data, rate_follows_norms)
-ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES, *_RECIPE_RULES)
+ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES, recipe_follows_data)
 
 
 def check_best_metric(options: Config) -> None:

@@ -109,7 +109,8 @@ class Splitter:
         is_same = known is not None and split != "all" and known.rule == new.rule
         listed = known.held_out if known and is_same else None
         findings, notes = list[Finding](), list[Note]()
-        problem = "no class has two images, so no image can be held out; add a val split"
+        unit = "group" if groups else "image"
+        problem = f"no class has two {unit}s, so no {unit} can be held out; add a val split"
         if split == "all":
             is_val = np.ones(len(paths), dtype=bool)
         elif known and listed is not None:
@@ -124,9 +125,6 @@ class Splitter:
                 problem = "has no validation split, unlike the data of the run; add it, or resume a run of this data"
         elif groups or targets.ndim == 2:
             ids, unit_of = np.unique(hash_paths(groups or paths, new.seed), return_inverse=True)
-            unit = "group" if groups else "image"
-            if groups:
-                problem = "no class has two groups, so no group can be held out; change DATA.GROUPS, or add a val split"
             if new.fold:
                 problem = f"no {unit} is in fold {new.fold[0]}; set fewer DATA.FOLDS than there are {unit}s"
             if groups and len(ids) in (1, len(targets)):
@@ -138,7 +136,7 @@ class Splitter:
                     is_val = _hold_out(most_frequent(targets, unit_of), new, ids)[0][unit_of]
                 else:
                     is_val = _stratify(targets, unit_of, new)[unit_of]
-                notes += _describe_split(groups or paths, unit, unit_of, targets, is_val, self.data.folds)
+                notes += _describe_split(groups, unit_of, targets, is_val, self.data.folds)
         else:
             is_val, small = _hold_out(targets, new, hash_paths(paths, new.seed) if new.seed else hashes)
             if new.fold and small:
@@ -332,29 +330,26 @@ def most_frequent(classes: np.ndarray, group_of: np.ndarray) -> np.ndarray:
 
 
 def _describe_split(
-    names: PackedStrings, unit: str, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray, folds: int | None
+    groups: PackedStrings | None, unit_of: np.ndarray, targets: np.ndarray, is_val: np.ndarray, folds: int | None
 ) -> list[Note]:
     """Lines for the log: units held out and class shares; a group larger than a fold, classes missing in a part.
 
-    names: of the units, one for each image. unit: 'group' or 'image'. unit_of: as of `most_frequent`. targets: int64
-    (N,) or multi-hot int8 (N, C). is_val: bool (N,).
+    unit_of: as of `most_frequent`. targets: int64 (N,) or multi-hot int8 (N, C). is_val: bool (N,).
     """
     sizes, number, words = np.bincount(unit_of), len(targets), "classes" if targets.ndim == 1 else "labels"
     rows, labels = (np.arange(number), targets + 1) if targets.ndim == 1 else np.nonzero(targets)
     totals = np.bincount(labels, minlength=1)
     held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
-    shares = 100 * totals / number, 100 * held_out / max(is_val.sum(), 1)
-    worst = np.abs(shares[1] - shares[0]).argmax()
-    deviation = f"deviate by up to {abs(shares[1] - shares[0])[worst]:.1f} points"
-    parts = f"{len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images"
-    deviation += f" ({shares[0][worst]:.1f}% of all, {shares[1][worst]:.1f}% of the held-out)"
-    notes = [Note("log", f"{unit}s: {parts}; the shares of {words} {deviation}")]
-    if folds and sizes.max() > number / folds:
-        name = shorten(names[int(np.argmax(unit_of == sizes.argmax()))])
-        large = f"the {unit} {name} has {sizes.max()} of {number} images"
-        notes.append(Note("warning", f"{large}, more than one of {folds} folds"))
+    shares = zip((100 * totals / number).tolist(), (100 * held_out / max(is_val.sum(), 1)).tolist(), strict=True)
+    whole, part = max(shares, key=lambda of_class: abs(of_class[0] - of_class[1]))
+    units = f"{len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images"
+    deviation = f"{abs(part - whole):.1f} points ({whole:.1f}% of all, {part:.1f}% of the held-out)"
+    line = f"{'groups' if groups else 'images'}: {units}; the shares of {words} deviate by up to {deviation}"
+    notes = [Note("log", line)]
+    if groups and folds and sizes.max() > number / folds:
+        large = f"{shorten(groups[int(np.argmax(unit_of == sizes.argmax()))])} has {sizes.max()} of {number} images"
+        notes.append(Note("warning", f"the group {large}, more than one of {folds} folds"))
     for images, counts in (("held-out", held_out), ("training", totals - held_out)):
         if missing := int(((totals > 0) & (counts == 0)).sum()):
-            few = f"{missing} of {np.count_nonzero(totals)} {words}"
-            notes.append(Note("warning", f"{few} have no {images} image"))
+            notes.append(Note("warning", f"{missing} of {np.count_nonzero(totals)} {words} have no {images} image"))
     return notes

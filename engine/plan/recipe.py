@@ -9,7 +9,7 @@ from typing import Any
 from configs.command_line import Command, parse_command_line
 from configs.flags import entry_parser, expand_words, parse_flags
 from configs.load import model_sections
-from configs.resolve import rate_follows_norms, recipe_follows_data
+from configs.resolve import recipe_follows_data
 from configs.schema.config import known_keys
 from configs.weights import OF_EVERY_MODEL
 from configs.yaml_io import format_value
@@ -62,8 +62,8 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     if name == "finetune" and "BASE_LR" not in train:
         backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model
         is_measured = backbone.tune.kind == "full" and backbone.type == "timm"
-        rate = rate_follows_norms(is_measured and _has_only_batch_norms(backbone.name))
-        flags = [*flags, f"-lr={rate:g}"] if rate else flags
+        if is_measured and _has_only_batch_norms(backbone.name):
+            flags = [*flags, "-lr=0.0005"]  # docs/log.md, Fine-tuning from the probe
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):

@@ -261,10 +261,9 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
     cells |= {"metric": members[0].metric.name}
     runs = [run for run in members if run.state in ("finished", "stopped") and run.score is not None]
     notes = [f"{run.name} is left out: {run.short_status}" for run in members if run not in runs]
-    notes += [
-        f"The runs have {key} {', '.join(dict.fromkeys(map(shorten, values)))}, which data, time or memory decided"
-        for key, values in derived.items()
-    ]
+    for key, values in derived.items():
+        derived_values = ", ".join(dict.fromkeys(map(shorten, values)))
+        notes.append(f"The runs have {key} {derived_values}, which data, time or memory decided")
     figures = {"": [run.score for run in runs], "test_": [run.test_score for run in runs]}
     figures["macro_f1_"] = [run.figures.get("macro_f1") for run in runs]
     cells |= {"runs": len(runs)}

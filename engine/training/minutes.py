@@ -11,6 +11,7 @@ from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS, OptionLayers
 from configs.resolve import EPOCHS, complete
 from configs.schema.model import Tune
+from configs.schema.train import Train
 from configs.yaml_io import read_yaml
 from datasets.loading.loader import TrainBatches, build_eval_loader
 from engine.checkpoint.run_folder import decided_run
@@ -45,7 +46,9 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
         epochs, steps = options[EPOCHS] - train.last_epoch, options["TRAIN.EPOCH_STEPS"]
         logger.info(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
-        return _as_probe(plan, context) if options["MODEL.TUNE"] == "probe" else _with_epochs(plan, epochs, steps)
+        if options["MODEL.TUNE"] == "probe":
+            return _as_probe(plan, context)
+        return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
     config = plan.config.with_train(epoch_steps=None)  # config.yaml of another run may have one
     plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
@@ -93,7 +96,8 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     epochs, steps = broadcast_object((epochs, steps), context)
     chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
     logger.info(f"{title}{chosen}")
-    return _with_epochs(plan, epochs, steps if steps < progress.steps else None)
+    limit = steps if steps < progress.steps else None
+    return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
 
 
 def _as_probe(plan: Plan, context: ProcessContext) -> Plan:
@@ -122,16 +126,13 @@ def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -
     return epochs, min(max(steps, 1), steps_per_epoch)
 
 
-def _with_epochs(plan: Plan, epochs: int, steps: int | None) -> Plan:
-    """The plan with these epochs, and steps of each; warm-up, decay and mixing keep their shares."""
-    train = plan.config.train
+def _schedule(train: Train, epochs: int) -> dict[str, object]:
+    """The values of TRAIN that make it a run of these epochs; warm-up, decay and mixing keep their shares."""
     share = (train.last_epoch + epochs) / train.num_epochs
     decay = train.lr_scheduler.decay_epochs or (EPOCHS_PER_REDUCTION if train.lr_scheduler.name == "step" else None)
-    config = plan.config.with_train(
-        num_epochs=train.last_epoch + epochs,
-        epoch_steps=steps,
-        warmup_epochs=train.warmup_epochs * share,
-        mixup_off_epoch=train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
-        lr_scheduler=train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),
-    )
-    return replace(plan, config=config)
+    return {
+        "num_epochs": train.last_epoch + epochs,
+        "warmup_epochs": train.warmup_epochs * share,
+        "mixup_off_epoch": train.mixup_off_epoch and max(1, round(train.mixup_off_epoch * share)),
+        "lr_scheduler": train.lr_scheduler.model_copy(update={"decay_epochs": decay and decay * share}),
+    }

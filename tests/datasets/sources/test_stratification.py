@@ -28,7 +28,7 @@ def held_out(targets, groups=None, known=None, paths=None, **values):
         assert not part.findings
         indices[split] = set(part.indices.tolist())
     assert indices["train"] | indices["val"] == set(range(len(targets))) and not indices["train"] & indices["val"]
-    return np.isin(np.arange(len(targets)), [*indices["val"]]), part.notes, splitter.result
+    return np.isin(np.arange(len(targets)), [*indices["val"]]), list(map(str, part.notes)), splitter.result
 
 
 def fold_of(targets, groups=None, folds=FOLDS, **values):
@@ -66,7 +66,7 @@ def test_folds_of_made_tables_have_their_share_of_each_label(has_groups, share_o
         assert groups is None or all(len(set(folds[groups == group])) == 1 for group in groups)
         is_val, notes, _ = held_out(targets, groups)
         share = re.search(
-            r"labels deviate by up to ([\d.]+) points \(([\d.]+)% of all, ([\d.]+)% of the held", notes[-1]
+            r"labels deviate by up to ([\d.]+) points \(([\d.]+)% of all, ([\d.]+)% of the held", notes[0]
         )
         logged, of_all, of_val = map(float, share.groups())
         assert logged == pytest.approx(deviation(targets, is_val), abs=0.051)
@@ -143,7 +143,7 @@ def test_tables_and_shards_are_stratified(tmp_path, cpu):
             given = options(root, dataset=dataset, multi_label=True, folds=4, fold=fold, batch_size=1)
             (val,) = read_samples(given, None, cpu, "val")
             assert val.targets.sum(0).tolist() == [2, 2] and len(val) == 4
-            assert any("labels deviate by up to 0.0 points" in note for note in val.notes)
+            assert any("labels deviate by up to 0.0 points" in note.text for note in val.notes)
 
 
 def test_splits_of_images_with_one_label_stay():
