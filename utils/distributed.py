@@ -17,8 +17,14 @@ import torch
 import torch.distributed as dist
 
 from utils.device import check_compute_capability, find_shortage, visible_gpus
-from utils.errors import LostRank, Unavailable, UserError
-from utils.processes.launch import LOOPBACK, open_loopback_store, torchrun_variables
+from utils.errors import Unavailable, UserError
+from utils.processes.launch import (
+    LOOPBACK,
+    has_launcher,
+    open_loopback_store,
+    report_lost_rank,
+    torchrun_variables,
+)
 from utils.signals import Interrupted, PendingSignal, exit_now, handle_signals, raise_on_signals
 from utils.system import CoreShare, share_on_host
 from utils.threads import DaemonPool, wait_for
@@ -83,10 +89,10 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
     Call `exit_with_launcher` before it. wanted: of -device. limit_seconds: how long this process waits for another one
     that does not respond.
 
-    A process that fails closes its connections when it exits, and then the collectives of the others raise LostRank. Of
-    processes that raise a UserError, one prints it.
+    A process that fails closes its connections when it exits; then the collectives of the others fail, or else at their
+    timeout. Of processes that raise a UserError, one prints it.
     Raises UserError: the processes cannot connect, there are fewer GPUs than processes, only some processes have one,
-    or a GPU is full or not usable. Raises LostRank.
+    a GPU is full or not usable, or another process has ended or does not respond.
     """
     place = torchrun_variables()
     os.environ.update(place)
@@ -117,27 +123,29 @@ def process_group(wanted: str | None = None, limit_seconds: float = 600) -> Iter
 
 @contextmanager
 def _report_failure(store: dist.Store, rank: int, local_rank: int, limit_seconds: float) -> Iterator[None]:
-    """Turns the error of a lost connection into LostRank, and lets one rank print an error that all ranks raise."""
+    """Turns the error of a lost connection into an Unavailable. Of ranks that raise a UserError, one prints it."""
     try:
         yield
     except (Interrupted, RuntimeError, UserError) as error:
-        failure = error if isinstance(error, UserError) else None
         if lost := _has_lost_connection(error):
-            failure = LostRank(_describe_lost(lost, f"rank {rank} ({socket.gethostname()})", limit_seconds))
-            failure.timed_out = bool(lost["timeout"])
-        if failure is None:
+            problem = f"lost its connection ({lost[0]}) to another rank, which has ended"
+            if lost["timeout"]:
+                problem = f"waited {limit_seconds:g} s (TIMEOUT_SECONDS) for another rank, which hangs or is stopped"
+            name = f"rank {rank} ({socket.gethostname()})"
+            failure: UserError = Unavailable(f"{name} {problem}, or the network is cut")
+        elif isinstance(error, UserError):
+            failure = error
+        else:
             raise
         handle_signals(PendingSignal().receive)  # a launcher that has noticed the failure ends the other ranks
         timer = threading.Timer(_EXIT_SECONDS, exit_now, (failure.status,))
         timer.daemon = True
         timer.start()
-        thread = DaemonPool(1)  # the store does not answer if the network is cut
-        try:
-            failure.is_printed = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS) > 1
-            if rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # this process owns the store
-                time.sleep(1.0)
-        except (dist.DistError, TimeoutError):
-            time.sleep(min(0.5 * local_rank, 3.0))  # a launcher terminates the other ranks when one has ended
+        if lost and has_launcher():
+            report_lost_rank(str(failure), timed_out=bool(lost["timeout"]))
+            failure.is_printed = True
+        else:
+            failure.is_printed = _another_has_failed(store, rank, local_rank)
         raise failure from error
 
 
@@ -150,11 +158,17 @@ def _has_lost_connection(error: BaseException) -> re.Match[str] | None:
     return _LOST_CONNECTION.search(str(cause)) if isinstance(cause, RuntimeError) else None
 
 
-def _describe_lost(lost: re.Match[str], name: str, limit_seconds: float) -> str:
-    if lost["timeout"]:
-        problem = f"{name} has waited {limit_seconds:g} s (TIMEOUT_SECONDS) for another rank"
-        return f"{problem}, which hangs or is stopped, or the network is cut"
-    return f"{name} has lost its connection to another rank, which has ended, or the network is cut ({lost[0]})"
+def _another_has_failed(store: dist.Store, rank: int, local_rank: int) -> bool:
+    """Whether a rank has failed before this one; False also if the store does not answer, since the network is cut."""
+    thread = DaemonPool(1)
+    try:
+        number = thread.submit(store.add, "failures", 1).result(_STORE_SECONDS)
+    except (dist.DistError, TimeoutError):
+        time.sleep(min(0.5 * local_rank, 3.0))  # a launcher terminates the other ranks when one has ended
+        return False
+    if rank == 0 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # this process owns the store
+        time.sleep(1.0)
+    return number > 1
 
 
 def _meet(store: dist.Store, rank: int, world_size: int, device: torch.device, limit_seconds: float) -> tuple[str, ...]:

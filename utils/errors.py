@@ -58,15 +58,6 @@ def exception_chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-class LostRank(Unavailable):
-    """Another rank has ended, or does not answer.
-
-    timed_out: it does not answer, though its connection is open.
-    """
-
-    timed_out = False
-
-
 class Findings(UserError):
     """Several errors: a headline and one line for each."""
 

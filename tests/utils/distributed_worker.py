@@ -1,4 +1,4 @@
-"""A small program for test_distributed.py: `python distributed_worker.py CASE [WORDS]`, in two processes."""
+"""A small program for test_distributed.py: `python distributed_worker.py CASE`, in two processes."""
 
 import os
 import signal
@@ -47,9 +47,9 @@ def agree(context: ProcessContext) -> None:
     print_line(f"{ranks} {context.device} sum {total.item():g} {name}")
 
 
-def listens(context: ProcessContext) -> None:
-    """Prints the addresses at which this rank and its launcher listen."""
-    gather_objects(None, context)  # gloo listens
+def agree_and_listen(context: ProcessContext) -> None:
+    """Prints the addresses at which this rank and its launcher listen, too."""
+    agree(context)
     opened = [path for pid in (os.getpid(), os.getppid()) for path in Path(f"/proc/{pid}/fd").iterdir()]
     sockets = {os.readlink(path) for path in opened if path.exists()}
     for name in ("tcp", "tcp6"):
@@ -126,12 +126,9 @@ def main(argv: list[str]) -> int:
     launcher = detect_launcher()
     if launcher is None:
         return launch_processes(__file__, argv, 2, TemporaryFolder("launch").name)
-    case, *words = argv
     with process_group() as context:
         print_line(f"by {launcher} with {os.environ.get('OMP_NUM_THREADS')} threads")
-        for word in words:
-            print_line(word)
-        globals()[case](context)
+        globals()[argv[0]](context)
     return 0
 
 

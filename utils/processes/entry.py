@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, LostRank, Unavailable, UserError, print_error, print_resume, to_single_line
-from utils.processes.launch import has_launcher, rank_of_process, report_lost_rank
+from utils.errors import Findings, Unavailable, UserError, print_error, print_resume, to_single_line
+from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
 
@@ -34,9 +34,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         resume = record_run_end("failed", error.status, message=message)
         if "-debug" in argv or "--debug" in argv:
             raise
-        if isinstance(error, LostRank):
-            report_lost_rank(message, error.timed_out)
-        if not error.is_printed and not (isinstance(error, LostRank) and has_launcher()):
+        if not error.is_printed:
             print_error(message)
             print_resume(resume)
         return error.status
