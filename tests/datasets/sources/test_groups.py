@@ -9,7 +9,6 @@ import pytest
 import torch
 from source_helpers import options, write_image
 
-from configs.schema import Data
 from datasets.registry import read_samples
 from datasets.sources.shared_arrays import StringPacker
 from datasets.sources.split import RunSplit, Splitter
@@ -186,12 +185,6 @@ def test_wrong_groups_end_the_run(folder, groups, error):
     with pytest.raises(UserError) as raised:
         read(folder, groups, dataset="folder")
     assert error in str(raised.value) and "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(("dataset", "groups"), [("folder", "(p"), ("folder", r"\(p"), ("cifar10", "(p)"), ("csv", "")])
-def test_wrong_options(dataset, groups):
-    with pytest.raises(ValueError):
-        Data(DATASET=dataset, GROUPS=groups)
 
 
 def write_shards(folder, without=()):

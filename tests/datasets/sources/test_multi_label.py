@@ -122,18 +122,3 @@ def test_a_table_is_recognized_and_class_folders_are_refused(tables, tmp_path, c
     write_classes(tmp_path / "photos", cat=2, dog=2)
     with pytest.raises(UserError, match="photos is read as folder"):
         recognize_dataset(given.model_copy(update={"data_path": str(tmp_path / "photos")}), cpu)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"LOSS.NAME": "cross_entropy"}, r"LOSS\.NAME cross_entropy needs one label per image.* set LOSS\.NAME=bce"),
-        ({"DATA.BALANCED_SAMPLING": "true"}, r"DATA\.BALANCED_SAMPLING needs one label per image"),
-        ({"DATA.DATASET": "parquet"}, r"DATA\.MULTI_LABEL needs the data set csv or tar, but DATASET is 'parquet'"),
-        ({"TRAIN.DISTILLATION_TYPE": "soft"}, r"TRAIN\.DISTILLATION_TYPE soft needs one label per image"),
-    ],
-)
-def test_options_that_need_one_label_are_refused(given, message):
-    values = {"DATA.DATASET": "csv", "DATA.MULTI_LABEL": "true"} | given
-    with pytest.raises(UserError, match=message):
-        parse_command_line(["-opts", *(f"{key}={value}" for key, value in values.items())])

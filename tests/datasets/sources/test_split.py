@@ -173,13 +173,6 @@ def test_the_fold_of_a_run_keeps_its_list():
     assert part(PATHS[:12], "val", folds=5, fold=0)[1][0].startswith("DIR: 1 class(es) have fewer images than DATA.F")
 
 
-@pytest.mark.parametrize("values", [{"fold": 5}, {"fold": 5, "folds": 5}, {"folds": 5}, {"fold": -1, "folds": 5},
-                                    {"folds": 5, "fold": 0, "val_fraction": 0.2}])  # fmt: skip
-def test_wrong_folds_are_refused(values):
-    with pytest.raises(ValueError, match="FOLD"):
-        options("DIR", **values)
-
-
 def test_folds_of_digits_and_of_data_with_splits(tmp_path, cpu):
     digits = [source_class("digits")(options("DIR", folds=5, fold=fold)).read for fold in range(5)]
     counts = [np.bincount(read("val").targets) for read in digits]

@@ -157,5 +157,3 @@ def test_runs_of_other_classes_are_refused(images, folds, tmp_path, cpu):
 def test_several_runs_are_for_labels_only(argv, folds):
     with pytest.raises(UserError, match=r"^-resume names 2 runs: only the labels of -predict are averaged"):
         parse_command_line([*argv, "-resume", *map(str, folds[:2])])
-    with pytest.raises(UserError, match=r"write -resume RUN RUN2"):
-        parse_command_line(["-predict", "x", f"-resume={folds[0]}", str(folds[1])])

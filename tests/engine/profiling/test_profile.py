@@ -16,7 +16,6 @@ from engine.commands.run import run
 from engine.profiling.profiler import TRACE, Op, Profile, advice, phase_seconds, profile_text
 from engine.run.step_timer import Phase
 from utils.distributed import single_process
-from utils.errors import UserError
 from utils.files import read_json
 from utils.status import STATUS
 
@@ -134,9 +133,3 @@ def test_profile_of_two_ranks(tmp_path):
     argv = ("-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={tmp_path}", "-profile")
     printed = run_script("main_multi_gpu.py", *argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=1000")
     assert "2 processes" in printed and shares(printed[printed.index("images/s: ") :])[DATA_WAIT] > 0
-
-
-@pytest.mark.parametrize("flags", [["-dry_run"], ["-eval", "-pretrained=x.pth"], ["-resume=auto"]])
-def test_flags_that_contradict_profile(flags):
-    with pytest.raises(UserError, match=f"^-profile .* cannot be combined with {flags[0].partition('=')[0]}"):
-        parse_command_line(["-profile", *flags])

@@ -145,21 +145,6 @@ def test_a_trial_out_of_memory_is_no_error(cpu, monkeypatch):
     assert batch_size._train_two_steps(config, cpu.device) == math.inf
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["-batch_size=auto"], "DATA.GLOBAL_BATCH_SIZE"),
-        (["-batch_size=auto", "-eval", "-pretrained=a.pth", "-opts", AUTO[1]], "-batch_size_eval"),
-        (["-batch_size=auto", "-opts", AUTO[1], "MODEL.TUNE=probe"], "-batch_size_eval"),
-        (["-batch_size=all"], "-batch_size"),
-        (["-batch_size=auto", "-memory_gb=0"], "MEMORY_GB"),
-    ],
-)
-def test_wrong_options_are_refused(argv, said):
-    with pytest.raises(UserError, match=said):
-        parse_command_line(argv)
-
-
 def test_what_cannot_be_searched_is_refused(cpu, fits_16):
     def find(*options: str, ranks: int = 1) -> None:
         find_batch_size(parse_command_line(["-opts", *AUTO, *options]).config, replace(cpu, world_size=ranks))

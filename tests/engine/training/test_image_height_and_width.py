@@ -10,7 +10,6 @@ from engine.commands.run import run
 from engine.run.record import read_run
 from scripts import export
 from tests.datasets.photo import PHOTO
-from utils.errors import UserError
 
 
 @pytest.mark.parametrize("argv", [
@@ -20,20 +19,6 @@ def test_the_forms_of_a_size(argv):
     assert parse_command_line(argv).config.data.input_size == (96, 32)
     square = parse_command_line([word.replace("96", "32") for word in argv]).config.data
     assert square.image_size == 32 and square.input_size == (32, 32)
-
-
-@pytest.mark.parametrize(("argv", "message"), [
-    (["-image_size=96x32"], "neither a number nor HEIGHT,WIDTH"),
-    (["-image_size=96,32,3"], "neither a number nor HEIGHT,WIDTH"),
-    (["-image_size=96,0"], "DATA.IMAGE_SIZE"),
-    (["-opts", "DATA.IMAGE_SIZE=[96]"], "DATA.IMAGE_SIZE"),
-    (["-image_size=96,30"], r"DATA.IMAGE_SIZE \(96, 30\) is not a multiple of 16.*the nearest is \[96, 32\]"),
-    (["-image_size=256,128", "-opts", "MODEL.TYPE=crossvit"], "CrossViT resizes images to squares"),
-])  # fmt: skip
-def test_sizes_that_are_refused(argv, message):
-    with pytest.raises(UserError, match=message) as refused:
-        parse_command_line(argv)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_run_of_tall_images(tmp_path, cpu):

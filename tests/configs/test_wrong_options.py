@@ -1,0 +1,94 @@
+"""A wrong option ends in one line that names the flag or key."""
+
+import shlex
+
+import pytest
+
+from configs.command_line import parse_command_line
+from utils.errors import UserError
+
+PREDICT, EVAL, AUTO = "-predict photos -pretrained=x.pth", "-eval -pretrained=x.pth", "DATA.GLOBAL_BATCH_SIZE=64"
+CSV = "-opts DATA.DATASET=csv DATA.MULTI_LABEL=true"
+WRONG = [
+    ("-batchsize=4", "-batch_size?"),
+    ("--outptu=1", "-output"),
+    ("-c=1", "use -cfg=1"),
+    ("-teacher_model=1", "use -teacher_model_path=1"),
+    ("--stop-epoch=1 --aug-splits 1 --opt sgd", "--stop-epoch, --aug-splits; use -opts TRAIN.OPTIMIZER.NAME=sgd"),
+    ("configs/vit_digits.yaml", "-cfg=configs/vit_digits.yaml"),
+    ("configs -amp", "-data_path=configs"),
+    ("-dataset=digits DATA.ON_BAD_IMAGE=skip", "-opts DATA.ON_BAD_IMAGE=skip"),
+    ("--predict -x.jpg -pretrained=x.pth", "unknown: -x"),
+    ("-predict a.jpg b.jpg -resume=run", "unknown: b.jpg"),
+    ("-cfg=lora.yml", "configs/lora.yaml"),
+    ("--config config/config_AMP_torch.py", "AMP.PRESET"),
+    ("-batch_size=x", "-batch_size"),
+    ("-amp=maybe", "yes or no"),
+    ("-ngpus=0", "-ngpus"),
+    ("-resume= -dataset=digits", "-resume"),
+    ("-pretrained= -dataset=digits", "-pretrained"),
+    ("-h TRAIN.BASE_LT", "TRAIN.BASE_LR"),
+    ("-h TRAIN.LR", "TRAIN.BASE_LR"),
+    ("-h epochs", "TRAIN.NUM_EPOCHS"),
+    # Commands
+    ("-predict photos", "-pretrained"),
+    ("-predict= -pretrained=x.pth", "-predict"),
+    (f"{PREDICT} -top_k=0", "-top_k"),
+    (f"{PREDICT} -threshold=nan", "-threshold"),
+    (f"{PREDICT} -eval", "-predict and -eval"),
+    (f"{PREDICT} -split=val", "-split"),
+    (f"{EVAL} -explain", "-explain is a flag of -predict"),
+    ("-save_logits", "EVAL.SAVE_LOGITS=true"),
+    ("-profile -dry_run", "-dry_run"),
+    (f"-profile {EVAL}", "-eval"),
+    ("-profile -resume=auto", "-resume"),
+    # Keys
+    ("-opts SEED", "-opts SEED"),
+    ("-opts DATA.BATCHSIZE=4", "DATA.BATCH_SIZE?"),
+    ("-opts TRAIN.BASE_LR='\"abc\"'", "TRAIN.BASE_LR is 'abc'"),
+    ("-opts TRAIN.MIXUP=0.8", "TRAIN.MIXUP_ALPHA"),
+    ("-opts MODEL.KWARGS.drop_path=0.1", "MODEL.KWARGS={drop_path: "),
+    ("-opts TRAIN.OPTIMIZER=lamb", "TRAIN.OPTIMIZER.NAME"),
+    ("-opts AMP.LEVEL=O0", "AMP.PRESET=fp32"),
+    ("-opts AMP.use_pure_fp16=true", "AMP.LEVEL=O2"),
+    ("-opts AMP_CONFIGS.init_loss_scaling=32768", "AMP,"),
+    ("-opts fp16.mode=naive", "AMP.PRESET"),
+    ("-opts AMP.PRESET=bf16_stream AMP.DTYPE=float16", "DTYPE"),
+    ("-cfg=configs/folder_small.yaml -pretrained=timm", "MODEL.PRETRAINED timm"),
+    ("-cfg=configs/probe.yaml -opts TRAIN.BASE_LR=abc", "TRAIN.BASE_LR"),  # without effect in a probe
+    ("-cfg=configs/probe.yaml -opts TRAIN.NUM_EPOCHS=0", "TRAIN.NUM_EPOCHS"),
+    ("-batch_size=auto", "DATA.GLOBAL_BATCH_SIZE"),
+    (f"-batch_size=auto {EVAL} -opts {AUTO}", "-batch_size_eval"),
+    (f"-batch_size=auto -opts {AUTO} MODEL.TUNE=probe", "-batch_size_eval"),
+    ("-batch_size=all", "-batch_size"),
+    ("-batch_size=auto -memory_gb=0", "MEMORY_GB"),
+    ("-image_size=96x32", "HEIGHT,WIDTH"),
+    ("-image_size=96,32,3", "HEIGHT,WIDTH"),
+    ("-image_size=96,0", "DATA.IMAGE_SIZE"),
+    ("-opts 'DATA.IMAGE_SIZE=[96]'", "DATA.IMAGE_SIZE"),
+    ("-image_size=96,30", "the nearest is [96, 32]"),
+    ("-image_size=256,128 -opts MODEL.TYPE=crossvit", "CrossViT"),
+    ("-opts LOSS.NAME=asl 'LOSS.KWARGS={gamma_neg: 0.5}'", "gamma_neg"),  # infinite gradients of easy samples
+    ("-opts LOSS.NAME=asl 'LOSS.KWARGS={gamma: 2}'", "gamma"),
+    ("-opts LOSS.NAME=asl 'LOSS.KWARGS={clip: 1}'", "clip"),
+    (f"{CSV} LOSS.NAME=cross_entropy", "LOSS.NAME=bce"),
+    (f"{CSV} DATA.BALANCED_SAMPLING=true", "DATA.BALANCED_SAMPLING"),
+    ("-opts DATA.DATASET=parquet DATA.MULTI_LABEL=true", "DATA.MULTI_LABEL"),
+    (f"{CSV} TRAIN.DISTILLATION_TYPE=soft", "TRAIN.DISTILLATION_TYPE"),
+    ("-opts DATA.BALANCED_SAMPLING=true LOSS.CLASS_WEIGHTS=balanced", "LOSS.CLASS_WEIGHTS"),  # corrects it twice
+    ("-opts DATA.FOLD=5", "FOLD"),
+    ("-opts DATA.FOLD=5 DATA.FOLDS=5", "FOLD"),
+    ("-opts DATA.FOLDS=5", "FOLD"),
+    ("-opts DATA.FOLD=-1 DATA.FOLDS=5", "FOLD"),
+    ("-opts DATA.FOLD=0 DATA.FOLDS=5 DATA.VAL_FRACTION=0.2", "FOLDS"),
+    ("-dataset=folder -opts 'DATA.GROUPS=(p'", "DATA.GROUPS"),
+    ("-dataset=folder -opts 'DATA.GROUPS=\\(p'", "DATA.GROUPS"),
+    ("-dataset=cifar10 -opts 'DATA.GROUPS=(p)'", "DATA.GROUPS"),
+]
+
+
+@pytest.mark.parametrize(("words", "names"), WRONG)
+def test_a_wrong_option_is_one_line_that_names_it(words, names):
+    with pytest.raises(UserError) as error:
+        parse_command_line(shlex.split(words))
+    assert names in str(error.value) and "\n" not in str(error.value)
