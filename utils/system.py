@@ -106,21 +106,9 @@ def describe_waiting() -> str:
     return f"OpenMP: {', '.join(found) or 'its default wait policy'}"
 
 
-def busy_note() -> str | None:
-    """A line for the log if more threads want to run than this machine has cores; None otherwise."""
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    note = f"CPU: load {load:.1f} on {cores} cores, so training is slower; {describe_waiting()}"
-    return note if load > cores else None
-
-
 _PIP_NAMES = {
     "PIL": "pillow", "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu13", "sklearn": "scikit-learn", "yaml": "pyyaml",
 }  # fmt: skip
-# By module: the feature that a command leaves out if it is not installed, and the commands with this feature.
-_FEATURES = {
-    "tensorboard": ("curves", ("train", "probe", "dry_run")),
-    "nvidia.nvimgcodec": ("faster decoding of JPEGs", ("train", "probe", "dry_run", "eval", "predict", "profile")),
-}
 
 
 def is_installed(module: str) -> bool:
@@ -135,14 +123,6 @@ def require(feature: str, *modules: str) -> None:
     """Raises UserError if the user asks for a feature, such as 'DATA.DATASET digits', and a module is not installed."""
     if missing := [module for module in modules if not is_installed(module)]:
         raise UserError(f"{feature}: needs {', '.join(map(_pip_name, missing))}; {_install(missing)}")
-
-
-def missing_features(command: str) -> str | None:
-    """A line about the features that a command leaves out because their packages are not installed; None if none."""
-    of_command = {module: feature for module, (feature, commands) in _FEATURES.items() if command in commands}
-    missing = {module: feature for module, feature in of_command.items() if not is_installed(module)}
-    names = ", ".join(f"{_pip_name(module)} ({feature})" for module, feature in missing.items())
-    return f"Not installed: {names}; {_install(missing)}" if missing else None
 
 
 def _install(modules: Iterable[str]) -> str:

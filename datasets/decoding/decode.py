@@ -49,25 +49,26 @@ class Decoding:
     max_pixels: int = MAX_PIXELS
 
 
-def _find_jpeg_decoder() -> tuple[str, Callable[[torch.Tensor], torch.Tensor] | None]:
-    """The name and the function of the first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
+def _find_jpeg_decoder() -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """The first decoder that loads: bytes, torch.uint8 (N,) -> torch.uint8 (1 or 3, H, W).
 
-    None: Pillow decodes. torchvision's decoders are deprecated since 0.29, in favour of torchcodec's.
+    None: Pillow decodes, 1.3 to 1.5 times as slow as torchcodec. torchvision's decoders are deprecated since 0.29, in
+    favour of torchcodec's.
     """
     with contextlib.suppress(Exception):  # not installed, or built for another torch
         torchcodec = importlib.import_module("torchcodec.decoders")
-        return "torchcodec", functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
+        return functools.partial(torchcodec.decode_jpeg, mode="UNCHANGED")
     found = importlib.util.find_spec("torchvision")  # its import takes as long as torch's
     for library in Path(found.origin).parent.glob("image*.so") if found and found.origin else ():
         with contextlib.suppress(OSError):
             torch.ops.load_library(library)
     with contextlib.suppress(AttributeError):
         decode = torch.ops.image.decode_jpeg
-        return "torchvision", lambda data: decode(data, _AS_STORED)
-    return "Pillow, 1.3 to 1.5 times as slow as torchcodec (pip install torchcodec)", None
+        return lambda data: decode(data, _AS_STORED)
+    return None
 
 
-JPEG_DECODER, _decode_jpeg = _find_jpeg_decoder()
+_decode_jpeg = _find_jpeg_decoder()
 
 
 class LazyImage:

@@ -22,7 +22,7 @@ import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.decode import JPEG_DECODER, MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
+from datasets.decoding.decode import MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
 from datasets.decoding.headers import HEAD_BYTES, TAIL_BYTES, size_if_whole
 from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage
 from datasets.sources.image_files import ImageFiles
@@ -36,7 +36,6 @@ from utils.notes import Note
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
-_SHOWN_CLASSES = 5  # of the smallest, and of the largest
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _MAX_SECONDS = 30.0  # of the check of image files
@@ -113,22 +112,17 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
             if shared := paths.intersection(two.paths[index] for index in np.flatnonzero(in_one).tolist()):
                 example = shorten(min(shared))
                 notes.append(Note("warning", f"{len(shared)} image(s) are in both train and {name}, such as {example}"))
-    if isinstance(train, EncodedImages):
-        notes.append(Note("log", f"whole JPEGs are decoded by {JPEG_DECODER}"))
     return notes
 
 
 def _notes_on_class_sizes(train: Samples, val: Samples) -> list[Note]:
-    """The smallest and the largest classes; warnings of classes that the validation or the training may lose."""
+    """Warnings of classes that the validation or the training may lose."""
     names = max(train.class_names, val.class_names, key=len)  # of lists: the labels
     counts, val_counts = train.class_counts(len(names)), val.class_counts(len(names))
     order = [label for label in np.argsort(counts, kind="stable").tolist() if counts[label]]
     if len(order) < 2:
         return []
-    sizes = [f"{shorten(names[label])} {counts[label]} + {val_counts[label]}" for label in order]
-    if len(sizes) > 2 * _SHOWN_CLASSES:
-        sizes = [*sizes[:_SHOWN_CLASSES], "...", *sizes[-_SHOWN_CLASSES:]]
-    notes = [Note("log", f"images per class, training + validation, the smallest first: {', '.join(sizes)}")]
+    notes = list[Note]()
     if few := [label for label in order if val_counts[label] < _FEW_VAL_IMAGES]:
         lowest = min(few, key=lambda label: val_counts[label])
         problem = f"{len(few)} of {len(order)} classes have fewer than {_FEW_VAL_IMAGES} validation images, such as "

@@ -262,13 +262,8 @@ class FoundFiles:
             (self.recognized, "file(s) without the ending of an image are images, by their first bytes"),
             (self.others, "file(s), hidden folders and folders of the system are no images, and are ignored"),
         ):
-            if files:
-                counts = [
-                    f"{count} {ending!r}"
-                    for ending, count in sorted(files.items(), key=lambda item: (-item[1], item[0]))
-                ]
-                shown = ", ".join(counts[:_MAX_ENDINGS]) + ", ..." * (len(counts) > _MAX_ENDINGS)
-                notes.append(Note("log", f"{self.root}: {files.total()} {text}: {shown}"))
+            if counts := [f"{count} {ending!r}" for ending, count in files.most_common(_MAX_ENDINGS)]:
+                notes.append(Note("log", f"{self.root}: {files.total()} {text}: {', '.join(counts)}"))
         if links := len(self.links):
             problem = "link(s) to parent folders or to folders already read are ignored; the first is"
             notes.append(Note("log", f"{self.root}: {links} {problem} {self.links[0]!r}"))

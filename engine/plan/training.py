@@ -165,12 +165,7 @@ def plan_training(
         size, note = find_batch_size(config, context)
         config = accumulation_follows_global_batch(config.with_data(batch_size=size), facts)
         notes.append(note)
-    if data.balanced_sampling:
-        sizes = [size for size in train.class_counts(len(train.class_names)).tolist() if size]
-        places = len(train) / data.repeated_augmentation / len(sizes)
-        classes_with = f"classes with {min(sizes)} to {max(sizes)} images"
-        notes.append(Note("log", f"balanced sampling: {places:,.0f} per class and epoch, of {classes_with}"))
-    elif windows := shard_windows(train, data):
+    if windows := shard_windows(train, data):
         shuffled = f"{min(windows.size, len(windows.ends))} of {len(windows.ends)} shards"
         notes.append(Note("log", f"samples are shuffled within {shuffled} (DATA.SHUFFLE_SHARDS)"))
     if not data.multi_label and np.count_nonzero(train.class_counts(config.model.num_logits)) == 1:

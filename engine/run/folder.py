@@ -34,7 +34,6 @@ from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError, hide_passwords
 from utils.files import atomic_write, fsync_path, make_own_folder
 from utils.metric_table import Metric
-from utils.system import missing_features
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -52,13 +51,11 @@ def start_log(command: Command, context: ProcessContext) -> RunLogger:
 
 
 def log_options(command: Command, logger: RunLogger) -> None:
-    """The options that differ from the defaults, how the model family differs, and missing features."""
+    """The options that differ from the defaults, and how the model family differs."""
     lines = non_default_lines(command.config)
     logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     for note in command.notes:
         logger.note(note)
-    if missing := missing_features(command.name):
-        logger.info(f"----- {missing}")
 
 
 def open_new_folder(

@@ -56,7 +56,6 @@ from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
 from utils.seeding import derive_seed
-from utils.system import busy_note
 from utils.torch_compat import BatchNorm
 
 
@@ -106,8 +105,6 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images
     for remark in (*remarks, *plan.notes, batches.workers_note):
         logger.note(remark.on("Data"))
-    if context.device.type == "cpu" and (busy := busy_note()):
-        logger.info(f"----- {busy}")
     for note in find_misfits(state, is_new=plan.found is None):
         logger.note(note)
     record_environment(context, logger, plan.run_folder)
