@@ -86,7 +86,7 @@ def test_all_ranks_take_the_smallest(cpu, fits_16, monkeypatch):
     monkeypatch.setattr(batch_size, "gather_objects", lambda found, context: [found, 4])
     config = parse_command_line(["-opts", *AUTO, "DATA.MEMORY_GB=0.018"]).config
     size, note = find_batch_size(config, replace(cpu, world_size=2))
-    assert size == 4 and "16: 0.02 GB" in note
+    assert size == 4 and "16: 0.02 GB" in note.text
     assert max(trial.data.batch_size for trial in fits_16) == 16
 
 
@@ -94,7 +94,7 @@ def test_memory_that_other_processes_use_on_a_gpu_does_not_count(cpu, fits_16, m
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9_000_000, 80_000_000_000))
     config = parse_command_line(["-opts", *AUTO]).config
     size, note = find_batch_size(config, replace(cpu, device=torch.device("cuda:0")))
-    assert size == 8 and "fits into 0.009 GB" in note
+    assert size == 8 and "fits into 0.009 GB" in note.text
 
 
 @pytest.mark.slow
