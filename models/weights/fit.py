@@ -73,8 +73,11 @@ class Fitted:
 
     def notes(self) -> list[Note]:
         beside = f"; also there: {', '.join(self.others)} (MODEL.WEIGHTS_ENTRY={self.other_key})" if self.others else ""
-        zero = ", of zeros" if self.zero_heads else ""
-        new = [f"{name}: {reason.value.format(*self.counts)}: new{zero}" for name, reason in self.new_heads.items()]
+        head = "new head, of zeros" if self.zero_heads else "new head"
+        new = [
+            f"{name}: {reason.value.format(*self.counts)}: {'new' if reason is NewHead.OTHER_NORM else head}"
+            for name, reason in self.new_heads.items()
+        ]
         unused = [f"not used: {summarize_names(self.unused, limit=8)}"] if self.unused else []
         notes = [Note("screen", f"weights: {self.source}{beside}"), *self.remarks]
         return notes + [Note("screen", text) for text in new] + [Note("log", text) for text in unused]
