@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_content import content
+from conftest import GREY, ROOT, only_run, train
 
+from configs.yaml_io import parse_value
 from engine.checkpoint.reader import (
     FoundCheckpoint,
     find_best,
@@ -25,6 +27,7 @@ from engine.checkpoint.run_folder import (
     PREVIOUS,
     checkpoints_by_progress,
 )
+from engine.checkpoint.weights_record import read_record
 from engine.checkpoint.writer import CheckpointWriter
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -245,3 +248,20 @@ def test_the_best_is_valid_and_of_the_best_evaluation(tmp_path):
     (tmp_path / LAST).unlink()
     (tmp_path / BEST).write_text("{}")
     assert found(best) is None
+
+
+def test_a_checkpoint_of_version_0_2_is_resumed_and_its_weights_are_read(tmp_path):
+    """The run of 15 steps was stopped after three."""
+    file = Path(shutil.copy(ROOT / "tests/fixtures/checkpoint_0.2.pth", tmp_path / "last.pth"))
+    record = read_record(str(file))
+    assert (record.data["DATASET"], record.class_names) == ("digits", [str(number) for number in range(10)])
+    options = parse_value(load_checkpoint(file)["options"])["MODEL"]
+    model = [f"MODEL.{key}={options[key]}" for key in ("EMBED_DIM", "DEPTH", "NUM_HEADS", "PATCH_SIZE")]
+    images = ["DATA.IMAGE_SIZE=8", "DATA.CROP_PCT=1.0", *GREY, *model]
+    flags = ["-dataset=digits", "-batch_size=96", "-epochs=1", "-num_workers=0", f"-output={tmp_path / 'out'}"]
+    more = ["TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=5"]
+    train([f"-resume={file}", *flags, "-opts", *images, *more], ALONE)
+    resumed = load_checkpoint(only_run(tmp_path / "out") / LAST)
+    assert resumed["done_steps"] == 5
+    moments = resumed["optimizer"]["state"].values()
+    assert {float(values["step"]) for values in moments} == {5.0}  # they continue those of the checkpoint
