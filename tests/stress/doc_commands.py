@@ -72,7 +72,6 @@ ADDED = (
     (r"benchmark_gpu", f"-parts=O1 -timed_images=4 -small_batch=2 -large_batch=2 {_TINY}"),
     (r"parity", "-seeds=1 -epochs=2 -batch_size=128 -opts MODEL.DEPTH=1 TRAIN.WARMUP_EPOCHS=1"),
     (r"fault_bench", "-only='worker killed'"),
-    (r"endure.py saves", "-n 10"),
     (r"fuzz.py", "-n 20"),
 )  # fmt: skip
 
@@ -87,10 +86,9 @@ NOT_RUN = (
     (r"torchrun --nnodes", "several hosts: try_clusters.py two_hosts"),
     (r"-m paddle|torchrun.* train.py", "the command of another program"),
     (r"=s3://", "a bucket: tests/datasets/shards/test_s3.py"),
-    (r"https://host/", "a web server: faults/tar_served.py"),
+    (r"https://host/", "a web server: faults/tar.py"),
     (r"LOGGERS=.wandb", "wandb, mlflow and trackio: tests/engine/run/test_loggers.py"),
     (r"run_all.py|doc_commands.py", "runs this program"),
-    (r"endure.py soak", "ten minutes: run_all.py runs it"),
     (r"# GPU$", "a GPU: tests/engine/training/test_batch_size.py"),
     (r"try_clusters.py", "as root, ten minutes: run_all.py runs it"),
 )

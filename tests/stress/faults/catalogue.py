@@ -7,24 +7,19 @@ from faults.inputs import input_faults
 from faults.runner import Fault
 from faults.runs import output_faults, rank_faults, signal_faults, worker_faults
 from faults.tar import tar_faults
-from faults.tar_cache import bucket_faults, cache_faults
-from faults.tar_served import server_faults
 
 from utils.errors import MAY_PASS
 
 _SUBJECTS = (
-    input_faults, tar_faults, server_faults, cache_faults, bucket_faults, resume_faults, sharded_faults,
-    output_faults, signal_faults, rank_faults, worker_faults,
+    input_faults, tar_faults, resume_faults, sharded_faults, output_faults, signal_faults, rank_faults, worker_faults,
 )  # fmt: skip
 
 
 # The exit status says that a retry may cure them. Of the others, those with an error line are refused.
 _MAY_PASS = (
     "a GPU that is named but missing", "command line: not enough memory",
-    "data: no list", "tar: no writable place for the index",
-    "tar server: an unknown host", "tar server: goes away",
-    "tar server: shards are replaced during the run", "weights: missing", "weights: an unreachable Hub",
-    "teacher: missing", "checkpoint: missing", "resume: a full disk",
+    "tar: no writable place for the index", "tar server: goes away", "tar server: shards are replaced during the run",
+    "weights: an unreachable Hub", "resume: a full disk",
     "output: a file", "output: no folder for files", "output: read-only", "output: a full disk",
     "output: a disk that fills up while saving", "output: a limit on the file size", "output: the folder is moved",
     "the folder of the shell is deleted", "worker killed", "worker stopped",

@@ -80,15 +80,3 @@ Provoke = Callable[[Scene], list[str]]
 def given(*flags: str, options: tuple[str, ...] = ()) -> Provoke:
     """A run on the digits with these flags and options."""
     return lambda scene: scene.digits(*options, flags=flags)
-
-
-def truncated(path: Path) -> Path:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    return path
-
-
-def flipped(path: Path) -> Path:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    return path
