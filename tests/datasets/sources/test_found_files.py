@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image
-from source_helpers import assert_refused, names_of, options, write_classes, write_image
+from source_helpers import names_of, options, write_classes, write_image
 
 from configs.schema import Data
 from datasets.decoding.images import kind_of, missing_decoder
@@ -134,23 +134,3 @@ def test_a_list_has_paths_with_or_without_labels(tmp_path):
         *(f"{tmp_path}/a.jpg", f"{tmp_path}/b c.jpg", f"{tmp_path}/d e.jpg", "/abs/f.jpg", f"{tmp_path}/../g.jpg"),
         f"{tmp_path}/a.jpg",
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("missing", None, "no such file or folder"),
-        ("empty.txt", "\n\n", "lists no images"),
-        ("no_column.csv", "a,b\nx.jpg,1\n", "no_column.csv:1: 'path' is not clear"),
-        ("blank.csv", "id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: '' is not a path"),
-        ("utf16.txt", "a.jpg".encode("utf-16-le"), r"utf16.txt:1: 'a\x00.\x00"),
-        ("folder", ..., "contains no images"),
-    ],
-)
-def test_mistakes_are_one_line(name, content, problem, tmp_path):
-    path = tmp_path / name
-    if content is ...:
-        (path / "sub").mkdir(parents=True)
-    elif content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_refused(lambda: unlabelled(str(path), Data()), str(path)[:80], problem)

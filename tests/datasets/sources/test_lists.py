@@ -9,11 +9,8 @@ import torch
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
 from configs.command_line import parse_command_line
-from configs.data_sets import DATA_SETS
-from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
+from datasets.registry import recognize_dataset, unlabelled
 from datasets.sources.lists import Lists, Tables
-from datasets.sources.source import source_class
-from utils.errors import UserError
 
 
 @pytest.fixture
@@ -60,15 +57,6 @@ def test_without_lists_class_folders_are_recognized(tmp_path, split, cpu):
     assert recognize_dataset(options(tmp_path), cpu).dataset == "imagenet2012"
 
 
-def test_class_folders_without_their_table_are_refused(tmp_path, cpu):
-    """A run whose table is lost does not continue with the labels of folders."""
-    write_classes(tmp_path, dog=3, cat=3)
-    data = recognize_dataset(options(tmp_path, dataset="csv"), cpu)
-    assert_refused(lambda: read_samples(data, None, cpu, "train")[0], "no train.csv", "-dataset=folder")
-    (tmp_path / "train_list.txt").touch()
-    assert_refused(lambda: read_samples(data, None, cpu, "train")[0], "no train.csv", "-dataset=imagenet2012")
-
-
 # CSV
 
 
@@ -108,7 +96,6 @@ def test_labels_that_pandas_writes_as_floats_are_whole_numbers(tables):
     given = tables(train=f"{header}{FIRST},0.0\nb.jpg,2.\nc.jpg,2\n", val=f"{header}d.jpg,1.0\n")
     samples = Tables(given).read("train")
     assert (samples.targets.tolist(), samples.class_names) == ([0, 2, 2], ["0", "1", "2"])
-    assert_refused(lambda: Tables(tables(train=f"{header}b.jpg,0\nc.jpg,0.5\n")).read("train"), "csv:3", "0.5")
 
 
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
@@ -127,20 +114,6 @@ def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     assert samples.open(0, 3).pixels.shape == (3, 9, 12)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "reason"),
-    [
-        ("image_path,target\n", "", "lists no images"),
-        (f"image_path,target\n{FIRST},\n", ":2", "DATA.MULTI_LABEL=true"),
-        (f"image_path,target\n{FIRST},0\nb.jpg,cat\n", ":3", "'cat' is not a class number"),
-        (f'image_path,target\n{FIRST},cat\nb.jpg,"[0, 3]"\n', ":3", "'[0, 3]' has several labels"),
-    ],
-)
-def test_a_bad_csv_is_refused(tables, tmp_path, text, line, reason):
-    given = tables(train=text)
-    assert_refused(lambda: Tables(given).read("train"), f"{tmp_path}/train.csv{line}: ", reason)
-
-
 def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
     """As in a table of Kaggle; 'c.1' is a file without ending, and has precedence over c.1.png."""
     for name in ("a.JPG", "b.2.png", "c.1.png"):
@@ -155,13 +128,6 @@ def test_columns_by_their_names_and_ids_without_ending(tables, tmp_path):
     (note,) = map(str, samples.notes)
     assert "'size', 'age'" in note
     assert names_of(unlabelled(str(tmp_path / "train.csv"), given)) == names_of(samples)
-
-
-def test_an_id_of_two_images_is_refused(tables, tmp_path):
-    for ending in ("png", "jpg"):
-        write_image(tmp_path / f"a.{ending}")
-    given = tables(train="image_path,target\na,x\n")
-    assert_refused(lambda: Tables(given).read("train"), f"{tmp_path}/train.csv:2: ", "'a' is .jpg and .png")
 
 
 SHEET = "image_path{0}target\nblüte.jpg{0}Blüte\nb.jpg{0}Gräser\n"
@@ -187,33 +153,3 @@ def test_tables_of_spreadsheets(tmp_path, separator, encoding, note):
     images = unlabelled(str(file), given)
     assert (names_of(images), images.column, images.listed_name(1)) == (["blüte.jpg", "b.jpg"], "image_path", "b.jpg")
     assert samples.open(0, 3).size == (9, 12)
-
-
-# Any data set
-
-
-@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "tar", "parquet"}))
-def test_an_archive_is_refused(tmp_path, name, cpu):
-    archive = tmp_path / "photos.tar.gz"
-    archive.touch()
-    given = options(archive, dataset=name)
-    assert has_test_split(given, cpu) == (False, None)
-    with pytest.raises(UserError, match=r"photos.tar.gz: is an archive; unpack it"):
-        read_samples(given, None, cpu, "train", "val")
-    with pytest.raises(UserError, match="unpack it"):
-        unlabelled(str(archive), given)
-
-
-@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - {"digits", "fake", "parquet"}))
-def test_a_missing_folder_is_named(tmp_path, name):
-    assert_refused(lambda: source_class(name)(options(tmp_path / "gone")).read("train"), f"{tmp_path}/gone", "; ")
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"), [("a.xlsx", "is a file"), ("a.json", "is a file"), ("a.7z", "is an archive")]
-)
-def test_another_file_is_one_line(tmp_path, name, reason, cpu):
-    (tmp_path / name).write_bytes(b"PK")
-    with pytest.raises(UserError, match=reason) as error:
-        read_samples(recognize_dataset(options(tmp_path / name), cpu), None, cpu, "train", "val")
-    assert "\n" not in str(error.value)

@@ -412,17 +412,3 @@ def test_tables_with_other_names_and_empty_rows(table, tmp_path, cpu):
     (tmp_path / "VALID.csv").unlink()
     with pytest.raises(UserError, match=f"-data_path={tmp_path}/x.csv"):
         read(tmp_path, cpu, dataset="csv")
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"PK\3\4" + bytes(99), "is a workbook or an archive; save its table as CSV"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "write a table with columns of paths and labels"),
-        (b"file,label,label\n1.png,a,b\n", "give each column a name of its own"),
-    ],
-)
-def test_files_that_are_no_tables(tmp_path, content, problem, cpu):
-    (tmp_path / "x.csv").write_bytes(content)
-    with pytest.raises(UserError, match=problem):
-        read(tmp_path / "x.csv", cpu)

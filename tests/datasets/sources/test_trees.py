@@ -230,10 +230,3 @@ def test_links_and_permissions(tmp_path, cpu, monkeypatch):
     (train, *_), _ = read(root, cpu, val_fraction=0.01)
     image = train.missing_image(list(train.listing.paths).index("a/x.jpg"))
     assert "a/x.jpg' is a broken link, to 'nowhere.jpg'" in image.reason and "did you mean" not in str(image)
-
-
-def test_urls_are_not_folders(tmp_path, cpu):
-    for dataset in ("folder", "csv", "imagenet2012"):
-        given = options("hf://datasets/org/name", dataset=dataset)
-        with pytest.raises(UserError, match=r"^hf://datasets/org/name: is a URL, .* download"):
-            read_samples(given, None, cpu, "train", "val")

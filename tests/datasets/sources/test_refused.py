@@ -1,0 +1,118 @@
+"""Files and folders that no source reads: the error is one line that names the file, the problem or the key."""
+
+import pickle
+
+import numpy as np
+import pytest
+from source_helpers import options, write_image
+
+from configs.data_sets import DATA_SETS
+from configs.schema import Data
+from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
+from datasets.sources import in_memory
+from utils.errors import UserError
+
+TABLE = "image_path,target\n"
+IMAGE = None  # in place of the content of a file
+FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
+CASES = {  # DATA.DATASET, files, the path that is given, a part of the error
+    "no class folders": ("folder", {}, "", ": contains no folders"),
+    "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": no class has two images"),
+    "deep folders": ("folder", {f"train/cat{'/d' * 101}/0.jpg": IMAGE}, "", "100 folders deep"),
+    "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
+    "a lost table": ("csv", FOLDERS, "", "no train.csv.*-dataset=folder"),
+    "a lost table beside a list": ("csv", {"train_list.txt": ""}, "", "no train.csv.*-dataset=imagenet2012"),
+    "no rows": ("csv", {"train.csv": TABLE}, "", "train.csv: .*lists no images"),
+    "no label": ("csv", {"train.csv": f"{TABLE}b.jpg,\n"}, "", r"train.csv:2: .*DATA.MULTI_LABEL=true"),
+    "a name among numbers": ("csv", {"train.csv": f"{TABLE}a.jpg,0\nb.jpg,cat\n"}, "", "train.csv:3: .*'cat'"),
+    "several labels": ("csv", {"train.csv": f'{TABLE}a.jpg,cat\nb.jpg,"[0, 3]"\n'}, "", r"train.csv:3: .*'\[0, 3\]'"),
+    "a broken number": ("csv", {"train.csv": f"{TABLE}a.jpg,0\nb.jpg,0.5\n"}, "", "train.csv:3: .*0.5"),
+    "an id of two images": (
+        "csv", {"train.csv": f"{TABLE}a,x\n", "a.png": IMAGE, "a.jpg": IMAGE}, "", "train.csv:2: 'a' is .jpg and .png",
+    ),
+    "a workbook": ("csv", {"x.csv": "PK\3\4" + "\0" * 99}, "x.csv", "workbook or an archive"),
+    "a Git LFS pointer": ("csv", {"x.csv": "version https://git-lfs\n"}, "x.csv", "columns of paths"),
+    "columns of one name": ("csv", {"x.csv": "file,label,label\n1.png,a,b\n"}, "x.csv", "each column a name"),
+    **{f"a file {name}": ("imagenet2012", {name: "PK"}, name, "is a file") for name in ("a.xlsx", "a.json")},
+    "a file a.7z": ("imagenet2012", {"a.7z": "PK"}, "a.7z", "is an archive"),
+}  # fmt: skip
+
+
+def write(root, files):
+    for name, content in files.items():
+        if content is IMAGE:
+            write_image(root / name)
+        else:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_data_of_a_training(case, tmp_path, cpu):
+    dataset, files, path, part = CASES[case]
+    write(tmp_path, files)
+    data = options(path if "://" in path else tmp_path / path, dataset=dataset, batch_size=1)
+    with pytest.raises(UserError, match=part):
+        read_samples(recognize_dataset(data, cpu), None, cpu, "train")
+
+
+@pytest.mark.parametrize("dataset", sorted(DATA_SETS.keys() - {"digits", "fake"}))
+def test_a_missing_folder_and_an_archive(dataset, tmp_path, cpu):
+    gone = options(tmp_path / "gone", dataset=dataset, batch_size=1)
+    with pytest.raises(UserError, match=f"{tmp_path}/gone"):
+        read_samples(gone, None, cpu, "train")
+    (tmp_path / "photos.tar.gz").touch()
+    packed = options(tmp_path / "photos.tar.gz", dataset=dataset, batch_size=1)
+    if dataset not in ("tar", "parquet"):
+        assert has_test_split(packed, cpu) == (False, None)
+        for read in (lambda: read_samples(packed, None, cpu, "train"), lambda: unlabelled(packed.data_path, packed)):
+            with pytest.raises(UserError, match=r"photos.tar.gz: is an archive"):
+                read()
+
+
+UNLABELLED = {
+    "missing": (None, "no such file or folder"),
+    "empty.txt": ("\n\n", "lists no images"),
+    "no_column.csv": ("a,b\nx.jpg,1\n", "no_column.csv:1: 'path' is not clear"),
+    "blank.csv": ("id,image_path\n1,a.jpg\n2,\n", "blank.csv:3: '' is not a path"),
+    "utf16.txt": ("a.jpg".encode("utf-16-le"), r"utf16.txt:1: 'a\\x00\.\\x00"),
+    "folder": ({"folder/sub/a.txt": ""}, "contains no images"),
+}
+
+
+@pytest.mark.parametrize("name", UNLABELLED)
+def test_images_to_predict(name, tmp_path):
+    content, part = UNLABELLED[name]
+    if content is not None:
+        write(tmp_path, content if isinstance(content, dict) else {name: content})
+    with pytest.raises(UserError, match=part) as error:
+        unlabelled(str(tmp_path / name), Data())
+    assert str(tmp_path / name) in str(error.value) and "\n" not in str(error.value)
+
+
+PIXELS = np.zeros((1, 3072), np.uint8)
+CIFAR = {
+    "no labels": ("test_batch", {"data": PIXELS}, "does not contain the data and labels"),
+    "too many labels": ("test_batch", {"labels": [0, 1], "data": PIXELS}, "does not contain the data and labels"),
+    "a label": ("test_batch", {"labels": [10], "data": PIXELS}, r"a label is not in 0\.\.9"),
+    "a list": ("test_batch", [], "is not a CIFAR batch"),
+    "a function": ("test_batch", print, r"refers to __builtin__.print"),
+    "no names": ("batches.meta", {"label_names": 3}, "contains no names"),
+}
+
+
+@pytest.mark.parametrize("case", [*CIFAR, "cut", "gone"])
+def test_batches_of_cifar(case, tmp_path):
+    root = tmp_path / "cifar-10-batches-py"
+    good = {
+        "batches.meta": {"label_names": list("abcdefghij")},
+        "test_batch": {"labels": [3], "data": PIXELS},
+    }
+    name, content, part = CIFAR.get(case, ("test_batch", good["test_batch"], "is not a CIFAR batch|cannot be read"))
+    write(root, {key: pickle.dumps(value, protocol=2) for key, value in (good | {name: content}).items()})
+    if case == "cut":
+        (root / name).write_bytes((root / name).read_bytes()[:1000])
+    if case == "gone":
+        (root / name).unlink()
+    with pytest.raises(UserError, match=rf"^{root}/{name}: .*({part}).*extract"):
+        in_memory.Cifar10(options(tmp_path)).read("val")
