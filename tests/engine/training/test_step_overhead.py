@@ -19,6 +19,7 @@ from engine.precision.policy import LossScaler
 from engine.training import loss as losses_teacher
 from engine.training.batch_size import build_state, ready_batches
 from models.build import build_model
+from models.weights.fit import Fitted
 
 VIT = [
     "MODEL.EMBED_DIM=64", "MODEL.DEPTH=3", "MODEL.NUM_HEADS=2", "MODEL.NUM_CLASSES=10", "DATA.IMAGE_SIZE=32",
@@ -39,9 +40,9 @@ def config_of(*options: str) -> Config:
     return parse_command_line(["-dataset=fake", "-opts", *options]).config
 
 
-def without_weights(model: Model, *rest: Any, **options: Any) -> tuple[nn.Module, list[str]]:
+def without_weights(model: Model, *rest: Any, **options: Any) -> tuple[nn.Module, Fitted]:
     """The check of weights reads their values."""
-    return build_model(model.model_copy(update={"pretrained": None}), *rest)
+    return build_model(model.model_copy(update={"pretrained": None}), *rest)[0], Fitted("weights")
 
 
 def black_images(data: Data, drawn: dict[str, Any] | None = None) -> Batch:
