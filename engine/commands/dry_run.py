@@ -12,9 +12,9 @@ from engine.run.flops import count_parameters, forward_flops
 from engine.run.folder import log_options
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
+from engine.training.first_steps import measure_baseline
 from engine.training.loss import build_loss
 from engine.training.session import build_session
-from engine.training.small_images import measure_baseline
 from utils.distributed import ProcessContext
 
 

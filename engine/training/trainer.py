@@ -31,10 +31,9 @@ from engine.run.folder import next_command
 from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.run.step_timer import SlowRanks
-from engine.training.first_checks import EvaluationImages, UntrainedParameters
+from engine.training.first_steps import BaselineThread, EvaluationImages, UntrainedParameters
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.session import RunOutputs, Session
-from engine.training.small_images import BaselineThread
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch

@@ -18,10 +18,10 @@ from engine.run.facts import PixelBaseline, read_fact
 from engine.run.log import RunLogger
 from engine.run.record import read_run
 from engine.training.batch_size import find_batch_size
-from engine.training.small_images import BaselineThread, measure_baseline
+from engine.training.first_steps import BaselineThread, measure_baseline
 from tests.datasets.sources.source_helpers import write_image
 
-MEASURE = "engine.training.small_images.measure_baseline"
+MEASURE = "engine.training.first_steps.measure_baseline"
 
 
 def splits_for(cpu, *flags: str):

@@ -84,7 +84,7 @@ def test_a_plain_run_imports_no_optional_package_before_its_first_step(tmp_path)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_validation_images_end_a_run_before_its_first_validation(workers, tmp_path, cpu, monkeypatch):
     """With a worker and a second core, while the first epoch runs; else before the evaluation."""
-    monkeypatch.setattr("engine.training.first_checks.usable_cores", lambda: {0, 1})
+    monkeypatch.setattr("engine.training.first_steps.usable_cores", lambda: {0, 1})
     data = noise_folder(tmp_path / "data", train=64, val=6, shape=(40, 50, 3))
     for name in ("class0/2.png", "class1/5.png"):
         path = data / "val" / name
