@@ -1,4 +1,4 @@
-"""The environment variables of each launcher are read correctly."""
+"""The environment variables of each launcher are read correctly; how ranks end that a script starts itself."""
 
 import errno
 import os
