@@ -301,7 +301,8 @@ def decode_quoted(errors: Sequence[ErrorDetails], layers: OptionLayers) -> list[
     """
     given, decoded = dict(paths(layers.values)), list[str]()
     for path in sorted({_path(error) for error in errors} & given.keys()):
-        if (value := _decoded(given[path])) != given[path]:
+        value = _decoded(given[path])
+        if repr(value) != repr(given[path]):  # NaN differs from itself
             merge(layers.values, expand_switches(nest({".".join(path): value})))
             decoded.append(f"{'.'.join(path)} {shorten(given[path])} -> {format_value(value)}")
     return decoded

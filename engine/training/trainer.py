@@ -277,6 +277,9 @@ class Trainer:
             metrics, results = session.evaluator.evaluate(model, session.val_batches, self.after_eval_batch)
         seconds, num_classes = time.perf_counter() - started, self.config.model.num_logits
         log_validation(self.outputs.logger, title, metrics, num_classes, len(self.plan.val), seconds)
+        if not math.isfinite(metrics.score) and self.position.best is None:
+            name = f"EVAL.BEST_METRIC {metrics.best}"
+            self.outputs.logger.warn(f"{name} is undefined on these validation images; the lowest loss decides")
         return metrics, results
 
     def _save(self, is_best: bool = False) -> None:
@@ -427,8 +430,8 @@ def _conclude(command: Command, trainer: Trainer) -> int:
 
     record.update(**outcome)  # writes the evaluation of the best epoch, and the page
     contents = trainer.report.contents
-    metric, score = contents.metric, contents.score
-    if result["epoch"] is not None and score is not None:
+    metric, score = contents.metric, math.nan if contents.score is None else contents.score
+    if result["epoch"] is not None:
         average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
         last = f"{metric.title} of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
         best, both = f"Best {metric.title}: {metric.text(score)}", f"\n      Last epoch: {last}"
