@@ -6,6 +6,7 @@ Legend: N images, C classes.
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -144,10 +145,12 @@ class Tables(Source):
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         try:
             part = cls.parts(data).get("test")
-            has_labels = part and any(table_rows(part[0], data, part[1]).target_ids)
+            labels = {*table_rows(part[0], data, part[1]).target_ids} - {""} if part else ()
         except UserError:  # an unreadable table is reported when it is read
             return "has no column of labels"
-        return None if has_labels else "no row of the split test has a label"
+        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", *labels):
+            return f"all labels of the split test are {min(labels)}, as of images without labels"
+        return None if labels else "no row of the split test has a label"
 
     @classmethod
     def test_path(cls, data: Data) -> Path:
@@ -193,7 +196,9 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
         names_of = {target: split_labels(target, separator) for target in rows.target_ids}
         return _to_listing(rows, names_of, known, train_rows, numbers, multi_label=True)
     targets = dict.fromkeys(filter(None, train_rows.target_ids))
-    if several := next((target for target in targets if _has_several_labels(target, targets)), None):
+    parts_of = Counter(part.strip() for target in targets for part in re.split(r"[|;]", target))
+    recurring = {*targets, *(part for part, count in parts_of.items() if count > 1)}
+    if several := next((target for target in targets if _has_several_labels(target, recurring)), None):
         line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
         text = f"{train_table.file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels"
         raise UserError(f"{text}; train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image")
@@ -239,7 +244,7 @@ def split_labels(target: str, separator: str | None) -> list[str]:
 
 
 def _has_several_labels(target: str, known: Collection[str]) -> bool:
-    """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all targets themselves, as in 'cat|dog'."""
+    """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all known, as in 'cat|dog'."""
     if ONE_HOT in target:
         return True
     numbers = re.split(r"[\s,;|]+", target.strip("[]() "))

@@ -439,7 +439,8 @@ def _find_folder(file: Path, paths: Iterable[str], others: Sequence[Path] = ()) 
 
     if contains(file.parent):
         return file.parent
-    inside = [path for path in sorted(file.parent.glob("*/")) if not path.name.startswith(".")]
+    root = file.parent.parent if _is_of_masks(file.parent.name) else file.parent  # ISIC's x_GroundTruth, x_Input
+    inside = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
     split = split_of(file.stem)
     of_split = [path for path in inside if split and split_of_images(path.name) == split]
     if found := next(filter(contains, (*of_split, *others)), None):

@@ -52,6 +52,12 @@ def test_the_advice_for_a_table_beside_its_images_reads_them(names, tmp_path):
     assert not check_files(train, 3, 60).bad and not check_files(val, 3, 60).bad
 
 
+def test_other_images_of_caltech_are_a_class_with_a_note(tmp_path):
+    write_classes(tmp_path, BACKGROUND_Google=2, cat=2)
+    texts = [note.text for note in read_class_folders(tmp_path).notes if note.kind == "screen"]
+    assert len(texts) == 1 and "-dataset=caltech101" in texts[0]
+
+
 def test_links_are_followed_but_never_up(tmp_path):
     root = tmp_path / "data"
     write_classes(root, a=2, b=1)

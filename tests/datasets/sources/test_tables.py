@@ -286,6 +286,21 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
     assert images.name(3) == str(tmp_path / expected / "3.png")
 
 
+def test_images_beside_the_folder_of_the_table(table, tmp_path, cpu):
+    """As of ISIC 2018, whose ids are in the columns of the classes."""
+    files = [f"Task3_{split}_Input/{number}.png" for split in ("Training", "Test") for number in range(30)]
+    columns = {"image": range(30), "MEL": [1.0, 0.0] * 15, "NV": [0.0, 1.0] * 15}
+    train, _ = read(table("Task3_Training_GroundTruth/x_Training.csv", files, **columns), cpu, checked=True)
+    assert train.listing.root == tmp_path / "Task3_Training_Input" and train.class_names == ["MEL", "NV"]
+
+
+@pytest.mark.parametrize(("labels", "has_test"), [([-1] * 4, False), ([0.0] * 4, False), ([0, 0, 1, 0], True)])
+def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_path, labels, has_test, cpu):
+    table("train.csv", FILES, file=FILES, label=[0, 1] * 15)
+    table("test.csv", [f"t{name}" for name in FILES[:4]], file=[f"t{name}" for name in FILES[:4]], label=labels)
+    assert len(read(tmp_path, cpu, dataset="csv")) == 2 + has_test
+
+
 def test_of_several_folders_with_the_images_the_one_of_test_is_not_proposed(table, tmp_path, cpu, monkeypatch):
     glob = Path.glob
     monkeypatch.setattr(Path, "glob", lambda path, pattern: sorted(glob(path, pattern)))  # the one of test first
@@ -386,6 +401,7 @@ def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, train
         (["0", "A", "B"], ["0", "A", "B"]),
         (["1", "2", "B"], "label 'B' is not a class number, unlike most"),
         (["['a']", "['a', 'b']", "['b']"], "has several labels"),
+        (["a|b", "b|c", "a|c"], "has several labels"),
         (["a b", "a", "b"], ["a", "a b", "b"]),
         (['{"x": 1}', '{"x": 2}', '{"x": 3}'], "'label' is not clear"),
     ],
