@@ -108,11 +108,9 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         shown = f"each contains folders with images, such as {shorten(inner[0])}, which are no classes"
         fix = "if they are, move all of them into one folder"
         notes.append(Note("log", f"{root}: the classes are {list_names(names, 4)}; {shown}; {fix}"))
-    for dataset, kind in (("caltech101", Caltech101), ("caltech256", Caltech256)):
-        if kind.excluded in names:
-            notes.append(
-                Note("screen", f"{root}: {kind.excluded} is read as a class; -dataset={dataset} leaves it out")
-            )
+    for dataset, other in (("caltech101", Caltech101.excluded), ("caltech256", Caltech256.excluded)):
+        if other in names:
+            notes.append(Note("screen", f"{root}: {other} is read as a class; -dataset={dataset} leaves it out"))
     if missing and not paths and not found.findings:
         found.findings.append(f"{root}: contains no images of the training's classes; add images, or remove the folder")
     elif missing:

@@ -145,11 +145,11 @@ class Tables(Source):
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         try:
             part = cls.parts(data).get("test")
-            labels = {*table_rows(part[0], data, part[1]).target_ids} - {""} if part else ()
+            labels = [*filter(None, table_rows(part[0], data, part[1]).target_ids)] if part else []
         except UserError:  # an unreadable table is reported when it is read
             return "has no column of labels"
-        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", *labels):
-            return f"all labels of the split test are {min(labels)}, as of images without labels"
+        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", labels[0]):
+            return f"all labels of the split test are {labels[0]}, as of images without labels"
         return None if labels else "no row of the split test has a label"
 
     @classmethod

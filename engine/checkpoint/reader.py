@@ -23,6 +23,7 @@ from engine.checkpoint.run_folder import (
     FILE,
     FORMAT,
     WEIGHTS,
+    check_writable,
     checkpoints_by_progress,
     is_run_folder,
     lock_run_folder,
@@ -144,8 +145,10 @@ def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStac
         runs = [named.parent] if named.is_file() else [named] if named.is_dir() else []
     for folder in runs:
         refuse_sharded(folder if resume == "auto" else named)
-        if locks and is_run_folder(folder):
-            locks.enter_context(lock_run_folder(folder))
+        if not best_first and is_run_folder(folder):
+            check_writable(folder, "resume a copy of it")
+            if locks:
+                locks.enter_context(lock_run_folder(folder))
         paths = checkpoints_by_progress(folder) or sorted(folder.glob(f"*{PADDLE}"), key=modified_time)[-1:]
         if best_first:
             paths.sort(key=lambda path: path.name != BEST)

@@ -67,14 +67,14 @@ _LOCK = ".lock"
 _LOCK_SECONDS = 5.0  # a run that was just stopped may need this time to exit
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, fix: str = "choose another folder with -output") -> None:
     """Raises a UserError if the folder, or the nearest one above it that exists, is not writable."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         reason = "a read-only or protected folder" if existing.is_dir() else "Not a directory"
-        raise Unavailable(f"SAVE: {folder} is not writable: {reason}; choose another folder with -output")
+        raise Unavailable(f"{folder}: is not writable: {reason}; {fix}")
 
 
 def make_run_folder(root: Path, name: str) -> Path:

@@ -174,6 +174,7 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     seconds, images, total_seconds = (checkpoint[key] for key in ("train_seconds", "images", "total_seconds"))
     clock = TrainClock(logger.started, seconds, images, total_seconds)
     unused = {"MODEL.PRETRAINED": "the checkpoint has all weights"}
+    unused["TRAIN.MINUTES"] = f"the run has {state.config.train.num_epochs} epochs; -epochs changes them"
     if (folder := found.run_folder) and folder.absolute().parent != Path(state.config.save).absolute():
         unused["SAVE"] = f"the run stays in {folder}"
     for key, reason in unused.items():
@@ -223,9 +224,10 @@ def _load_state(state: TrainState, checkpoint: dict[str, Any], changed: Collecti
         for entry in LARGE:  # gigabytes of host memory
             del checkpoint[entry]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if "parameter group" in str(error) and (keys := [key for key in _GROUPING if key in changed]):
-            problem = "divides the parameters into other groups than the run"
+        is_grouping, of_shapes = "parameter group" in str(error), ("MODEL.", "DATA.IMAGE_")
+        if keys := [key for key in changed if (key in _GROUPING if is_grouping else key.startswith(of_shapes))]:
+            problem = "divides the parameters into other groups" if is_grouping else "gives the weights other shapes"
             fix = "set it as before, or start a new run with -pretrained"
-            raise UserError(f"{', '.join(keys)}: {problem}; {fix}") from None
+            raise UserError(f"{', '.join(keys)}: {problem} than the run; {fix}") from None
         first = shorten(str(error).partition("\n")[2] or str(error), 300, placeholder=" ...")
         raise UserError(f"-resume: the checkpoint is of another model: {first}; set MODEL as in that run") from None

@@ -1,9 +1,12 @@
 """An option that is given on a resume takes effect, is refused, or the log says that it has none."""
 
+import os
 import re
 
 import pytest
 from conftest import CPU, session_for
+
+from utils.errors import UserError
 
 STOPPED = ("TRAIN.MAX_STEPS=3", "AMP.ENABLED=true", "AMP.DTYPE=float16", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=16")
 TAKES_EFFECT = {
@@ -54,3 +57,19 @@ def test_every_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys):
     folder = digits_run(*STOPPED)
     for key, value in TAKES_EFFECT.items():
         check(folder, [*digits_argv, *STOPPED], key, value, capsys)
+
+
+def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digits_run, digits_argv, capsys):
+    words = [f"-resume={digits_run(*STOPPED)}", *digits_argv, *STOPPED]
+    session_for([*words, "TRAIN.MINUTES=5"], CPU)
+    out = capsys.readouterr().out
+    assert "TRAIN.MINUTES has no effect" in out and "TRAIN.MINUTES:" not in out
+    with pytest.raises(UserError, match=r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
+        session_for([*words, "DATA.IMAGE_SIZE=20"], CPU)
+
+
+def test_a_run_that_cannot_be_written_is_named_before_it_is_resumed(digits_run, digits_argv, monkeypatch):
+    folder = digits_run(*STOPPED)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match=f"^{folder}: is not writable"):
+        session_for([f"-resume={folder}", *digits_argv, *STOPPED], CPU)

@@ -29,9 +29,9 @@ def output_faults() -> list[Fault]:
     gone = "cd $(mktemp -d); rmdir $PWD; {}"
     full = r"(No space left|last.pth|cannot be saved|cannot be written)"
     return [
-        Fault("output: a file", a_file, r"SAVE: .*file is not writable: Not a directory"),
-        Fault("output: no folder for files", given("-output=/proc/none"), r"/proc/none is not writable"),
-        Fault("output: read-only", mounted, r"SAVE: .*output is not writable: a read-only", shell=mount("ro")),
+        Fault("output: a file", a_file, r"file: is not writable: Not a directory"),
+        Fault("output: no folder for files", given("-output=/proc/none"), r"/proc/none:? is not writable"),
+        Fault("output: read-only", mounted, r"output: is not writable: a read-only", shell=mount("ro")),
         Fault("output: a full disk", mounted, full, shell=mount("size=64k")),
         Fault("output: a disk that fills up while saving", mounted, full, shell=mount("size=256k")),
         Fault("output: a limit on the file size", Scene.digits, r"File too large", shell="ulimit -f 64; {}"),
