@@ -57,8 +57,9 @@ def find_weights(path: str) -> Path:
 
 def refuse_sharded(path: str | Path) -> None:
     """Raises UserError for a sharded checkpoint of version 0.2, a folder, and for a run whose last one is such."""
-    inside = [] if os.path.exists(Path(path, "last.pth")) else sorted(Path(path).glob(f"*{_SHARDED}"))
-    if found := next((one for one in (Path(path), *inside) if one.suffix == _SHARDED and one.is_dir()), None):
+    is_run = os.path.isdir(path) and not os.path.exists(Path(path, "last.pth"))
+    inside = sorted(Path(path).glob(f"*{_SHARDED}")) if is_run else []
+    if found := next((one for one in (Path(path), *inside) if one.suffix == _SHARDED and os.path.isdir(one)), None):
         problem = f"{found}: is a sharded checkpoint of version 0.2, a folder"
         raise UserError(f"{problem}; make one file of it with that version, see docs/resume.md#formats")
 

@@ -7,7 +7,7 @@ docstrings of the functions say how the model differs from timm's of the same na
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -32,8 +32,8 @@ from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
 from models.tuning import tune
 from models.vit import build_vit
-from models.weights.fit import Fitted, NewHead, count_outputs, load_pretrained, make_heads_zero
-from utils.errors import UserError
+from models.weights.choose import FINE_TUNE, Purpose
+from models.weights.fit import Fitted, count_outputs, fit_published, load_pretrained
 
 
 def build_family(options: Model, data: Data) -> nn.Module:
@@ -224,37 +224,21 @@ def build_model(
     options: Model,
     data: Data,
     device: torch.device,
-    needs_head: bool = False,
-    head_rows: Sequence[int] | None = None,
-    evaluates: bool = False,
+    purpose: Purpose = FINE_TUNE,
     weights_size: tuple[int, int] | None = None,
-    zero_head: bool = True,
 ) -> tuple[nn.Module, Fitted | None]:
     """The model of `options` on `device`, with its pretrained weights, and how they fit it; None without weights.
 
-    With `needs_head` the weights must include a head of `MODEL.NUM_CLASSES` classes: the model is not trained.
-    head_rows: of the classes; evaluates, zero_head, and weights_size, of their images: see `load_pretrained`.
+    weights_size: height and width of the images of the weights, see `load_pretrained`.
     Raises UserError: the model cannot be built, or the weights do not fit it.
     """
     model = _construct(options, data)
     fitted: Fitted | None = None
-    downloaded = options.type == "timm" and options.pretrained == "timm"  # build_timm has loaded the weights
-    outputs = getattr(model, "pretrained_cfg", {}).get("num_classes") if downloaded else options.num_logits
-    if needs_head and outputs != options.num_logits:
-        fix = "remove MODEL.NUM_CLASSES" if outputs else "train with these weights first"
-        raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
-    if options.pretrained and not downloaded:
-        kind = needs_head, options, head_rows, evaluates
-        fitted = load_pretrained(model, options.pretrained, *kind, weights_size, zero_head)
-    if downloaded:
-        fitted = Fitted(f"timm's {options.name}", zero_heads=zero_head)
-        if outputs != options.num_logits or options.features == "token_avg":
-            same = NewHead.OTHER_FEATURES if outputs == options.num_logits else NewHead.OTHER_NUMBER
-            fitted.new_heads["head"] = same if outputs else NewHead.NOT_IN_FILE
-            fitted.counts = (outputs or 0, options.num_logits)
-            if zero_head:
-                make_heads_zero(model)
-    if not needs_head:
+    if options.type == "timm" and options.pretrained == "timm":
+        fitted = fit_published(model, options, purpose)
+    elif options.pretrained:
+        fitted = load_pretrained(model, options.pretrained, options, purpose, weights_size)
+    if not purpose.needs_head:
         tune(model, options)
     if options.grad_checkpointing:
         enable_grad_checkpointing(model, options.name)

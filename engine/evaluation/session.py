@@ -35,6 +35,7 @@ from engine.run.record import EVALUATION
 from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
+from models.weights.choose import EVALUATE, Purpose
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.notes import Note
@@ -51,14 +52,15 @@ class EvalModel:
 
 
 def build_eval_model(
-    config: Config, context: ProcessContext, needs_head: bool = True, weights_size: tuple[int, int] | None = None
+    config: Config,
+    context: ProcessContext,
+    purpose: Purpose = EVALUATE,
+    weights_size: tuple[int, int] | None = None,
 ) -> EvalModel:
-    """Without `needs_head`, the weights need no head: the model is for features. weights_size: as in `build_model`."""
+    """purpose: EVALUATE or FEATURES. weights_size: as in `build_model`."""
     set_process_switches(config, context.device)
     options = config.with_model(tune=Tune()).model
-    model, fitted = build_model(
-        options, config.data, context.device, needs_head, evaluates=True, weights_size=weights_size
-    )
+    model, fitted = build_model(options, config.data, context.device, purpose, weights_size)
     built = eval_model_of(model, config, context)
     with torch.inference_mode(), built.evaluator.precision.autocast():
         kernels = attention_notes(built.compute, dummy_images(config.data, context))
@@ -121,7 +123,7 @@ def build_sessions(command: Command, context: ProcessContext, logger: RunLogger)
     sessions = []
     for one in (command, *command.others):
         plan = plan_evaluation(one, context, logger)
-        built = build_eval_model(plan.config, context, plan.needs_head, plan.weights_size)
+        built = build_eval_model(plan.config, context, plan.purpose, plan.weights_size)
         for note in (*built.notes, *plan.notes):
             logger.note(note)
         logger.fact(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))

@@ -48,6 +48,7 @@ from engine.plan.training import check_same_options, describe_preprocessing, fin
 from engine.run.facts import EvaluationData, Fact
 from engine.run.log import RunLogger
 from models.build import outputs_of_weights
+from models.weights.choose import EVALUATE, FEATURES, Purpose
 from models.weights.read import read_weights
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -62,8 +63,8 @@ class EvaluationPlan:
     """An evaluation or a prediction before its model is built; its options are final.
 
     samples: to evaluate, with the class names of the model. class_mask: the logits to compute, bool (C,); None: all.
-    split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log. needs_head: False
-    if the weights may lack a head. notes: lines for the log. weights_size: see `build_model`.
+    split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log. purpose:
+    EVALUATE or FEATURES. notes: lines for the log. weights_size: see `build_model`.
     """
 
     config: Config
@@ -71,7 +72,7 @@ class EvaluationPlan:
     class_mask: np.ndarray | None
     split: str
     title: str
-    needs_head: bool
+    purpose: Purpose
     notes: list[Note | Fact]
     weights_size: tuple[int, int] | None
 
@@ -131,7 +132,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         class_mask=mask,
         split=split or "all",
         title=_TITLES.get(split, "Validation"),
-        needs_head=not (prediction and prediction.embeds),
+        purpose=FEATURES if prediction and prediction.embeds else EVALUATE,
         notes=notes,
         weights_size=record.image_size if record else None,
     )

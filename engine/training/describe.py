@@ -17,7 +17,7 @@ from utils.notes import Note
 class HeadClasses:
     """The classes of the data in the head of the weights.
 
-    rows: as in `load_pretrained`. kept, new: names of classes with a row, and without one. ambiguity: the reason why
+    rows: as in `Purpose`. kept, new: names of classes with a row, and without one. ambiguity: the reason why
     the order of the outputs is unknown, if the weights have no class names.
     """
 

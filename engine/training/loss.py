@@ -32,7 +32,8 @@ from engine.features.classifiers import Loss
 from engine.plan.evaluation import match_outputs
 from engine.precision.policy import Precision
 from models.build import build_model
-from models.weights.fit import Fitted, SeveralFit
+from models.weights.choose import TEACHER
+from models.weights.fit import Fitted
 from utils.errors import UserError, did_you_mean, error_from
 
 
@@ -318,10 +319,9 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
         if class_names:
             outputs = _match_classes(class_names, model_options, data.classes)
         size = checkpoint.image_size if checkpoint else None
-        model, fitted = build_model(model_options, own.data, precision.device, needs_head=True, weights_size=size)
+        model, fitted = build_model(model_options, own.data, precision.device, TEACHER, size)
     except UserError as error:
-        problem = f"{error.problem}; give a file with one of them" if isinstance(error, SeveralFit) else error
-        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {problem}") from error
+        raise error_from(error, f"TRAIN.TEACHER_WEIGHTS, teacher {name}: {error}") from error
     if own.data.image_channels != data.image_channels:
         text = f"TRAIN.TEACHER_MODEL: {name} takes images of {own.data.image_channels} channels"
         raise UserError(f"{text}, and DATA.IMAGE_CHANNELS is {data.image_channels}; choose another teacher")

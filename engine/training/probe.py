@@ -1,5 +1,6 @@
 """The probe of a run: as its only step (MODEL.TUNE probe), or as the start of its head (MODEL.HEAD probe)."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,6 +16,7 @@ from engine.training.loss import build_loss, read_class_weights
 from engine.training.session import match_classes
 from engine.training.trainer import Trainer
 from models.build import build_model
+from models.weights.choose import FINE_TUNE
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -84,8 +86,8 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
         config.with_model(tune=Tune()).model,
         config.data,
         device,
-        head_rows=match_classes(plan).rows,
-        weights_size=plan.weights_size,
+        replace(FINE_TUNE, head_rows=match_classes(plan).rows),
+        plan.weights_size,
     )
     head = linear_head(model)
     if head is None or head.weight.any():

@@ -52,6 +52,7 @@ from engine.training.snapshot import RunPosition, disk_note, restore
 from engine.training.step import TrainState
 from models.build import build_model
 from models.kernels import prepare_convolutions
+from models.weights.choose import FINE_TUNE
 from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
@@ -190,9 +191,8 @@ def _build_model(
         options,
         config.data,
         device,
-        head_rows=classes.rows,
-        weights_size=plan.weights_size if plan else None,
-        zero_head=not scales_by_weights(config.train.optimizer),
+        replace(FINE_TUNE, head_rows=classes.rows, zero_head=not scales_by_weights(config.train.optimizer)),
+        plan.weights_size if plan else None,
     )
     if solved:
         set_head(model, solved)

@@ -1,15 +1,11 @@
-"""Chooses the weights in a file (entry, prefix of the names, raw weights or average) and loads them into a model."""
+"""Loads the weights of a file into a model: position embeddings of another size, heads of other classes."""
 
 import math
-import re
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
@@ -21,9 +17,9 @@ from torch import nn
 
 from configs.schema.model import Model
 from configs.weights import find_weights
-from models.timm_model import classifiers
-from models.weights.names import Convert, State, body_names, paddle_converter, summarize_names, to_model_names
-from models.weights.read import Weights, forget_weights, read_weights
+from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
+from models.weights.names import State, head_names, summarize_names
+from models.weights.read import Weights, forget_weights, lost_error, read_weights
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -33,13 +29,6 @@ _OF_THE_INPUT = {  # of a transformer: without them it computes something else
     "cls_token", "dist_token", "reg_token", "register_tokens", "pos_embed", "absolute_pos_embed", "norm_pre",
 }  # fmt: skip
 _COMPUTED = ("relative_position_index", "attn_mask", "attention_bias_idxs")  # they follow from the size of the model
-_MAX_PREFIX, _MAX_PREFIXES = 8, 32  # parts of a prefix; prefixes of an entry
-_ROOT = "the file itself"
-# Modules that PyTorch puts around parts of a model: torch.compile, FSDP, activation checkpointing
-_WRAPPERS = re.compile(r"(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-# Two networks of one training, the one that its program uses last: DINO, iBOT and DINOv2; MoCo; MoCo v3; BYOL
-_PAIRS = {"student": "teacher", "encoder_k": "encoder_q"}
-_PAIRS |= {"momentum_encoder": "base_encoder", "target_encoder": "online_encoder"}
 
 
 class NewHead(Enum):
@@ -63,7 +52,7 @@ class Fitted:
     """
 
     source: str
-    others: list[str] = field(default_factory=list)
+    others: Sequence[str] = ()
     other_key: str = ""
     remarks: list[Note] = field(default_factory=list)
     new_heads: dict[str, NewHead] = field(default_factory=dict)
@@ -86,12 +75,9 @@ class Fitted:
 def load_pretrained(
     model: nn.Module,
     path: str,
-    needs_head: bool = False,
     options: Model | None = None,
-    head_rows: Sequence[int] | None = None,
-    evaluates: bool = False,
+    purpose: Purpose = FINE_TUNE,
     image_size: tuple[int, int] | None = None,
-    zero_head: bool = True,
 ) -> Fitted:
     """Loads a weight file into `model`, which must have no wrapper. Every tensor of the model must be in the file.
 
@@ -99,32 +85,27 @@ def load_pretrained(
     a layer scale or further blocks would change what the model computes.
 
     Exceptions: position embeddings (1, N, D) of another grid are interpolated, tables of relative positions are
-    resized, and the last layer of a head of other classes is zero: the first steps then keep the features of the
-    weights. The `options` of the model say its family, by default ViT.
+    resized, the first convolution may have 1 or 3 channels, and a head of other classes is new.
 
-    head_rows: for each output of a head, its row in the head of the file, or -1 for a new class, whose row is zero;
-    without any known class the heads are new. None: heads of equal shape are kept.
-    evaluates: see `choose`.
-    image_size: height and width of the images of the weights; None if they do not state it: position embeddings of
-    another number of tokens are then of a square.
-    zero_head: False leaves the last layer of a new head as it is, for an optimizer that never leaves zero.
-    Raises UserError: as `read_weights`; a tensor that is missing, has no place, another shape or is not finite; with
-    `needs_head`, a head that would keep its initialization. The model is then unchanged.
+    options: of the model, by default a ViT. image_size: height and width of the images of the weights; None if they do
+    not state it: position embeddings of another number of tokens are then of a square.
+    Raises UserError: as `read_weights` and `choose`; a tensor that is missing, has no place, another shape or is not
+    finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
     file, options = find_weights(path), options or Model()
     try:
         weights = read_weights(path)
-        chosen, others, key = choose(file, weights, model, options, evaluates)
+        choice = choose(file, weights, model, options, purpose)
     finally:
         forget_weights()
-    state, own = dict(chosen.state), model.state_dict()
-    entry = f" ({summarize_names([chosen.path])})" if chosen.path else ""
+    state, own = dict(choice.chosen.state), model.state_dict()
+    entry = f" ({summarize_names([choice.chosen.path])})" if choice.chosen.path else ""
     fitted = Fitted(
         source=f"{file}{entry}, {len(state)} tensors",
-        others=others,
-        other_key=key,
-        remarks=[*filter(None, [chosen.note])],
-        zero_heads=zero_head,
+        others=choice.others,
+        other_key=choice.other_key,
+        remarks=[choice.chosen.note] if choice.chosen.note else [],
+        zero_heads=purpose.zero_head,
     )
     for name, target in own.items():  # from RGB to gray and from gray to RGB, by the sum of the channels
         source = state.get(name, target)
@@ -135,27 +116,50 @@ def load_pretrained(
             fitted.remarks.append(Note("log", text))
     # The values of parameters that are never trained stay: a formula gives them, such as sines and cosines.
     fixed = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    replaced = [name for name in fixed if name in state and not torch.equal(state[name], own[name])]
-    state.update({name: own[name] for name in fixed})
-    if replaced:
+    if replaced := [name for name in fixed if name in state and not torch.equal(state[name], own[name])]:
         fitted.remarks.append(Note("log", f"fixed by a formula, not read: {summarize_names(replaced)}"))
+    computed = [name for name in own if name.endswith(_COMPUTED)]
+    counts = [name for name in own if name.endswith(".num_batches_tracked") and name not in state]  # torch before 0.4.1
+    state = {name: tensor for name, tensor in state.items() if not name.endswith(_COMPUTED)}
+    state |= {name: own[name] for name in (*fixed, *computed, *counts)}
     fitted.remarks += _resize_positions(model, state, own, image_size)
     new = {name: tensor for name, tensor in own.items() if name.startswith("fc_norm.")}
     if new and not state.keys() & new.keys() and "norm.weight" not in own and "norm.weight" in state:
         state.update(new)  # weights of a class token, such as MAE's, in a model that averages the patches
         fitted.new_heads["fc_norm"] = NewHead.OTHER_NORM
-    counts = {name for name in own if name.endswith(".num_batches_tracked")}  # torch before 0.4.1 had none
-    state.update({name: own[name] for name in counts - state.keys()})
-    _fit_heads(fitted, model, state, own, head_rows, options.features != "pre_logits")
-    checked = _check_tensors(file, weights, state, own, _head_names(model))
-    if fitted.new_heads and needs_head:
+    heads = head_names(model)
+    for head in heads:
+        _fit_head(fitted, model, head, state, own, purpose.head_rows, options.features != "pre_logits")
+    checked = _check_tensors(file, weights, state, own, heads)
+    if fitted.new_heads and purpose.needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
-        if fitted.new_heads.keys() >= set(_head_names(model)) and NewHead.NOT_IN_FILE in fitted.new_heads.values():
+        if fitted.new_heads.keys() >= set(heads) and NewHead.NOT_IN_FILE in fitted.new_heads.values():
             fix = "train with these weights first, or give weights with a head"
         name, reason = next(iter(fitted.new_heads.items()))
         raise UserError(f"{file}: cannot be evaluated ({name}: {reason.value.format(*fitted.counts)}); {fix}")
     fitted.unused = [name for name in state if name not in own]
     model.load_state_dict(checked, strict=True)
+    if purpose.zero_head:
+        _make_zero(model, fitted.new_heads)
+    return fitted
+
+
+def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
+    """How the weights that timm publishes, and its constructor has loaded, fit `model`.
+
+    Raises UserError: the purpose needs a head of other classes.
+    """
+    outputs = getattr(model, "pretrained_cfg", {}).get("num_classes")
+    if purpose.needs_head and outputs != options.num_logits:
+        fix = "remove MODEL.NUM_CLASSES" if outputs else "train with these weights first"
+        raise UserError(f"{options.name}: timm's weights have {outputs} outputs, not {options.num_logits}; {fix}")
+    fitted = Fitted(f"timm's {options.name}", zero_heads=purpose.zero_head)
+    if outputs != options.num_logits or options.features == "token_avg":
+        same = NewHead.OTHER_FEATURES if outputs == options.num_logits else NewHead.OTHER_NUMBER
+        fitted.new_heads["head"] = same if outputs else NewHead.NOT_IN_FILE
+        fitted.counts = (outputs or 0, options.num_logits)
+        if purpose.zero_head:
+            _make_zero(model, head_names(model))
     return fitted
 
 
@@ -165,116 +169,9 @@ def count_outputs(model: nn.Module, options: Model) -> int | None:
     None if they have no head. Raises UserError as `load_pretrained`.
     """
     file = find_weights(str(options.pretrained))
-    state = choose(file, read_weights(str(file)), model, options, evaluates=True)[0].state
-    layers = [layer for head in _head_names(model) for layer in _output_layers(head, model.get_submodule(head))]
-    return next((state[name].shape[0] for layer in layers if (name := f"{layer}.weight") in state), None)
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file."""
-
-    path: str
-    state: State
-    score: tuple[int, int]
-    note: Note | None
-
-    def is_named(self, name: str) -> bool:
-        return f".{name}." in f".{self.path or _ROOT}."
-
-
-class SeveralFit(UserError):
-    """`problem`: without the key that chooses."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"{problem}; choose with -opts MODEL.WEIGHTS_ENTRY=NAME")
-        self.problem = problem
-
-
-def choose(
-    file: Path, weights: Weights, model: nn.Module, options: Model, evaluates: bool
-) -> tuple[Candidate, list[str], str]:
-    """The candidate that fits the model best, the others that fit as well, and the MODEL.WEIGHTS_ENTRY of another one.
-
-    options: of the model. evaluates: by default another program's raw weights have priority over their average,
-    as in timm's and DeiT's validation; else the average.
-    Raises UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
-    """
-    convert = paddle_converter(file, model, options) if weights.is_paddle else partial(to_model_names, model)
-    own, body, wanted = model.state_dict(), body_names(model), options.weights_entry
-    found = list[Candidate]()
-    for entry, state in weights.states.items():
-        if weights.is_paddle:
-            found.append(_candidate(entry, "", state, own, body, convert))
-        else:
-            found += _candidates(entry, state, own, body, convert)
-    found = [one for one in found if any(one.score)]
-    if 4 * (most := max((one.score[1] for one in found), default=0)) < len(body):
-        largest = max(weights.states.values(), key=len, default={})
-        fix = "give weights of this model with timm's names"
-        if "_conv_stem.weight" in largest:
-            fix = "the names are efficientnet_pytorch's: give -model, such as tf_efficientnet_lite0"
-        if weights.architecture:
-            fix = f"give -model={weights.architecture}, which the file names"
-        text = f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"
-        raise UserError(f"{text} ({summarize_names(own)}); {fix}")
-    best = _best(found)
-    averages = [one for one in best if weights.average.search(one.path)]
-    raws = [one for one in best if one not in averages]
-    if wanted in (None, "raw", "average"):
-        takes_average = wanted == "average" if wanted else weights.is_result or not evaluates
-        chosen = (averages if takes_average else raws) or ([] if wanted else best)
-    else:
-        named = [one for one in found if one.is_named(wanted)]
-        chosen = _best([one for one in named if one.path == wanted] or named)
-    second = [name for name, first in _PAIRS.items() if any(one.is_named(first) for one in chosen)]
-    if not all(one.is_named("backbone") for one in chosen):  # the student is the result of a distillation
-        second = [name for name in second if name != "student"]
-    chosen = [one for one in chosen if not any(map(one.is_named, second))]
-    paths = summarize_names([one.path or _ROOT for one in chosen or found], limit=6)
-    if not chosen:
-        problem = f"{file}: has no weights {wanted} (MODEL.WEIGHTS_ENTRY), but {paths}"
-        raise UserError(f"{problem}; change the key or remove it")
-    one = chosen[0]
-    if not all(_are_equal(one.state, other.state) for other in chosen[1:]):
-        raise SeveralFit(f"{file}: the entries {paths} fit equally well")
-    others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
-    key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
-    return one, others, key
-
-
-def _best(candidates: list[Candidate]) -> list[Candidate]:
-    return [one for one in candidates if one.score == max(other.score for other in candidates)]
-
-
-def _are_equal(state: State, other: State) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
-
-
-def _candidates(entry: str, state: State, own: State, body: set[str], convert: Convert) -> list[Candidate]:
-    """The parts of a state that fit best, by the longest prefix of their names."""
-    state = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
-    sizes = Counter[str]()
-    for name in state:
-        sizes.update(name[:end] for end in (0, *(dot.end() for dot in islice(re.finditer(r"\.", name), _MAX_PREFIX))))
-    large = [prefix for prefix, count in sizes.most_common(_MAX_PREFIXES) if 4 * count >= len(body)]
-    best = _best([_candidate(entry, prefix, state, own, body, convert) for prefix in large])
-    return [one for one in best if not any(other.path.startswith(one.path) for other in best if other is not one)]
-
-
-def _candidate(entry: str, prefix: str, state: State, own: State, body: set[str], convert: Convert) -> Candidate:
-    part, note = convert({name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)})
-    outside = {name: one for name, one in state.items() if not name.startswith(prefix) and name not in part}
-    layers = {name.rpartition(".")[0] for name in outside}
-    for head in (name for name in own if name not in body and name not in part | outside):  # beside the backbone
-        ends = [name for name in outside if name.endswith(f".{head}")]
-        if len(layers) == 1:
-            ends = [name for name in outside if name.rpartition(".")[2] == head.rpartition(".")[2]]
-        if len(ends) == 1:
-            outside[head] = outside.pop(ends[0])
-    names = [name for name in body if name in part]
-    shapes = sum(tuple(part[name].shape) == tuple(own[name].shape) for name in names)
-    return Candidate(f"{entry}.{prefix}".strip("."), part | outside, (shapes, len(names)), note)
+    state = choose(file, read_weights(str(file)), model, options, EVALUATE).chosen.state
+    names = (f"{layer}.weight" for head in head_names(model) for layer in _output_layers(model, head))
+    return next((state[name].shape[0] for name in names if name in state), None)
 
 
 def _resize_positions(
@@ -285,19 +182,14 @@ def _resize_positions(
     image_size: as in `load_pretrained`. As many tokens may have another grid (8 x 2 and 4 x 4), which timm overlooks.
     Tensors that they cannot resize stay unchanged: the check of shapes refuses them.
     """
-    for name in [name for name in state if name.endswith(_COMPUTED)]:
-        del state[name]
-    state.update({name: tensor for name, tensor in own.items() if name.endswith(_COMPUTED)})
     patches: Any = getattr(model, "patch_embed", None)
     grid = list(getattr(patches, "grid_size", None) or ())
     patch = to_2tuple(getattr(patches, "patch_size", 1))
     old_grid = [side // length for side, length in zip(image_size or (), patch, strict=False)]
     resize_table: Any = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     resized, about = [], ""
-    for name, target in own.items():
-        source = state.get(name)
-        if source is None or not name.endswith(_POSITIONS):
-            continue
+    for name in (name for name in own if name in state and name.endswith(_POSITIONS)):
+        source, target = state[name], own[name]
         prefix_tokens = target.shape[1] - math.prod(grid)  # class token and others outside the grid
         is_grid = name == "pos_embed" and source.ndim == 3 and bool(grid)
         is_known = is_grid and bool(old_grid) and math.prod(old_grid) == source.shape[1] - prefix_tokens
@@ -320,49 +212,30 @@ def _resize_positions(
     return notes + ([Note("log", f"positions: resized as timm does: {summarize_names(resized)}")] if resized else [])
 
 
-def _fit_heads(
-    fitted: Fitted, model: nn.Module, state: State, own: State, rows: Sequence[int] | None, other_features: bool
+def _fit_head(
+    fitted: Fitted, model: nn.Module, head: str, state: State, own: State, rows: Sequence[int] | None, is_pooled: bool
 ) -> None:
-    """Makes the head new if the file has no head of these classes; the rows of new classes are zero."""
+    """Makes the head new if the file has none of these classes. is_pooled: MODEL.FEATURES changes its inputs."""
     is_other = max(rows or (0,)) < 0
-    for head in _head_names(model):
-        names = [name for name in own if name.startswith(f"{head}.")]
-        in_file = [name for name in names if name in state]
-        if rows and not is_other:
-            _keep_rows(_output_layers(head, model.get_submodule(head)), state, own, torch.tensor(rows))
-        weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
-        counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
-        matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
-        if counts:
-            fitted.counts, reason = counts[0], NewHead.OTHER_NUMBER
-        elif names and not in_file:
-            reason = NewHead.NOT_IN_FILE
-        elif other_features and not set(matrices) <= set(weights):
-            reason = NewHead.OTHER_FEATURES
-        elif names and is_other:
-            reason = NewHead.NO_KNOWN_CLASS
-        else:
-            continue
-        fitted.new_heads[head] = reason
-        layers = _output_layers(head, model.get_submodule(head)) if fitted.zero_heads else []
-        state |= {name: _zero_if_in(layers, name, own[name]) for name in names}
-
-
-def _zero_if_in(layers: list[str], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros in place of a tensor of the last layer of a new head.
-
-    Its inputs are features that other training has learned. The rows of timm, with a standard deviation of up to 0.4
-    (EfficientNet, MobileNet), destroy them in the first steps.
-    """
-    return torch.zeros_like(tensor) if name.rpartition(".")[0] in layers else tensor
-
-
-def make_heads_zero(model: nn.Module) -> None:
-    """Makes the last layers of the heads zero, as of new heads on a file of weights."""
-    heads = _head_names(model)
-    layers = [layer for head in heads for layer in _output_layers(head, model.get_submodule(head))]
-    for name, tensor in model.state_dict().items():
-        tensor.copy_(_zero_if_in(layers, name, tensor))
+    names = [name for name in own if name.startswith(f"{head}.")]
+    in_file = [name for name in names if name in state]
+    if rows and not is_other:
+        _keep_rows(_output_layers(model, head), state, own, torch.tensor(rows))
+    weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
+    counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
+    matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
+    if counts:
+        fitted.counts, reason = counts[0], NewHead.OTHER_NUMBER
+    elif names and not in_file:
+        reason = NewHead.NOT_IN_FILE
+    elif is_pooled and not set(matrices) <= set(weights):
+        reason = NewHead.OTHER_FEATURES
+    elif names and is_other:
+        reason = NewHead.NO_KNOWN_CLASS
+    else:
+        return
+    fitted.new_heads[head] = reason
+    state |= {name: own[name] for name in names}
 
 
 def _keep_rows(layers: list[str], state: State, own: State, rows: torch.Tensor) -> None:
@@ -376,17 +249,24 @@ def _keep_rows(layers: list[str], state: State, own: State, rows: torch.Tensor) 
                 state[name] = torch.where(is_kept, kept.to(target.dtype), 0)
 
 
-def _output_layers(head: str, module: nn.Module) -> list[str]:
+def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
+    """Makes the last layers of new heads zero.
+
+    Their inputs are features that other training has learned. The rows of timm, with a standard deviation of up to 0.4
+    (EfficientNet, MobileNet), destroy them in the first steps.
+    """
+    layers = [layer for head in head_names(model) if head in heads for layer in _output_layers(model, head)]
+    for name, tensor in model.state_dict().items():
+        if name.rpartition(".")[0] in layers:
+            tensor.zero_()
+
+
+def _output_layers(model: nn.Module, head: str) -> list[str]:
     """The layers whose rows are the classes: the last one in a head, of several heads the last one in each."""
+    module = model.get_submodule(head)
     if isinstance(module, nn.ModuleList):
-        return [layer for name, part in module.named_children() for layer in _output_layers(f"{head}.{name}", part)]
+        return [layer for name, _ in module.named_children() for layer in _output_layers(model, f"{head}.{name}")]
     return [name for name, part in module.named_modules(prefix=head) if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
-
-
-def _head_names(model: nn.Module) -> list[str]:
-    """The paths of the modules that timm calls the classifier: 'head', 'fc', 'head.fc', or two if distilled."""
-    heads = classifiers(model)
-    return [name for name, module in model.named_modules() if any(module is head for head in heads)]
 
 
 def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads: list[str]) -> State:
@@ -395,8 +275,6 @@ def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
     `heads`, such as `blocks`, or the input of the blocks, has tensors in `state` that the model lacks.
     """
-    parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
-
     fix = "give weights of this model, or set MODEL to match"
     if weights.architecture:
         fix = f"the file names -model={weights.architecture}"
@@ -407,13 +285,13 @@ def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads
 
     missing = [name for name in own if name not in state]
     if lost := [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.lost)]:
-        raise UserError(f"{file}: {summarize_names(lost)} is larger than its data in the file; give another file")
+        raise lost_error(file, lost)
     refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")
+    parts = {_part(name) for name in own if "." in name} - {_part(head) for head in heads}
     parts |= _OF_THE_INPUT if "patch_embed" in parts else set()
-    lacks = [name for name in state if name not in own and _part(name) in parts]
-    refuse(lacks, "the model has no place for")
+    refuse([name for name in state if name not in own and _part(name) in parts], "the model has no place for")
     kinds = [name for name in own if own[name].is_floating_point() != (state[name].dtype in _FLOAT_DTYPES)]
     refuse([f"{name} {state[name].dtype}" for name in kinds], "wrong dtypes")
     cast = {name: state[name].to(own[name].dtype) for name in own}

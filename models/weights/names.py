@@ -175,10 +175,15 @@ def _renamed(name: str, renames: Iterable[Rename]) -> str:
 # The authors' own programs
 
 
+def head_names(model: nn.Module) -> list[str]:
+    """The paths of the modules that timm calls the classifier: 'head', 'fc', 'head.fc', or two if distilled."""
+    heads = classifiers(model)
+    return [name for name, module in model.named_modules() if any(module is head for head in heads)]
+
+
 def body_names(model: nn.Module) -> set[str]:
     """The names of the model's tensors without its classifiers."""
-    heads = classifiers(model)
-    paths = tuple(f"{path}." for path, module in model.named_modules() if any(module is head for head in heads))
+    paths = tuple(f"{path}." for path in head_names(model))
     return {name for name in model.state_dict() if not name.startswith(paths)}
 
 

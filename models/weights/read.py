@@ -202,6 +202,10 @@ def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= file_bytes
 
 
+def lost_error(file: Path, names: list[str]) -> UserError:
+    return UserError(f"{file}: {summarize_names(names)} is larger than its data in the file; give another file")
+
+
 def _read_torch(file: Path) -> Weights:
     verify_checksum(file)
     file_bytes = checked_archive_bytes(file)
@@ -215,7 +219,7 @@ def _read_torch(file: Path) -> Weights:
                 kept = merge_adapters(kept, parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"])
             states[entry] = kept
     if not states and lost:
-        raise UserError(f"{file}: {summarize_names(lost)} is larger than its data in the file; give another file")
+        raise lost_error(file, lost)
     if not states:
         objects = [content, *content.values()] if isinstance(content, dict) else [content]
         if inert := [type(one).__name__ for one in objects if isinstance(one, Inert)]:

@@ -13,6 +13,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import exported_entry, read_record
 from engine.evaluation.session import build_eval_model
+from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
 from models.weights.names import State
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
@@ -39,7 +40,7 @@ def write_average(sources: Sequence[Path], command: Command, output: Path | None
     state = built.fp32.state_dict()
     mean: State = {}
     for count, path in enumerate(paths):
-        load_pretrained(built.fp32, str(path), needs_head=True, options=config.model, evaluates=True)
+        load_pretrained(built.fp32, str(path), config.model, EVALUATE)
         mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
         print_escaped(f"read: {path}")
     built.fp32.load_state_dict(mean)

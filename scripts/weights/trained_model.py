@@ -22,6 +22,7 @@ from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_eva
 from engine.run.facts import Fact
 from engine.run.log import RunLogger
 from models.build import build_model
+from models.weights.choose import EVALUATE
 from utils.distributed import ProcessContext, single_process
 from utils.errors import UserError, error_from
 from utils.notes import Note
@@ -67,8 +68,7 @@ class TrainedModel:
     def build(self, weights: Path) -> nn.Module:
         """The model with the weights of a file, in fp32 on the CPU, read as `-pretrained` reads it."""
         options, data = self.config.model.model_copy(update={"pretrained": str(weights)}), self.config.data
-        arguments = {"needs_head": True, "evaluates": True, "weights_size": data.input_size}
-        return build_model(options, data, torch.device("cpu"), **arguments)[0].eval()
+        return build_model(options, data, torch.device("cpu"), EVALUATE, data.input_size)[0].eval()
 
     def metadata(self) -> dict[str, str]:
         """Class names, preprocessing, and the options of model and data, as JSON texts."""

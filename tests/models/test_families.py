@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from configs.command_line import parse_command_line
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from models.build import build_model
+from models.weights.choose import EVALUATE
 from utils.errors import UserError
 
 FIXTURES = ROOT / "tests" / "fixtures" / "families"
@@ -33,7 +34,7 @@ def test_weights_give_paddles_logits(folder):
     """In float64, so that the only difference is the rounding of Paddle's float32 logits on every CPU."""
     argv = [f"-cfg={folder / 'model.yaml'}", "-eval", f"-pretrained={folder / 'weights.pdparams'}"]
     config = parse_command_line(argv).config
-    model, _ = build_model(config.model, config.data, torch.device("cpu"), needs_head=True)
+    model, _ = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
     reference = np.load(folder / "reference.npz")
     with torch.no_grad():
         logits = model.double().eval()(torch.from_numpy(reference["images"]).double())
@@ -51,7 +52,7 @@ def test_the_position_embedding_of_mae_is_fixed():
 
 def build(family: str, *flags: str) -> None:
     config = parse_command_line([f"-cfg={FIXTURES / family / 'model.yaml'}", *flags]).config
-    build_model(config.model, config.data, torch.device("cpu"), needs_head=config.eval)
+    build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
 
 
 OPTIONS = {  # what does not fit: family, option, the key and the values that the error names

@@ -14,6 +14,7 @@ from timm.models._registry import _model_entrypoints
 from configs.command_line import parse_command_line
 from models.build import build_model, outputs_of_weights
 from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
+from models.weights.choose import EVALUATE
 from utils.errors import Unavailable, UserError
 
 TINY = {"embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -129,7 +130,7 @@ def test_published_weights(tmp_path, monkeypatch, error):
     assert torch.equal(model.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
     config = parse_command_line(["-model=test_vit", "-pretrained=timm", "-opts", "MODEL.NUM_CLASSES=3"]).config
     with pytest.raises(UserError, match=r"have 1000 outputs, not 3; remove MODEL\.NUM_CLASSES"):  # not a random head
-        build_model(config.model, config.data, torch.device("cpu"), needs_head=True)
+        build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
     assert outputs_of_weights(config.model, config.data) == 1000
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.file_exists", lambda *_, **__: (_ for _ in ()).throw(error))

@@ -25,6 +25,7 @@ from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint.weights_record import describe_data, read_record
 from engine.commands.run import run
 from models.build import build_model
+from models.weights.choose import EVALUATE
 from scripts import export
 from scripts.exporting import formats
 from scripts.exporting.hub import data_config
@@ -56,7 +57,7 @@ def trained(opened) -> TrainedModel:
 def reference(opened) -> Reference:
     """The logits of the run's averaged weights."""
     trained, samples = opened
-    model = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0]
+    model = build_model(trained.config.model, trained.config.data, torch.device("cpu"), EVALUATE)[0]
     state = torch.load(trained.weights, weights_only=True)
     assert all(torch.equal(tensor, state["state_dict_ema"][name]) for name, tensor in model.state_dict().items())
     return make_reference(model, samples, trained.config.data)
@@ -67,7 +68,7 @@ def family_model(name: str) -> tuple[torch.nn.Module, TrainedModel, Reference]:
     folder = FAMILIES / name
     argv = [f"-cfg={folder / 'model.yaml'}", "-eval", f"-pretrained={folder / 'weights.pdparams'}"]
     config = parse_command_line(argv).config.model_copy(update={"amp": Amp()})
-    model = build_model(config.model, config.data, torch.device("cpu"), needs_head=True)[0].eval()
+    model = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)[0].eval()
     images = torch.from_numpy(np.load(folder / "reference.npz")["images"])
     with torch.no_grad():
         return model, TrainedModel(config, None, []), Reference(images, model(images))
@@ -226,7 +227,7 @@ def test_a_difference_leaves_the_old_file(trained, reference, tmp_path, monkeypa
     write, load = _PROGRAMS["safetensors"]
     shifted = (write, lambda *args: lambda images: load(*args)(images) + 2e-3)
     monkeypatch.setitem(_PROGRAMS, "safetensors", shifted)
-    source = build_model(trained.config.model, trained.config.data, torch.device("cpu"), needs_head=True)[0].eval()
+    source = build_model(trained.config.model, trained.config.data, torch.device("cpu"), EVALUATE)[0].eval()
     with pytest.raises(UserError, match=r"differ by 0.002, more than 0.001; nothing was written"):
         write_export(source, trained, reference, "safetensors", file)
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]

@@ -13,6 +13,7 @@ from timm import create_model
 
 from configs.command_line import parse_command_line
 from models.build import build_model
+from models.weights.choose import EVALUATE
 from scripts import export
 from scripts.exporting import hub
 from scripts.exporting.run import export as write_export
@@ -72,7 +73,7 @@ def test_timm_transformers_and_this_program_have_equal_logits(has_stem, channels
     assert len(logits) == 1 + has_transformers
     logits += [create_model(f"local-dir:{folder}", pretrained=True).eval()(images)]  # as -model=local-dir:FOLDER
     own = parse_command_line(["-dataset=digits", f"-pretrained={folder}", "-opts", *options]).config
-    logits += [build_model(own.model, own.data, torch.device("cpu"), needs_head=True)[0].eval()(images)]
+    logits += [build_model(own.model, own.data, torch.device("cpu"), EVALUATE)[0].eval()(images)]
     for other in logits:
         torch.testing.assert_close(other.detach(), expected, atol=1e-5, rtol=0)
 

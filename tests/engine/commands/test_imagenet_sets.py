@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from models.build import build_model
+from models.weights.choose import EVALUATE
 from utils.errors import UserError
 
 OPTIONS = [
@@ -31,7 +32,7 @@ IN_R = {1: "n01443537", 2: "n01484850", 4: "n01494475", 6: "n01498041"}
 def model(cpu) -> torch.nn.Module:
     torch.manual_seed(0)
     config = parse_command_line(["-dataset=fake", "-opts", *OPTIONS]).config
-    model, _ = build_model(config.model, config.data, cpu.device, needs_head=True)
+    model, _ = build_model(config.model, config.data, cpu.device, EVALUATE)
     torch.nn.init.normal_(model.head.weight)
     return model.eval()
 

@@ -3,6 +3,7 @@
 import pickle
 import re
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from weight_files import (
 
 from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
+from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.fit import NewHead, load_pretrained
 from models.weights.names import paddle_converter
 from utils.errors import UserError
@@ -226,7 +228,9 @@ def test_rows_of_a_head_are_kept_by_class(tmp_path, kind):
     source, model = HEADS[kind](3), HEADS[kind](4)
     rows = [2, -1, 0, -1]
     torch.save(source.state_dict(), tmp_path / "weights.pth")
-    assert not load_pretrained(model, str(tmp_path / "weights.pth"), head_rows=rows).new_heads
+    assert not load_pretrained(
+        model, str(tmp_path / "weights.pth"), purpose=replace(FINE_TUNE, head_rows=rows)
+    ).new_heads
     fitted = 0
     for key, tensor in source.state_dict().items():
         found = model.state_dict()[key]
@@ -255,6 +259,6 @@ def test_the_checkpoint_of_the_tutorial_on_caltech256(tmp_path, bare):
     wrapped |= {f"l0.{name}": tensor for name, tensor in source.fc.state_dict().items()}
     loss = torch.nn.CrossEntropyLoss(weight=torch.ones(3))
     torch.save(wrapped if bare else {"epoch": 5, "model_state_dict": wrapped, "loss": loss}, tmp_path / "amp.pth")
-    fitted = load_pretrained(model, str(tmp_path / "amp.pth"), needs_head=True)
+    fitted = load_pretrained(model, str(tmp_path / "amp.pth"), purpose=EVALUATE)
     assert all(torch.equal(tensor, source.state_dict()[name]) for name, tensor in model.state_dict().items())
     assert fitted.unused == ["last_linear.weight"]

@@ -11,6 +11,7 @@ import subprocess
 import tracemalloc
 import types
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from configs.schema.model import Model
 from configs.schema.train import Optimizer
 from engine.checkpoint.weights_record import weights_record
 from engine.training.optimizer import scales_by_weights
+from models.weights.choose import EVALUATE, FINE_TUNE, TEACHER
 from models.weights.fit import NewHead, load_pretrained
 from models.weights.read import Weights, read_weights
 from utils.errors import UserError
@@ -112,7 +114,7 @@ def test_names_of_another_program_are_the_error_and_not_the_head(tmp_path):
     }
     torch.save({f"vit.{name}": one for name, one in names.items()}, tmp_path / "x.pth")
     with pytest.raises(UserError, match=r"of this model's .* tensors .* give weights of this model with timm's names"):
-        load_pretrained(small_vit(), str(tmp_path / "x.pth"), needs_head=True)
+        load_pretrained(small_vit(), str(tmp_path / "x.pth"), purpose=EVALUATE)
 
 
 class Reduced:
@@ -217,15 +219,15 @@ def test_the_entry_the_prefix_and_the_average(tmp_path, layout):
     content, *expected = LAYOUTS[layout]
     torch.save(content, tmp_path / "x.tar")
     both, known = "average" in expected, {"raw": logits(RAW), "average": logits(FAR)}
-    for evaluates, default in enumerate(expected):
+    for purpose, default in zip((TEACHER, EVALUATE), expected, strict=True):
         for wanted in ("raw", "average", None) if both else (None, "raw"):
             model = small_vit()
             options = TimmModel(WEIGHTS_ENTRY=wanted)
-            fitted = load_pretrained(model, str(tmp_path / "x.tar"), True, options, evaluates=bool(evaluates))
+            fitted = load_pretrained(model, str(tmp_path / "x.tar"), options, purpose)
             assert torch.equal(logits(model), known[wanted or default])
             assert bool(fitted.others) == both
             for entry in filter(None, [fitted.other_key]):  # the advice is true
-                load_pretrained(model, str(tmp_path / "x.tar"), True, TimmModel(WEIGHTS_ENTRY=entry))
+                load_pretrained(model, str(tmp_path / "x.tar"), TimmModel(WEIGHTS_ENTRY=entry))
                 other = "raw" if (wanted or default) == "average" else "average"
                 assert torch.equal(logits(model), known[other])
     if not both:
@@ -255,7 +257,7 @@ def test_the_teacher_of_dino_and_other_pairs(tmp_path, chunked):
         fitted = load_pretrained(model, str(tmp_path / "x.pth"))
         assert "(teacher.backbone)" in fitted.source and torch.equal(model.norm.bias, RAW.norm.bias)
         with pytest.raises(UserError, match=r"cannot be evaluated .*; train with these weights"):
-            load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+            load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE)
     flat = states("student.backbone.", far=True) | states("teacher.backbone.")
     torch.save({"state_dict": flat}, tmp_path / "x.pth")
     load_pretrained(model, str(tmp_path / "x.pth"))
@@ -383,7 +385,7 @@ def test_the_names_of_the_authors(tmp_path, author):
     for content in (original, {"model": original, "optimizer": {}}, {"state_dict": prefixed}):
         torch.save(content, tmp_path / "x.pth")
         model = build().eval()
-        load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+        load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE)
         torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
@@ -424,7 +426,7 @@ def test_paddlevits_names_before_march_2022_and_paddleclas(tmp_path, version):
     build, options, pairs = PADDLE[version]
     source, model = randomized(build()), build().eval()
     pickled(tmp_path / "x.pdparams", paddle_arrays(renamed(source, *pairs)))
-    load_pretrained(model, str(tmp_path / "x.pdparams"), needs_head=True, options=options)
+    load_pretrained(model, str(tmp_path / "x.pdparams"), options, EVALUATE)
     torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
@@ -437,7 +439,7 @@ def test_average_pooling_of_weights_with_a_class_token(tmp_path):
     assert torch.equal(model.fc_norm.weight, new) and torch.equal(model.cls_token, RAW.cls_token)
     assert fitted.new_heads["fc_norm"] is NewHead.OTHER_NORM
     with pytest.raises(UserError, match=r"cannot be evaluated \(fc_norm"):
-        load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True)
+        load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE)
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "test_vit", "crossvit_tiny_240"])
@@ -445,7 +447,7 @@ def test_channels_of_the_first_convolution(tmp_path, name):
     rgb, gray = (timm.create_model(name, num_classes=3, in_chans=channels) for channels in (3, 1))
     for source, model in ((rgb, gray), (gray, rgb)):
         torch.save(source.state_dict(), tmp_path / "x.pth")
-        remarks = load_pretrained(model, str(tmp_path / "x.pth"), needs_head=True).remarks
+        remarks = load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE).remarks
         firsts = [key for key in source.state_dict() if any(f"{key}: from" in note.text for note in remarks)]
         assert len(firsts) == (2 if name.startswith("cross") else 1)
         for key in firsts:
@@ -457,7 +459,7 @@ def test_a_tensor_without_its_data_leaves_the_others(tmp_path):
     buffers = {"grid": torch.arange(5).expand(3, 5), "mask": torch.eye(3).to_sparse()}
     torch.save({"state_dict": states() | buffers, "state_dict_ema": states(far=True)}, tmp_path / "x.pth")
     model = small_vit()
-    load_pretrained(model, str(tmp_path / "x.pth"), evaluates=True)
+    load_pretrained(model, str(tmp_path / "x.pth"), purpose=EVALUATE)
     assert torch.equal(logits(model), logits(RAW))
 
 
@@ -554,5 +556,5 @@ def test_a_new_head_with_lamb_keeps_its_initialization(tmp_path):
     torch.save(source.state_dict(), tmp_path / "x.pth")
     expected = model.get_classifier().weight.clone()
     assert [scales_by_weights(Optimizer(NAME=name)) for name in ("Lamb", "AdamW")] == [True, False]
-    load_pretrained(model, str(tmp_path / "x.pth"), zero_head=False)
+    load_pretrained(model, str(tmp_path / "x.pth"), purpose=replace(FINE_TUNE, zero_head=False))
     assert torch.equal(model.get_classifier().weight, expected)

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from weight_files import google_arrays, paddle_state, pickled, random_vit, read, refusal, small_vit, written
 
+from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
 from utils.errors import UserError
 from utils.files import atomic_save
@@ -52,7 +53,7 @@ def test_evaluation_needs_the_head(tmp_path, classes):
     model = small_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(UserError, match=r"vit\.pth: .*head: .*(MODEL\.NUM_CLASSES|train with)"):
-        load_pretrained(model, str(tmp_path / "vit.pth"), needs_head=True)
+        load_pretrained(model, str(tmp_path / "vit.pth"), purpose=EVALUATE)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 

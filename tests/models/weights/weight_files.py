@@ -10,7 +10,8 @@ import torch
 from timm.models import VisionTransformer
 
 from configs.schema.model import Model
-from models.weights.fit import choose, load_pretrained
+from models.weights.choose import FINE_TUNE, choose
+from models.weights.fit import load_pretrained
 from models.weights.read import read_weights
 from utils.errors import UserError
 
@@ -51,7 +52,7 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
 
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
-    return choose(path, read_weights(str(path)), small_vit(), Model(), evaluates=False)[0].state
+    return choose(path, read_weights(str(path)), small_vit(), Model(), FINE_TUNE).chosen.state
 
 
 def paddle_state() -> dict[str, np.ndarray]:
