@@ -186,8 +186,7 @@ def follow(
         options = options.model_copy(
             update={"model": model, "data": split_follows_weights(record, options.data, of_data)}
         )
-    options, sources, differing = preprocessing_follows_weights(record, options, of_data, evaluates and as_published)
-    return Followed(options=options, notes=notes, sources=sources, differing=differing)
+    return preprocessing_follows_weights(record, options, of_data, notes, evaluates and as_published)
 
 
 def model_follows_weights(record: WeightsRecord, model: Model, given: Collection[str]) -> Model:
@@ -225,14 +224,12 @@ def prediction_needs_no_labels(options: Config, record: WeightsRecord | None, ha
 
 
 def preprocessing_follows_weights(
-    record: WeightsRecord | None, options: Config, given: Collection[str], as_published: bool = False
-) -> tuple[Config, str, dict[str, Note]]:
+    record: WeightsRecord | None, options: Config, given: Collection[str], notes: list[Note], as_published: bool
+) -> Followed:
     """Keys of the preprocessing that are not given follow the checkpoint or the weights.
 
     as_published: with the published test size, test crop and crop mode. DATA.RESIZE squash and pad have a CROP_PCT in
     this case only: a run of this program shows the whole image.
-
-    Returns: the options, the sources and the differing values of `Followed`.
     """
     test = record.evaluation if record and as_published else {}
     known = record.preprocessing | test if record else {}
@@ -269,7 +266,7 @@ def preprocessing_follows_weights(
     }
     origins = {key: next(name for name, keys in places.items() if key in keys) for key in logged}
     sources = [f"{name}: {', '.join(key for key in origins if origins[key] == name)}" for name in origins.values()]
-    return options.model_copy(update={"data": data}), "; ".join(dict.fromkeys(sources)), differing
+    return Followed(options.model_copy(update={"data": data}), notes, "; ".join(dict.fromkeys(sources)), differing)
 
 
 def _resolved(path: Any) -> str | None:

@@ -32,8 +32,10 @@ from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
 from models.tuning import tune
 from models.vit import build_vit
-from models.weights.choose import FINE_TUNE, Purpose
-from models.weights.fit import Fitted, count_outputs, fit_published, load_pretrained
+from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
+from models.weights.fit import Fitted, fit_published, load_pretrained, output_layers
+from models.weights.names import head_names
+from models.weights.read import read_weights
 
 
 def build_family(options: Model, data: Data) -> nn.Module:
@@ -259,7 +261,11 @@ def outputs_of_weights(options: Model, data: Data) -> int | None:
                 return published.num_classes or None
     with torch.device("meta"):
         model = _construct(options.model_copy(update={"pretrained": None}), data)
-    return None if is_published else count_outputs(model, options)
+    if is_published:
+        return None
+    state = choose(read_weights(str(options.pretrained)), model, options, EVALUATE).chosen.state
+    names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))
+    return next((state[name].shape[0] for name in names if name in state), None)
 
 
 def _construct(options: Model, data: Data) -> nn.Module:

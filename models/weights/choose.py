@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from configs.schema.model import Model
-from models.weights.names import Convert, State, body_names, paddle_converter, summarize_names, to_model_names
+from models.weights.names import Convert, State, body_names, paddle_to_timm, summarize_names, to_model_names
 from models.weights.read import Weights
 from utils.errors import UserError
 from utils.notes import Note
@@ -75,14 +74,16 @@ class Choice:
     other_key: str = ""
 
 
-def choose(file: Path, weights: Weights, model: nn.Module, options: Model, purpose: Purpose) -> Choice:
-    """The weights of `file` for `model`, whose options are `options`.
+def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose) -> Choice:
+    """The tensors for `model`, whose options are `options`.
 
     Raises UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
     """
     own, body, wanted = model.state_dict(), body_names(model), options.weights_entry
-    convert = paddle_converter(file, model, options) if weights.is_paddle else partial(to_model_names, model)
-    found = list[Candidate]()
+    convert: Convert = partial(to_model_names, model)
+    if weights.is_paddle:
+        convert = partial(paddle_to_timm, weights.file, options, model)
+    file, found = weights.file, list[Candidate]()
     for entry, state in weights.states.items():
         plain = {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
         prefixes = [""] if weights.is_paddle else _large_prefixes(plain, len(body) / 4)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
@@ -16,10 +15,9 @@ from timm.models import adapt_input_conv
 from torch import nn
 
 from configs.schema.model import Model
-from configs.weights import find_weights
-from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
+from models.weights.choose import FINE_TUNE, Purpose, choose
 from models.weights.names import State, head_names, summarize_names
-from models.weights.read import Weights, forget_weights, lost_error, read_weights
+from models.weights.read import LOST, Weights, forget_weights, read_weights
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -92,16 +90,16 @@ def load_pretrained(
     Raises UserError: as `read_weights` and `choose`; a tensor that is missing, has no place, another shape or is not
     finite; a new head where the purpose needs one of the file. The model is then unchanged.
     """
-    file, options = find_weights(path), options or Model()
+    options = options or Model()
     try:
         weights = read_weights(path)
-        choice = choose(file, weights, model, options, purpose)
+        choice = choose(weights, model, options, purpose)
     finally:
         forget_weights()
     state, own = dict(choice.chosen.state), model.state_dict()
     entry = f" ({summarize_names([choice.chosen.path])})" if choice.chosen.path else ""
     fitted = Fitted(
-        source=f"{file}{entry}, {len(state)} tensors",
+        source=f"{weights.file}{entry}, {len(state)} tensors",
         others=choice.others,
         other_key=choice.other_key,
         remarks=[choice.chosen.note] if choice.chosen.note else [],
@@ -130,13 +128,14 @@ def load_pretrained(
     heads = head_names(model)
     for head in heads:
         _fit_head(fitted, model, head, state, own, purpose.head_rows, options.features != "pre_logits")
-    checked = _check_tensors(file, weights, state, own, heads)
+    checked = _check_tensors(weights, state, own, heads)
     if fitted.new_heads and purpose.needs_head:
         fix = "set MODEL.NUM_CLASSES or MODEL.DISTILLED to match, or give other weights"
         if fitted.new_heads.keys() >= set(heads) and NewHead.NOT_IN_FILE in fitted.new_heads.values():
             fix = "train with these weights first, or give weights with a head"
         name, reason = next(iter(fitted.new_heads.items()))
-        raise UserError(f"{file}: cannot be evaluated ({name}: {reason.value.format(*fitted.counts)}); {fix}")
+        problem = f"{weights.file}: cannot be evaluated ({name}: {reason.value.format(*fitted.counts)})"
+        raise UserError(f"{problem}; {fix}")
     fitted.unused = [name for name in state if name not in own]
     model.load_state_dict(checked, strict=True)
     if purpose.zero_head:
@@ -161,17 +160,6 @@ def fit_published(model: nn.Module, options: Model, purpose: Purpose) -> Fitted:
         if purpose.zero_head:
             _make_zero(model, head_names(model))
     return fitted
-
-
-def count_outputs(model: nn.Module, options: Model) -> int | None:
-    """The number of outputs of the weights MODEL.PRETRAINED of `model`, which may be on the meta device.
-
-    None if they have no head. Raises UserError as `load_pretrained`.
-    """
-    file = find_weights(str(options.pretrained))
-    state = choose(file, read_weights(str(file)), model, options, EVALUATE).chosen.state
-    names = (f"{layer}.weight" for head in head_names(model) for layer in _output_layers(model, head))
-    return next((state[name].shape[0] for name in names if name in state), None)
 
 
 def _resize_positions(
@@ -220,7 +208,7 @@ def _fit_head(
     names = [name for name in own if name.startswith(f"{head}.")]
     in_file = [name for name in names if name in state]
     if rows and not is_other:
-        _keep_rows(_output_layers(model, head), state, own, torch.tensor(rows))
+        _keep_rows(output_layers(model, head), state, own, torch.tensor(rows))
     weights = [name for name in in_file if own[name].ndim > 1 and state[name].shape[1:] == own[name].shape[1:]]
     counts = [(len(state[name]), len(own[name])) for name in weights if len(state[name]) != len(own[name])]
     matrices = [name for name in in_file if state[name].ndim == 2 == own[name].ndim]
@@ -255,21 +243,21 @@ def _make_zero(model: nn.Module, heads: Collection[str]) -> None:
     Their inputs are features that other training has learned. The rows of timm, with a standard deviation of up to 0.4
     (EfficientNet, MobileNet), destroy them in the first steps.
     """
-    layers = [layer for head in head_names(model) if head in heads for layer in _output_layers(model, head)]
+    layers = [layer for head in head_names(model) if head in heads for layer in output_layers(model, head)]
     for name, tensor in model.state_dict().items():
         if name.rpartition(".")[0] in layers:
             tensor.zero_()
 
 
-def _output_layers(model: nn.Module, head: str) -> list[str]:
+def output_layers(model: nn.Module, head: str) -> list[str]:
     """The layers whose rows are the classes: the last one in a head, of several heads the last one in each."""
     module = model.get_submodule(head)
     if isinstance(module, nn.ModuleList):
-        return [layer for name, _ in module.named_children() for layer in _output_layers(model, f"{head}.{name}")]
+        return [layer for name, _ in module.named_children() for layer in output_layers(model, f"{head}.{name}")]
     return [name for name, part in module.named_modules(prefix=head) if isinstance(part, nn.Linear | nn.Conv2d)][-1:]
 
 
-def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads: list[str]) -> State:
+def _check_tensors(weights: Weights, state: State, own: State, heads: list[str]) -> State:
     """The tensors of `state` that the model has, cast to the model's dtypes.
 
     Raises UserError if a tensor is missing, or its shape, dtype or values are wrong; if a part of the model apart from
@@ -281,11 +269,11 @@ def _check_tensors(file: Path, weights: Weights, state: State, own: State, heads
 
     def refuse(names: list[str], what: str, remedy: str = fix) -> None:
         if names:
-            raise UserError(f"{file}: {what}: {summarize_names(names)}; {remedy}")
+            raise UserError(f"{weights.file}: {what}: {summarize_names(names)}; {remedy}")
 
     missing = [name for name in own if name not in state]
     if lost := [name for name in missing if any(f".{one}".endswith(f".{name}") for one in weights.lost)]:
-        raise lost_error(file, lost)
+        raise UserError(LOST.format(weights.file, summarize_names(lost)))
     refuse(missing, "missing tensors")
     misfits = [name for name in own if state[name].shape != own[name].shape]
     refuse([f"{name} {_shape(state[name])}, not {_shape(own[name])}" for name in misfits], "wrong shapes")

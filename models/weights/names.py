@@ -113,57 +113,53 @@ _REGNET = Family(
 _STATISTICS = ((r"\._mean$", ".running_mean"), (r"\._variance$", ".running_var"))
 
 
-def paddle_converter(file: Path, model: nn.Module, options: Model) -> Convert:
-    """Returns a function that converts the state of a .pdparams file to a state of `model`.
+def paddle_to_timm(file: Path, options: Model, model: nn.Module, state: State) -> tuple[State, Note | None]:
+    """The state of a .pdparams file with the names and the layout of `model`, as `to_model_names`.
 
-    PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. The function raises UserError if the
-    file contains a tensor that the model does not have.
+    PaddleClas has the names of timm or of the authors, and PaddlePaddle's layout. Raises UserError if the file contains
+    a tensor that the model does not have.
     """
     is_regnet = options.type == "timm" and options.name.partition(".")[0] == _REGNET.timm
     family = _REGNET if is_regnet else FAMILIES.get(options.type, _VIT)
     renames = (*_STATISTICS, *family.renames_for(options))
     linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     distilled = " (DISTILLED for two heads)" if getattr(options, "distilled", None) is False else ""
-
-    def convert(state: State) -> tuple[State, Note | None]:
-        own = model.state_dict()
-        computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
-        result: State = {}
-        biases: State = {}
-        unknown = []
-        for name, tensor in state.items():
-            if any(re.fullmatch(pattern, name) for pattern in family.dropped):
-                continue
-            renamed = _renamed(name, renames)
-            parts = [renamed]
-            for pattern, modules in family.split.items():
-                if match := re.fullmatch(pattern, renamed):
-                    parts = [f"{match[1]}{module}{match[2]}" for module in modules]
-                    break
-            if not all(part in own for part in parts):
-                mean = renamed.replace(".conv.bias", ".bn.running_mean")
-                if mean in own:
-                    biases[mean] = tensor
-                else:
-                    unknown.append(name)
-                continue
-            # The kind of the layer tells the layout: the shape of a square weight does not.
-            rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
-            result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
-        if unknown or not result:
-            plain = {_renamed(name, _STATISTICS): one for name, one in state.items()}
-            matrices = {name: one.t() for name, one in plain.items() if one.ndim == 2 and name.endswith(".weight")}
-            others, note = to_model_names(model, plain | matrices)
-            if body_names(model) <= computed.keys() | others.keys():
-                return computed | others, note
-            problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
-            raise UserError(f"{problem}; give weights of this model, or set MODEL{distilled} to match")
-        for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
-            result[mean] = result[mean].float() - biases[mean].float()
-        computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
-        return computed | result, None
-
-    return convert
+    own = model.state_dict()
+    computed = {name: tensor for name, tensor in own.items() if not tensor.is_floating_point()}  # such as counters
+    result: State = {}
+    biases: State = {}
+    unknown = []
+    for name, tensor in state.items():
+        if any(re.fullmatch(pattern, name) for pattern in family.dropped):
+            continue
+        renamed = _renamed(name, renames)
+        parts = [renamed]
+        for pattern, modules in family.split.items():
+            if match := re.fullmatch(pattern, renamed):
+                parts = [f"{match[1]}{module}{match[2]}" for module in modules]
+                break
+        if not all(part in own for part in parts):
+            mean = renamed.replace(".conv.bias", ".bn.running_mean")
+            if mean in own:
+                biases[mean] = tensor
+            else:
+                unknown.append(name)
+            continue
+        # The kind of the layer tells the layout: the shape of a square weight does not.
+        rows = tensor.t() if parts[0] in linear and tensor.ndim == 2 else tensor
+        result |= dict(zip(parts, rows.chunk(len(parts)) if len(parts) > 1 else [rows], strict=False))
+    if unknown or not result:
+        plain = {_renamed(name, _STATISTICS): one for name, one in state.items()}
+        matrices = {name: one.t() for name, one in plain.items() if one.ndim == 2 and name.endswith(".weight")}
+        others, note = to_model_names(model, plain | matrices)
+        if body_names(model) <= computed.keys() | others.keys():
+            return computed | others, note
+        problem = f"{file}: contains {summarize_names(unknown)}, which is not in this {family.title}"
+        raise UserError(f"{problem}; give weights of this model, or set MODEL{distilled} to match")
+    for mean in biases.keys() & result.keys():  # the batch norm subtracts the mean: the same function
+        result[mean] = result[mean].float() - biases[mean].float()
+    computed |= {name: own[name] for name in own if any(re.fullmatch(one, name) for one in family.computed)}
+    return computed | result, None
 
 
 def _renamed(name: str, renames: Iterable[Rename]) -> str:

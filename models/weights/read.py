@@ -47,6 +47,7 @@ _AVERAGE = re.compile(r"(?:^|[._-])(?:ema|swa|avg|averaged?|shadow)\d*(?:[._-]|$
 _OF_OPTIMIZER = re.compile(
     r"(?:^|[._])(?:optim(?:izer)?s?|exp_avg(?:_sq)?|(?:max_)?exp_avg_sqs?|momentum_buffer)(?:$|[._])"
 )
+LOST = "{}: {} is larger than its data in the file; give another file"
 # Entries of programs whose `state_dict` is the average, which they evaluate: mmengine, Lightning
 _SWAPPED = ({"message_hub", "ema_state_dict"}, {"current_model_state"})
 
@@ -61,6 +62,7 @@ class Weights:
     """
 
     states: dict[str, dict[str, Any]]
+    file: Path = Path()
     average: re.Pattern[str] = _AVERAGE
     is_result: bool = False
     is_paddle: bool = False
@@ -142,7 +144,7 @@ def _read_file(file: Path, kind: str, _version: tuple[Any, ...]) -> Weights:
         problem = f"{file}: is damaged, or of {known}: it begins with {head!r}"
         raise UserError(f"{problem}; download it again or give another")
     try:
-        return _READERS[kind](file)
+        return replace(_READERS[kind](file), file=file)
     except UserError:
         raise
     except Exception as error:  # the libraries raise almost any type for a damaged file
@@ -170,25 +172,23 @@ def find_states(content: Any, max_array_bytes: int = 0) -> Weights:
         max_array_bytes -= sum(len(one.content) for one in records if isinstance(one.content, bytes | str))
         if records and max_array_bytes < 0:
             raise ValueError("arrays share their data")
-        arrays = ((name, _from_numpy(one) if type(one) is ArrayRecord else one) for name, one in entries.items())
-        tensors = {str(name): one for name, one in arrays if isinstance(one, torch.Tensor)}
-        tensors = {name: one for name, one in tensors.items() if not _OF_OPTIMIZER.search(name)}
-        if tensors:
-            states[path] = tensors
-        if depth < _MAX_DEPTH:
-            inner = [(name, one) for name, one in entries.items() if isinstance(name, str)]
-            inner = [(name, one) for name, one in inner if not _OF_OPTIMIZER.search(name)]
-            found += [(f"{path}.{name}" if path else name, one, depth + 1) for name, one in inner]
+        state = dict[str, Any]()
+        for name, one in entries.items():
+            if _OF_OPTIMIZER.search(str(name)):
+                continue
+            if type(one) is ArrayRecord:
+                with suppress(Exception), catch_warnings(action="ignore"):  # damaged, or not of numbers
+                    state[str(name)] = torch.from_numpy(one.array())
+            elif isinstance(one, torch.Tensor):
+                state[str(name)] = one
+            elif isinstance(name, str) and depth < _MAX_DEPTH:
+                found.append((f"{path}.{name}" if path else name, one, depth + 1))
+        if state:
+            states[path] = state
     top = content if isinstance(content, dict) else {}
     if any(names <= top.keys() for names in _SWAPPED):
         return Weights(states, re.compile(r"^state_dict\b"), is_result=True, content=top)
     return Weights(states, is_result=isinstance(top.get("format"), int), content=top)
-
-
-def _from_numpy(record: ArrayRecord) -> torch.Tensor | None:
-    with suppress(Exception), catch_warnings(action="ignore"):  # of many types: the array has no numbers, or is damaged
-        return torch.from_numpy(record.array())
-    return None
 
 
 def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
@@ -200,10 +200,6 @@ def has_backing_storage(tensor: torch.Tensor, file_bytes: int) -> bool:
     if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes() <= file_bytes
-
-
-def lost_error(file: Path, names: list[str]) -> UserError:
-    return UserError(f"{file}: {summarize_names(names)} is larger than its data in the file; give another file")
 
 
 def _read_torch(file: Path) -> Weights:
@@ -219,7 +215,7 @@ def _read_torch(file: Path) -> Weights:
                 kept = merge_adapters(kept, parse_value(content["options"])["MODEL"]["LORA"]["ALPHA"])
             states[entry] = kept
     if not states and lost:
-        raise lost_error(file, lost)
+        raise UserError(LOST.format(file, summarize_names(lost)))
     if not states:
         objects = [content, *content.values()] if isinstance(content, dict) else [content]
         if inert := [type(one).__name__ for one in objects if isinstance(one, Inert)]:

@@ -29,7 +29,7 @@ from configs.schema.families.family import TimmModel
 from configs.weights import find_weights
 from models.weights.choose import EVALUATE, FINE_TUNE
 from models.weights.fit import NewHead, load_pretrained
-from models.weights.names import paddle_converter
+from models.weights.names import paddle_to_timm
 from utils.errors import UserError
 
 SQUARE = "encoder.layers.0.attn.out.weight"
@@ -81,8 +81,8 @@ def test_paddlevits_regnet_is_timms_with_the_biases_in_the_running_means():
         if "num_batches" not in name:
             state[name] = tensor.t() if name == "head.2.weight" else tensor
     assert {"stages.0.blocks.0.conv3.bias", "stages.0.blocks.0.bn3._mean", "stem.1._variance"} <= state.keys()
-    convert = paddle_converter(Path("regnet"), model, TimmModel(NAME="regnety_160.deit_in1k"))
-    model.load_state_dict(convert(state)[0])
+    options = TimmModel(NAME="regnety_160.deit_in1k")
+    model.load_state_dict(paddle_to_timm(Path("regnet"), options, model, state)[0])
     torch.testing.assert_close(logits(model), logits(source), rtol=1e-5, atol=1e-5)
 
 
