@@ -72,7 +72,7 @@ class Command:
         """The command that runs without -dry_run."""
         if self.profile or self.prediction:
             return "profile" if self.profile else "predict"
-        trains = "probe" if self.config.model.tune.kind == "probe" else "train"
+        trains = "probe" if self.config.model.tune.solves_head else "train"
         return "eval" if self.config.eval.enabled else trains
 
     @property
@@ -131,7 +131,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         config, layers, notes = complete(layers)
         if arguments.profile:
             others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
-            others["MODEL.TUNE probe"] = config.model.tune.kind == "probe"
+            others["MODEL.TUNE probe"] = config.model.tune.solves_head
             if given := [flag for flag, is_given in others.items() if is_given]:
                 problem = f"-profile starts a new short run and cannot be combined with {given[0]}"
                 raise UserError(f"{problem}; remove one of them")

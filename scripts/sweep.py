@@ -117,7 +117,7 @@ def read_grid(sets: Sequence[str], others: list[str]) -> tuple[Path, dict[str, l
             options = non_default_options(command.config)
             kept = sorted((key, value) for key, value in options.items() if key not in (*grid, *_UNCHECKED))
             root = Path(command.config.save) / f"{command.run_name}-sweep-{zlib.crc32(repr(kept).encode()):08x}"
-        runs[name] = [*others, f"-output={root}", f"-name={name}", *["-opts"] * bool(given), *given]
+        runs[name] = [*others, f"-output={root}", f"-name={name}", *(["-opts", *given] if given else [])]
         if minutes := command.config.train.minutes:
             changes = (f"{key}={value}" for key, value in pairs if not key.startswith(_SAME_SPEED))
             speeds[name] = ",".join([f"{minutes:g} minutes", *changes])

@@ -44,7 +44,8 @@ def visible_gpus(wanted: str | None = None) -> int:
         warnings.simplefilter("ignore")  # torch warns of the driver
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     named = list(takewhile(lambda name: name.strip() not in EXCLUDES_GPUS, (visible or "").split(",")))
-    asked = "-device cuda, " * (wanted == "cuda") + f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
+    asked = "-device cuda, " if wanted == "cuda" else ""
+    asked += f"CUDA_VISIBLE_DEVICES {visible or 'not set'}"
     if gpus == 0:
         reason = _why_unusable(visible)
         if wanted == "cuda" or named or (torch.version.cuda and _has_nvidia_gpu()) or "is too old" in reason:

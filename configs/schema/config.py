@@ -112,14 +112,14 @@ class Config(Section):
             problem = "TRAIN.TEACHER_WEIGHTS needs a distillation"
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
             raise ValueError(f"{problem}; {fix}")
-        if self.eval.suspects and not self.eval.enabled and (self.model.tune.kind != "probe" or self.data.multi_label):
+        if self.eval.suspects and not self.eval.enabled and (not self.model.tune.solves_head or self.data.multi_label):
             raise ValueError("EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false")
         if self.eval_raw and not self.train.model_ema:
             raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
         name, needed = self.loss.name, "needs one label per image, but DATA.MULTI_LABEL is on"
         needs_one = name == "cross_entropy" or (name not in ("bce", "asl") and self.loss.class_weights)
         if self.data.multi_label and needs_one:
-            weighted = " with CLASS_WEIGHTS" * bool(self.loss.class_weights)
+            weighted = " with CLASS_WEIGHTS" if self.loss.class_weights else ""
             raise ValueError(f"LOSS.NAME {name}{weighted} {needed}; set LOSS.NAME=bce or asl")
         if self.data.multi_label and (distillation := self.train.distillation_type) != "none":
             raise ValueError(f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none")

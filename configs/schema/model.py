@@ -89,6 +89,11 @@ class Tune:
     def __str__(self) -> str:
         return f"last:{self.blocks}" if self.kind == "last" else self.kind
 
+    @property
+    def solves_head(self) -> bool:
+        """Whether a run is a linear probe: one step, without batches, an optimizer or a learning rate."""
+        return self.kind == "probe"
+
 
 class Lora(Section):
     """Low-rank adapters, for TUNE lora."""

@@ -125,8 +125,8 @@ def _named_after_images(paths: Sequence[str]) -> list[str]:
     stems = [stem if ending.lower() in IMAGE_EXTENSIONS else stem + ending for stem, ending in parts]
     known, seen, found = set(stems), set[str](), list[str]()
     for path, stem in zip(paths, stems, strict=True):
-        is_named_after = stem in seen or ((match := _BESIDE_AN_IMAGE.fullmatch(stem)) and match[1] in known)
-        found += [path] * bool(is_named_after)
+        if stem in seen or ((match := _BESIDE_AN_IMAGE.fullmatch(stem)) and match[1] in known):
+            found.append(path)
         seen.add(stem)
     return found
 
@@ -244,7 +244,8 @@ class FoundFiles:
             self.undecodable[kind] += 1
             return self.keep_undecodable
         if kind is None and not (is_opened and ending in PHOTO_EXTENSIONS):
-            self.others[name if is_hidden and not ending else "hidden " * is_hidden + (ending or "without ending")] += 1
+            described = ("hidden " if is_hidden else "") + (ending or "without ending")
+            self.others[name if is_hidden and not ending else described] += 1
             return False
         self.recognized[ending or "without ending"] += kind is not None
         return True  # a damaged photo is an image, too: an error reports it

@@ -303,7 +303,7 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
         count = sum(sizes[os.path.join(name, path)] for path in paths[name])
         if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(word_in, several[name])}:
             problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}"
-            is_class = f"{name} is a class" * (len(paths) == len(names))
+            is_class = f"{name} is a class" if len(paths) == len(names) else ""
             return refuse(problem, [name], "give the folder of the classes", is_class)
     return None
 

@@ -290,12 +290,14 @@ def _find_split(
         plain, split_of = _plain(name), _splits_of(name, values[name])
         if len(set(split_of.values())) > 1:
             usable.append(name)
-            unclear += [name] * (plain in SPLIT_NAMES)  # 0 and 1: of an attribute, or of a class
+            if plain in SPLIT_NAMES:  # 0 and 1: of an attribute, or of a class
+                unclear.append(name)
         elif not split_of and len(values[name]) > 1:
             is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
             is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values[name])
             is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values[name])  # of MatConvNet
-            unclear += [name] * is_named
+            if is_named:
+                unclear.append(name)
     if len(usable) < 2 and not unclear:
         return next(iter(usable), None)
     names, values_of = dict.fromkeys([*usable, *unclear]), values[(unclear or usable)[0]]

@@ -36,7 +36,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-        if config.model.tune.kind != "probe":  # which has no batches
+        if not config.model.tune.solves_head:  # which has no batches
             logger.info(f"global batch size: {plan.batch}")
             logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
             logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")

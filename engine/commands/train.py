@@ -28,7 +28,7 @@ def train(command: Command, context: ProcessContext) -> int:
         outputs = open_outputs(command, session, logger, locks)
         locks.callback(outputs.reporter.close)  # if training fails
         trainer = Trainer(session, outputs)
-        if plan.config.model.tune.kind == "probe":
+        if plan.config.model.tune.solves_head:
             run_probe(trainer, solved)
         else:
             trainer.train()

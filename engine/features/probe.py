@@ -137,7 +137,7 @@ def _features(task: ProbeTask, model: FeatureModel, samples: Samples, split: str
     fewest = 2 if split == "train" else 1
     if len(values) < fewest or not values.isfinite().all():
         problem = f"{len(values)} images can be read" if len(values) < fewest else "NaN or infinite; use bfloat16"
-        key = "TUNE" if task.config.model.tune.kind == "probe" else "HEAD"
+        key = "TUNE" if task.config.model.tune.solves_head else "HEAD"
         raise UserError(f"MODEL.{key} probe: features of {split}: {problem}")
     targets = torch.from_numpy(samples.targets[readable])
     return Features(values.to(device), targets.to(device), readable, file.errors)

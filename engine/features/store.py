@@ -68,7 +68,10 @@ def extract(
     """
     batches = build_eval_loader(config.data, samples, evaluator.context, config.timeout_seconds, bad_images)
     evaluator = replace(evaluator, class_mask=None)  # features are no classes
-    keep = lambda outputs, targets: {"features": outputs}  # noqa: E731
+
+    def keep(outputs: torch.Tensor, _: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"features": outputs}
+
     temporary, errors, done = path.with_name(f".{path.name}.tmp"), dict[int, str](), 0
     values: np.memmap | None = None
     with ExitStack() as cleanup:
@@ -178,7 +181,7 @@ def embed(session: EvaluationSession, folder: Path, labelled: bool, logger: RunL
         names = names_of_labels(samples, config.model.num_logits) if labelled else None
         with open_atomically(folder / TABLE_FILE) as table:
             writer = csv.writer(table, lineterminator="\n")
-            writer.writerow([safe_cell(samples.column), *["target"] * bool(names), "error"])
+            writer.writerow([safe_cell(samples.column), *(["target"] if names else []), "error"])
             for index in range(len(samples)):
                 target = [name_of_target(samples.targets[index], names)] if names else []
                 cells = samples.listed_name(index), *target, file.errors.get(index, "")

@@ -56,7 +56,7 @@ def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
     elif config.parallel.strategy != "ddp":
         notes.append(Note("warning", f"one process: PARALLEL.STRATEGY {config.parallel.strategy} has no effect"))
-    if config.model.tune.kind != "probe":  # which takes no step of the optimizer
+    if not config.model.tune.solves_head:  # which takes no step of the optimizer
         notes.append(Note("log", f"Optimizer: {describe_optimizer(state.optimizer, train.optimizer)}"))
         if state.schedule.peak_lr != train.base_lr:
             scaled = f"BASE_LR {train.base_lr:g}, scaled for {batch.global_size} images per step"

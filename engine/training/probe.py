@@ -79,7 +79,7 @@ def solve_new_head(plan: Plan, context: ProcessContext, logger: RunLogger) -> So
     A head of zeros is a new one. A collective call. Raises UserError as `solve_head`.
     """
     config, options, device = plan.config, plan.config.model, context.device
-    if plan.found or options.head != "probe" or options.tune.kind == "probe" or not options.pretrained:
+    if plan.found or options.head != "probe" or options.tune.solves_head or not options.pretrained:
         return None
     set_process_switches(config, device)
     model, _ = build_model(

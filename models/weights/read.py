@@ -187,7 +187,7 @@ def find_states(content: Any, max_array_bytes: int = 0) -> Weights:
             states[path] = state
     top = content if isinstance(content, dict) else {}
     if any(names <= top.keys() for names in _SWAPPED):
-        return Weights(states, re.compile(r"^state_dict\b"), is_result=True, content=top)
+        return Weights(states, average=re.compile(r"^state_dict\b"), is_result=True, content=top)
     return Weights(states, is_result=isinstance(top.get("format"), int), content=top)
 
 
