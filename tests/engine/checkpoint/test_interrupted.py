@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from conftest import assert_same_state, only_run, rows, states, step_rows, train
@@ -16,6 +17,10 @@ from utils.signals import PendingSignal, defer_signals
 from utils.status import STATUS
 
 pytestmark = pytest.mark.usefixtures("handlers_after_test")
+OPTIONS = [
+    "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1",
+    "TRAIN.ACCUM_ITER=3",  # 22 batches per epoch: the last of 8 steps has one batch
+]  # fmt: skip
 
 
 def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
@@ -31,6 +36,11 @@ def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
     monkeypatch.setattr(Trainer, method, with_signal)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(trained_digits) -> Path:
+    return trained_digits(*OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("method", "count", "number", "position"),
     [
@@ -41,15 +51,14 @@ def interrupt(monkeypatch, method: str, count: int, number: int) -> None:
     ],
     ids=["in the first epoch", "at the last step", "in the first evaluation", "in the last evaluation"],
 )
-def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeypatch, method, count, number, position):
-    argv = [*digits_argv, "DATA.BATCH_SIZE_EVAL=64", "TRAIN.MODEL_EMA=true", "MODEL.DROPOUT=0.1"]
-    argv += ["TRAIN.ACCUM_ITER=3"]  # 22 batches per epoch: the last of 8 steps has one batch
-    uninterrupted = train(argv, cpu)
+def test_interrupted_run_resumes_bit_for_bit(
+    digits_argv, tmp_path, cpu, monkeypatch, uninterrupted, method, count, number, position
+):
+    argv = [*digits_argv, *OPTIONS]
     with monkeypatch.context() as patch:
         interrupt(patch, method, count, number)
-        argv[2] = f"-output={tmp_path / 'interrupted'}"
         assert run(parse_command_line(argv), cpu) == 128 + number
-    interrupted = only_run(tmp_path / "interrupted")
+    interrupted = only_run(tmp_path / "out")
     status = read_run(interrupted)
     assert (status["state"], status["signal"]) == ("interrupted", signal.Signals(number).name)
     assert status["checkpoint"] == str(interrupted / "last.pth")
@@ -62,7 +71,7 @@ def test_interrupted_run_resumes_bit_for_bit(digits_argv, tmp_path, cpu, monkeyp
     assert step_rows(interrupted) == step_rows(uninterrupted)
 
 
-@pytest.mark.parametrize(("freq", "count"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("freq", "count"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_a_validation_that_fails_costs_no_epoch(digits_argv, tmp_path, cpu, monkeypatch, freq, count):
     argv = [*digits_argv, "TRAIN.MODEL_EMA=true", "EVAL_RAW=true", f"VALIDATE_FREQ={freq}"]
     monkeypatch.setattr("engine.training.trainer._WRITE_TIMES", 0)
