@@ -135,20 +135,6 @@ def test_paddlevits_recipe_and_weights_give_its_logits(weights):
     assert (logits - torch.from_numpy(reference["logits"])).abs().max() < 1e-5
 
 
-REFUSED = [  # name, option, what the error names
-    ("resnet5O", "SEED=0", r"MODEL\.NAME.* resnet5O.* resnet50"),
-    # by the forward pass
-    ("levit_128s", "DATA.IMAGE_SIZE=200", r"levit_128s.* DATA\.IMAGE_SIZE 200: "),
-]
-
-
-@pytest.mark.parametrize(("name", "option", "words"), REFUSED)
-def test_options_that_a_model_of_timm_refuses(name, option, words):
-    config = parse_command_line(["-opts", "MODEL.TYPE=timm", f"MODEL.NAME={name}", option]).config
-    with pytest.raises(UserError, match=words):
-        build_model(config.model, config.data, CPU)
-
-
 def test_attn_head_size():
     model = tiny_vit("MODEL.ATTN_HEAD_SIZE=16", "MODEL.NUM_HEADS=5")
     assert model.blocks[0].attn.qkv.weight.shape == (3 * 5 * 16, 24)
@@ -190,9 +176,7 @@ def test_tokens_of_a_vit(features, width):
         torch.testing.assert_close(copied(IMAGES), found.sum(1, keepdim=True) + copied.head.bias)
 
 
-def test_pooling_that_a_model_lacks_is_refused():
-    with pytest.raises(UserError, match=r"MODEL.FEATURES token: this model has no class token"):
-        vit_with_features("token", "MODEL.GLOBAL_POOL=avg")
+def test_features_that_a_model_lacks_are_refused():
     with pytest.raises(UserError, match=r"MODEL.FEATURES avg: needs a ViT"):
         pool_tokens(timm.create_model("test_resnet"), "avg", 5)
     with pytest.raises(UserError, match="no classifier"):

@@ -8,7 +8,6 @@ from torch import nn
 from configs.command_line import parse_command_line
 from engine.precision.policy import Precision
 from models.build import build_model
-from utils.errors import UserError
 
 CPU = torch.device("cpu")
 RANDOM = ["MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1", "MODEL.DROPPATH=0.3"]
@@ -58,14 +57,6 @@ def test_gradients_are_bit_identical_and_less_is_saved(case):
     assert plain.keys() == checkpointed.keys()
     if "frozen" not in case:
         assert checkpointed_bytes < 0.5 * plain_bytes
-
-
-@pytest.mark.parametrize("name", ["coat_tiny"])
-def test_a_model_without_it_is_refused_in_one_line(name):
-    options = ["MODEL.TYPE=timm", f"MODEL.NAME={name}", "MODEL.GRAD_CHECKPOINTING=true"]
-    config = parse_command_line([f"-image_size={240 if '240' in name else 224}", "-opts", *options]).config
-    with pytest.raises(UserError, match=rf"^MODEL\.GRAD_CHECKPOINTING: timm does not support it for {name}; set"):
-        build_model(config.model, config.data, CPU)
 
 
 @pytest.mark.parametrize("family", ["SwinTransformer", "PVTv2", "LeViT", "CaiT"])

@@ -11,7 +11,6 @@ from configs.command_line import parse_command_line
 from configs.schema.model import Lora
 from models.build import build_model
 from models.tuning import add_adapters, merge_adapters, set_training, write_peft_folder
-from utils.errors import UserError
 
 VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
 NORM_AND_HEAD = {"norm.weight", "norm.bias", "head.weight", "head.bias"}
@@ -82,22 +81,6 @@ def test_activations_are_kept_for_the_trained_blocks_only(extra):
                         for tune in ("MODEL.TUNE=full", "MODEL.TUNE=last:1", "MODEL.TUNE=head"))  # fmt: skip
     assert head == 4 * 5 * 24 * 4
     assert head < last < full / 4
-
-
-REFUSED = {
-    "last:5": ([*VIT, "MODEL.TUNE=last:5"], r"last:5: vit has 4 blocks"),
-    "no matcher": (["MODEL={TYPE: timm, NAME: pit_ti_224, TUNE: 'last:1'}"], r"last:1: pit_ti_224 .*group_matcher"),
-    "no blocks": (["MODEL={TYPE: timm, NAME: resnet18, TUNE: lora}"], r"lora: resnet18 has no linear layers"),
-    "rank": ([*VIT, "MODEL.TUNE=lora", "MODEL.LORA.RANK=25"], r"RANK 25: blocks\.0\.attn\.qkv is only 24 wide"),
-    "target": ([*VIT, "MODEL.TUNE=lora", "MODEL.LORA.TARGETS=[qvk]"], r"TARGETS: qvk .* qkv"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_tuned_is_refused(case):
-    options, line = REFUSED[case]
-    with pytest.raises(UserError, match=line), torch.device("meta"):
-        tuned_model(*options, size=224, device="meta")
 
 
 TIMMS_VIT = {"depth": 2, "embed_dim": 48, "num_heads": 3, "img_size": 32, "num_classes": 5}

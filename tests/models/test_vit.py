@@ -14,7 +14,6 @@ from engine.training.batch_size import build_state
 from models.blocks import add_mixin
 from models.build import build_model
 from models.vit import PatchLinear, SampleDropBlock, add_residual, num_kept_samples, use_linear_patches
-from utils.errors import UserError
 
 B, N, C = 16, 5, 8
 
@@ -148,19 +147,6 @@ def test_layer_decay_puts_the_stem_into_the_first_layer():
     groups = param_groups_layer_decay(model, layer_decay=0.5)
     scale_of = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     assert {scale_of[id(p)] for p in model.patch_embed.parameters()} == {min(scale_of.values())} == {0.5**3}
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["MODEL.STEM=resnet10"], "resnet10t"),
-        (["MODEL.STEM=resnet10t", "MODEL.PATCH_SIZE=4"], "PATCH_SIZE of 8, 16 or 32"),
-        (["MODEL.STEM=levit_128s"], "levit_128s has no features of stride 16"),
-    ],
-)
-def test_a_network_that_does_not_fit(options, named):
-    with pytest.raises(UserError, match=named):
-        stem_model(*options)
 
 
 WIDTH = 256

@@ -72,7 +72,4 @@ def test_their_problems_are_found_at_the_start(argv, cpu, tmp_path):
     (tmp_path / "data" / "test" / "red" / "0.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"test/red/0\.png: is empty"):
         train(argv, cpu)
-    (tmp_path / "data" / "test" / "red").rename(tmp_path / "data" / "test" / "rot")
-    with pytest.raises(UserError, match=r"class folder 'rot' is in test, not in train"):
-        train(argv, cpu)
     assert not (tmp_path / "out").exists()

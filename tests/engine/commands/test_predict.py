@@ -162,13 +162,6 @@ def test_without_output_there_is_a_new_folder_with_a_log(images, trained, cpu):
     assert len(read_rows(folder / "predictions.csv")) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_found_first(images, trained, tmp_path, cpu, capsys):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="is not writable: Not a directory"):
-        predict(tmp_path / "file", cpu, str(images), f"-resume={trained}")
-    assert "Pretrained" not in capsys.readouterr().out
-
-
 def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):
     """48 images are 24 batches, and rows are written every 8: the file before stays until the last one."""
     argv = [str(images), f"-pretrained={trained / 'best.pth'}", "-batch_size_eval=2", "-num_workers=0"]

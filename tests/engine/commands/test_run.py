@@ -16,7 +16,6 @@ from timm.models import VisionTransformer
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.run.record import RESULT_KEYS, STATUS_KEYS, RunRecord
-from utils.device import IN_LOADING
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
@@ -37,17 +36,6 @@ def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypat
     monkeypatch.setattr("engine.parallel.strategy.Strategy.load_optimizer_state", raise_error(error))
     with pytest.raises(UserError, match=r"^out of GPU memory .* \(CUDA error: out of memory\)$"):
         run(parse_command_line(["-resume=auto", *digits_argv]), cpu)
-
-
-@pytest.mark.parametrize(
-    ("flags", "fix"), [(["-num_workers=0"], "lower -batch_size"), ([], "lower -num_workers or -batch_size")]
-)
-def test_out_of_pinned_host_memory(digits_argv, cpu, monkeypatch, flags, fix):
-    error = torch.AcceleratorError("CUDA error: out of memory")
-    error.add_note(IN_LOADING)
-    monkeypatch.setattr("engine.commands.train.train", raise_error(error))
-    with pytest.raises(UserError, match=rf"^out of host memory with vit at .*: {fix} \(CUDA error: out of memory\)$"):
-        run(parse_command_line([*flags, *digits_argv]), cpu)
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_options_that_do_not_work_are_refused(named, options):
         build_train_state(config, TWO, EpochLayout(100, BatchPlan(8), 0))
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_a_sharded_run_of_one_device_resumes_exactly(group_of_one, tmp_path, monkeypatch, strategy):
     """Clipping, average, evaluation, loss scale."""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, noise_folder, only_run, read_result, run_script
+from conftest import ROOT, noise_folder, only_run, read_result
 from huggingface_hub import HfApi
 
 import main_multi_gpu
@@ -215,12 +215,11 @@ def test_the_hub_is_asked_for_a_limited_time(monkeypatch):
     assert find_on_hub("timm/x", ("a", "b")) == "in the cache"
 
 
-def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
     flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-num_workers=0", "-device=cpu"]
-    printed = run_script("main_single_gpu.py", *flags)
-    assert printed.count("Recipe: folder_small (34 training images; ") == 1
+    assert main_single_gpu.main(flags) == 0
+    assert capsys.readouterr().out.count("Recipe: folder_small (34 training images; ") == 1
     folder = only_run(tmp_path / "out")
     assert folder.name.startswith("folder_small-") and read_result(folder)["finished"]
     assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu"]) == 0
@@ -238,6 +237,7 @@ def dry_run(context, argv, cache):
     return refused or command.run_name
 
 
+@pytest.mark.slow
 def test_ranks_choose_the_same_recipe(images, tmp_path, ranks):
     flags = [
         f"-data_path={images}",

@@ -114,7 +114,10 @@ def test_ranks_on_different_gpus_are_refused_in_o3(monkeypatch, kinds, fits):
 RUN = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9", "TRAIN.GRAD_CLIP=1.0", "MODEL.DROPOUT=0.1"]
 
 
-@pytest.mark.parametrize(("level", "dtype"), [("O1", "float16"), ("O2", "bfloat16"), ("O3", "bfloat16")])
+@pytest.mark.parametrize(
+    ("level", "dtype"),
+    [("O1", "float16"), pytest.param("O2", "bfloat16", marks=pytest.mark.slow), ("O3", "bfloat16")],
+)
 def test_resume_is_bit_exact(digits_argv, cpu, level, dtype):
     argv = [*digits_argv, *RUN, f"AMP.LEVEL={level}", f"AMP.DTYPE={dtype}", "AMP.ENABLED=true", "TRAIN.MAX_STEPS=8"]
     whole = states(train(argv, cpu))
@@ -139,7 +142,14 @@ def test_resume_in_another_level(digits_argv, cpu):
         before = state["model"]
 
 
-@pytest.mark.parametrize(("tune", "level"), [("head", "O1"), ("last:1", "O2"), ("lora", "O3")])
+@pytest.mark.parametrize(
+    ("tune", "level"),
+    [
+        pytest.param("head", "O1", marks=pytest.mark.slow),
+        pytest.param("last:1", "O2", marks=pytest.mark.slow),
+        ("lora", "O3"),
+    ],
+)
 def test_resume_restores_a_frozen_backbone(digits_argv, trained_digits, cpu, level, tune):
     """The averaged weights must not include the weights of a newly initialized model."""
     pretrained = trained_digits("TRAIN.MAX_STEPS=3") / "last.pth"

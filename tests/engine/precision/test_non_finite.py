@@ -113,7 +113,10 @@ AMP = {
 }
 
 
-@pytest.mark.parametrize(("amp", "names_block", "names_dtype"), AMP.values(), ids=AMP.keys())
+@pytest.mark.parametrize(
+    ("amp", "names_block", "names_dtype"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (name in ("bf16", "O3")), id=name) for name, case in AMP.items()],
+)
 def test_persistent_nan_aborts_within_20_steps(digits_argv, cpu, monkeypatch, amp, names_block, names_dtype, tmp_path):
     finite = train([*digits_argv, *amp, "TRAIN.MAX_STEPS=5"], cpu)
     expected = load_checkpoint(finite / "last.pth")

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 from run_folders import (
-    WARNING,
     add_evaluation,
     make_evaluation_run,
     make_run,
@@ -28,7 +27,7 @@ from engine.report import page as page_module
 from engine.report.contents import read_contents
 from engine.report.overview import class_figures, shift_by_weights, tiles_of
 from engine.report.page import write_report
-from engine.run.facts import Devices, PixelBaseline, Preprocessing
+from engine.run.facts import PixelBaseline
 from engine.training.run_report import RunReport
 from utils.errors import Unavailable, UserError
 from utils.status import UNFINISHED
@@ -120,12 +119,6 @@ def test_the_page_of_a_probe_has_its_figures_and_no_options_of_steps(tmp_path):
     assert "linear probe 79.50%" in tuned and "77.78%" in tuned and "TRAIN.BASE_LR 0.01 0.003" in tuned
 
 
-def test_the_page_of_an_evaluation_shows_its_preprocessing(tmp_path):
-    folder = make_evaluation_run(tmp_path / "eval-1")
-    write_facts(folder, [Preprocessing(96, 0.875, "bicubic", [0.25], [0.5], "the checkpoint: all")])
-    assert "96 pixels, crop 0.875, bicubic, mean [0.25], std [0.5]" in read_page(folder).text
-
-
 HERE = {"state": "running", "host": socket.gethostname()}
 
 
@@ -143,14 +136,6 @@ HERE = {"state": "running", "host": socket.gethostname()}
 def test_the_state_comes_first(tmp_path, status, shown):
     page = read_page(make_run(tmp_path / "a run", **status))
     assert shown.format(folder=tmp_path / "a run") in page.text.partition("Model and data")[0]
-
-
-def test_a_resumed_run_says_so(run):
-    write_facts(run, [Devices(2, "cuda:0", "O1: float16")])
-    update_json(run / "run.json", started="2026-01-03", starts=2, warnings={WARNING: 2})
-    page = read_page(run)
-    assert "2026-01-03, resumed 1 time" in page.text and "O1: float16" in page.text
-    assert "(2 times)" in page.text  # the warning
 
 
 def test_the_options_of_earlier_steps_are_shown(run):

@@ -57,22 +57,19 @@ def test_a_loss_without_one_value_per_sample_is_refused(plugin):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
-@pytest.mark.parametrize("flags", [["-dry_run"], []])
 @pytest.mark.parametrize(("code", "option", "error"), [
     ("loss('bare')\ndef bare(logits, targets):\n    return logits.sum(1)", "LOSS.NAME=bare",
      r"LOSS.NAME bare: .*'options'"),
     ("device_augmentation('bare')\ndef bare(images, options):\n    return images",
      "DATA.DEVICE_AUGMENTATIONS={bare: null}", r"DATA.DEVICE_AUGMENTATIONS: bare .*nn\.Module"),
 ])  # fmt: skip
-def test_a_function_that_cannot_be_called_is_one_line(
-    tmp_path, digits_argv, cpu, monkeypatch, flags, code, option, error
-):
+def test_a_function_that_cannot_be_called_is_one_line(tmp_path, digits_argv, cpu, monkeypatch, code, option, error):
     monkeypatch.setattr("configs.parts._running", {})
     for table in (LOSSES, DEVICE_AUGMENTATIONS):
         monkeypatch.delitem(table, "bare", raising=False)
     (tmp_path / "bare.py").write_text(f"from configs.parts import *\n@{code}\n")
     with pytest.raises(UserError, match=error):
-        run(parse_command_line([f"-plugin={tmp_path / 'bare.py'}", *flags, *digits_argv, option]), cpu)
+        run(parse_command_line([f"-plugin={tmp_path / 'bare.py'}", "-dry_run", *digits_argv, option]), cpu)
 
 
 UNUSED = """

@@ -76,6 +76,7 @@ def status_of(context, argv):
     return run(parse_command_line(argv), context)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     """A probe needs whole models."""
     options = "PARALLEL.STRATEGY=fsdp", "TRAIN.MINUTES=0.001"
