@@ -237,6 +237,7 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[A
     """
     temporary = temporary_path(path)
     encoding, errors, newline = ("utf-8", "surrogateescape", "") if mode == "w" else (None, None, None)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)  # it may be moved meanwhile
     try:
         temporary.unlink(missing_ok=True)  # of a killed process with this id, or a link
         with open(temporary, mode.replace("w", "x"), encoding=encoding, errors=errors, newline=newline) as file:
@@ -245,10 +246,13 @@ def open_atomically(path: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[A
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(temporary.name, dir_fd=folder)
         if isinstance(error, OSError):
             error.filename = error.filename or str(path)  # a failed write() has none
         raise
+    finally:
+        os.close(folder)
 
 
 def temporary_path(path: Path) -> Path:

@@ -265,6 +265,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     if found:
         progress = position.progress
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
+    call_on_main(lambda: logger.note(disk_note(session.state, plan.run_folder or Path(config.save))), context)
     if folder := plan.run_folder:
         call_on_main(lambda: _prepare_folder(session, logger), context)
         if position.best:
@@ -280,7 +281,6 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         logger.info(f"----- Resume: {found.path} is in no folder of a run; the run continues in {folder}")
     if context.is_main:
         write_held_out(folder, plan.split)
-        logger.note(disk_note(session.state, folder))
     return _outputs(session, folder, logger)
 
 

@@ -22,7 +22,7 @@ from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState
 from models.tuning import adapter_size, write_peft_folder
-from utils.errors import UserError
+from utils.errors import Unavailable, UserError
 from utils.files import tensor_bytes
 from utils.metrics import Metrics
 from utils.notes import Note
@@ -136,14 +136,20 @@ class PeftFolder(Observer):
 
 
 def disk_note(state: TrainState, folder: Path) -> Note:
-    """The size of a checkpoint, with moments that do not exist yet, and the free space; a warning if two do not fit."""
+    """The size of a checkpoint, with moments that do not exist yet, and the free space; a warning if two do not fit.
+
+    folder: may not exist yet. Raises UserError: not even one fits.
+    """
     saved, average = state.precision.weights.saved, state.average
     models = [saved.state_dict(), average.module.state_dict() if average else {}]
     moments = 4 * count_parameters(saved)[1] * moments_per_parameter(state.config.train)
-    size, free = (tensor_bytes(models) + moments) / 1e6, shutil.disk_usage(folder).free / 1e6
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    size, free = (tensor_bytes(models) + moments) / 1e6, shutil.disk_usage(place).free / 1e6
     kept = 3 + state.config.keep_checkpoints  # last, previous, best
     text = f"Checkpoints: {size:,.1f} MB each, at most {kept} kept, {free:,.1f} MB free in {folder}"
     fix = "fewer than two fit; free space, or choose another folder with -output"
+    if free < size:
+        raise Unavailable(f"{text}: {fix}")
     return Note("warning", f"{text}: {fix}") if free < 2 * size else Note("log", text)
 
 

@@ -76,6 +76,14 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(saved, monkey
     assert saved.read_bytes() == before and list(saved.parent.iterdir()) == [saved]
 
 
+def test_a_folder_that_is_moved_meanwhile_keeps_no_temporary_file(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(FileNotFoundError), files.open_atomically(tmp_path / "run" / "x.png") as file:
+        file.write("x")
+        (tmp_path / "run").rename(tmp_path / "moved")
+    assert [path.name for path in tmp_path.rglob("*")] == ["moved"]
+
+
 def test_incomplete_last_row_is_dropped(tmp_path):
     (tmp_path / "metrics.csv").write_bytes(b"epoch,loss\r\n1,0.5\r\n2,0.25")
     assert read_rows(tmp_path / "metrics.csv") == [{"epoch": "1", "loss": "0.5"}]  # 0.25 may have been 0.2512

@@ -20,6 +20,7 @@ from engine.run.record import read_run
 from engine.training import run_report
 from engine.training.run_report import TimeShare
 from engine.training.snapshot import disk_note
+from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
 from utils.signals import Interrupted
@@ -187,3 +188,10 @@ def test_a_disk_without_room_for_two_checkpoints(monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
         note = disk_note(state, Path("run"))
         assert "Checkpoints: 3.0 MB" in note.text and (note.kind == "warning") == warns
+
+
+def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, cpu, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**4))
+    with pytest.raises(UserError, match=r"0\.0 MB free"):
+        train(digits_argv, cpu)
+    assert not Path(parse_command_line(digits_argv).config.save).exists()
