@@ -44,7 +44,7 @@ class Command:
     config: the checked options. given: those that files, flags and -opts give, by section; the others are defaults.
     notes: lines for the log about the model family, and about options that differ from the given ones.
     num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
-    script: the entry script. recipe: the file of -cfg.
+    script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
     prediction: of -predict or -embed. split: of -split, to evaluate or to predict.
     others: of a prediction of several runs, the command of each further run.
     """
@@ -61,6 +61,7 @@ class Command:
     prediction: Prediction | None
     split: Split | None
     others: tuple["Command", ...] = ()
+    reason: str = ""
 
     @property
     def name(self) -> str:

@@ -258,7 +258,7 @@ def warmup_follows_epochs(options: OptionLayers) -> list[Note]:
     options.set(WARMUP, epochs / 10)
     source = options.origin(tuple(WARMUP.split("."))).removesuffix(": ") if options.level(WARMUP) else "default"
     change = f"{WARMUP} is {epochs / 10:g} in place of {warmup:g} ({source})"
-    return [Note("log", f"{change}: NUM_EPOCHS is {epochs}")]
+    return [Note("screen", f"{change}: NUM_EPOCHS is {epochs}")]
 
 
 def probe_has_one_epoch(options: OptionLayers) -> list[Note]:

@@ -2,7 +2,9 @@
 
 import difflib
 import errno
+import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TextIO
@@ -120,7 +122,14 @@ def print_error(message: str) -> None:
 def print_resume(command: str | None) -> None:
     """Prints the command that resumes a run which has failed, if there is one."""
     if command:
-        print_escaped(f"resume with: {command}", sys.stderr)
+        print_escaped(f"resume with: {from_here(command)}", sys.stderr)
+
+
+def from_here(command: str) -> str:
+    """The command with the paths below the current folder relative to it, as it is printed: it works where it was."""
+    below = rf"^(-[^=]*=)?{re.escape(os.path.join(os.getcwd(), ''))}(?=.)"
+    program, *words = shlex.split(command)
+    return shlex.join([re.sub(f"{below}(?=.*/)", "", program), *(re.sub(below, r"\1", word) for word in words)])
 
 
 def print_escaped(text: str, file: TextIO | None = None) -> None:

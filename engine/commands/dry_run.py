@@ -8,8 +8,8 @@ from configs.command_line import Command
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_sessions
 from engine.plan.training import plan_training
-from engine.run.flops import count_parameters, forward_flops
-from engine.run.folder import log_options
+from engine.run.flops import forward_flops
+from engine.run.folder import log_options, recipe_line
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
 from engine.training.first_steps import measure_baseline
@@ -28,23 +28,19 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     if command.config.eval.enabled:
         check_writable(Path(command.config.save))
         session, *_ = build_sessions(command, context, logger)
-        config, model = session.plan.config, session.meta_model
+        config, model, lines = session.plan.config, session.meta_model, session.lines
     else:
         plan = plan_training(command, context, logger, find_batch_size)
         check_writable(plan.run_folder or Path(plan.config.save))
-        config, state = plan.config, build_session(plan, context, logger).state
+        trained = build_session(plan, context, logger)
+        config, state, lines = plan.config, trained.state, [recipe_line(command), *trained.lines]
         model = state.meta_model
         logits = torch.zeros(2, config.model.num_logits, device=context.device)
         build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
-        if not config.model.tune.solves_head:  # which has no batches
-            logger.info(f"global batch size: {plan.batch}")
-            logger.info(f"steps per epoch: {state.layout.steps_per_epoch}")
-            logger.info(f"peak learning rate: {state.schedule.peak_lr:.3g}")
         if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
-            logger.note(baseline)
-    parameters, trained = count_parameters(model)
-    logger.info(f"parameters: {parameters / 1e6:.3f} M, trained: {trained / 1e6:.3f} M")
-    flops = forward_flops(model, config.data)
-    logger.info(f"forward pass: {flops / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)")
-    logger.info("dry run: all checks passed")
+            lines.append(str(baseline))
+        if not config.model.tune.solves_head:  # which has no batches
+            lines.append(f"Batch: {plan.batch}; peak learning rate {state.schedule.peak_lr:.3g}")
+    flops = f"{forward_flops(model, config.data) / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)"
+    logger.begin("Dry run: all checks passed", *lines, f"Forward pass: {flops}")
     return 0

@@ -7,7 +7,7 @@ from configs.command_line import Command
 from datasets.loading.loader import BadImageList, build_eval_loader
 from engine.evaluation.session import build_eval_files, build_sessions
 from engine.report.contents import contents_of
-from engine.report.overview import class_figures, shift_by_weights
+from engine.report.overview import class_figures, error_of, shift_by_weights
 from engine.report.page import write_report
 from engine.run.folder import open_new_folder, start_log
 from engine.run.reporter import log_validation
@@ -49,11 +49,11 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         names = ("precision", "recall", "f1", "ece")
         logger.record.set_result(**{name: summary[name] for name in names if name in summary})
         logger.record.update(state="finished", exit_status=0)
-        score = f"{plan.title} {metrics.metric.title}: {metrics.metric.text(metrics.score)}"
         contents = contents_of(logger.record, config, files.values)
-        score += class_figures(contents)
-        score += "".join(f"\n      {note}" for note in samples.notes if note.kind == "warning")
-        logger.info(f"----- {score}\n      Report: {write_report(folder)}; tables: {files.folder}")
+        score = f"{metrics.metric.text(metrics.score)}{error_of(contents, contents.evaluation)}"
+        logger.info(f"----- {plan.title} {metrics.metric.title}: {score}{class_figures(contents)}")
+        logger.info(f"----- Report: {write_report(folder)}")
         if shift := shift_by_weights(contents):
             logger.warn(shift)
+    logger.begin(*session.lines)
     return 0

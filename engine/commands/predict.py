@@ -46,6 +46,7 @@ def predict(command: Command, context: ProcessContext) -> int:
             embed(sessions[0], folder, options.path is None, logger)
         else:
             label(sessions, folder, options, logger)
+    logger.begin(*dict.fromkeys(line for session in sessions for line in session.lines))
     return 0
 
 
@@ -67,13 +68,14 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
         files = predictions.write(filter(None, parts))
         seconds, number, num_readable = time.perf_counter() - started, len(samples), predictions.num_readable
         speed, num_bad = f"({number / seconds:.1f} images/s)", number - num_readable
+        logger.info(predictions.table())
         logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {number} have an error")
         if options.explain:
             files.append(folder / EXPLANATIONS)
         if options.path is None and num_readable:
             metrics, precision = predictions.metrics(plan.config.eval.best_metric), evaluator.precision.name
             log_validation(logger, "", metrics, classes, metrics.samples, seconds, plan.title, precision)
-        logger.info(f"{predictions.table()}\n----- Predictions: {', '.join(map(str, files))}")
+        logger.info(f"----- Predictions: {', '.join(map(str, files))}")
     else:
         deque(parts, maxlen=0)  # computes them
     if not broadcast_object(num_readable, context):

@@ -11,6 +11,7 @@ from configs.schema import Config
 from datasets.registry import recognize_dataset
 from engine.plan.training import check_same_options
 from engine.precision.policy import FLOAT32, precision_name
+from engine.run.log import print_waiting_notes
 from utils import status as run_status
 from utils.device import (
     Shortage,
@@ -62,6 +63,7 @@ def run(command: Command, context: ProcessContext) -> int:
             raise error_from(error, f"{where}: {error.strerror or error}{fix}") from error
         raise
     finally:
+        print_waiting_notes()
         kill_children()
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from configs.command_line import Command
+from configs.data_sets import properties_of
 from configs.schema import Config, Data
 from configs.schema.model import Tune
 from datasets.loading.loader import Loader, Loaders, build_eval_loader
@@ -28,7 +29,7 @@ from engine.parallel.strategy import Single, Strategy
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Attention, Devices, Fact
-from engine.run.flops import copy_to_meta
+from engine.run.flops import copy_to_meta, count_parameters
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.run.record import EVALUATION
@@ -99,6 +100,17 @@ class EvaluationSession:
     evaluator: Evaluator
     meta_model: nn.Module
 
+    @property
+    def lines(self) -> list[str]:
+        """About the evaluation, on the screen."""
+        config, evaluator = self.plan.config, self.evaluator
+        context, precision = evaluator.context, evaluator.precision.short_name
+        return [
+            f"{self.plan.images}{'' if self.plan.images.path else place_of(config.data)}",
+            model_line(config, self.meta_model, f"{Devices(context.world_size, str(context.device), precision)}"),
+            f"Weights: {config.model.pretrained}",
+        ]
+
 
 @dataclass(frozen=True)
 class _Ensemble(Evaluator):
@@ -127,6 +139,8 @@ def build_sessions(command: Command, context: ProcessContext, logger: RunLogger)
         for note in (*built.notes, *plan.notes):
             logger.note(note)
         logger.fact(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
+        for text in built.evaluator.precision.misfits():
+            logger.warn(text)
         record_environment(context, logger)
         evaluator = built.evaluator
         if plan.class_mask is not None:
@@ -145,6 +159,19 @@ def _comparable(session: EvaluationSession) -> dict[str, Any]:
     config, samples = session.plan.config, session.plan.samples
     classes = [*names_of_labels(samples, config.model.num_logits)], config.data.multi_label
     return {"classes": classes, "images": (digest_of(samples), [*map(samples.name, range(len(samples)))])}
+
+
+def place_of(data: Data) -> str:
+    """' (PATH)' of the files of the data, or ' (NAME)'."""
+    return f" ({data.data_path if properties_of(data.dataset).has_files else data.dataset})"
+
+
+def model_line(config: Config, meta_model: nn.Module, more: str) -> str:
+    """The line of the screen about a model."""
+    parameters, trained = (f"{number / 1e6:.3f} M" for number in count_parameters(meta_model))
+    trained = f", {trained} of them trained" if trained != parameters and not config.eval.enabled else ""
+    size = " x ".join(map(str, dict.fromkeys(config.data.input_size)))
+    return f"Model: {config.model.name}, {parameters} parameters{trained}, {size} pixels, {more}"
 
 
 def build_ensemble(sessions: Sequence[EvaluationSession]) -> EvaluationSession:

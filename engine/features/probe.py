@@ -156,14 +156,14 @@ def _solve(task: ProbeTask, train: Features, val: Features) -> Solved:
         weight, bias, l2 = task.solved.weight.to(train.values), task.solved.bias.to(train.values), task.solved.l2
     else:
         weight, bias, l2 = fit_probe(train.values, train.targets, classes, loss, folds)
-        logger.info(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
+        logger.log(f"----- Probe: L2 penalty {l2:g} of the weights for standardized features")
     knn = None
     if not config.data.multi_label:
         knn = knn_top1(train.values, train.targets, val.values, val.targets, classes)
-        logger.info(f"----- k-NN top-1 on the same features: {knn:.2f}%")
+        logger.log(f"----- k-NN top-1 on the same features: {knn:.2f}%")
     if task.list_suspects:
         found = out_of_fold_margins(train.values, train.targets, classes, loss, l2, folds)
-        logger.info(f"----- {task.list_suspects(found, train.indices)}")
+        logger.log(f"----- {task.list_suspects(found, train.indices)}")
     sums = []
     for rows, labels in zip(train.values.split(ROWS), train.targets.split(ROWS), strict=True):
         logits = F.linear(rows, weight, bias)

@@ -125,7 +125,7 @@ def extract_once(
             locks.enter_context(lock_run_folder(path.parent))
             found = _read(path, len(samples))
             state = ", computed before" if found else ""
-            logging.getLogger(RUN_LOG).info(f"----- Features of {len(samples)} images{state}: {path}")
+            logging.getLogger(RUN_LOG).debug(f"----- Features of {len(samples)} images{state}: {path}")
         path, is_known = broadcast_object((path, found is not None), context)
         if is_known:
             return found

@@ -62,13 +62,14 @@ _TITLES: dict[str | None, str] = {"train": "Training", "test": "Test"}  # of a s
 class EvaluationPlan:
     """An evaluation or a prediction before its model is built; its options are final.
 
-    samples: to evaluate, with the class names of the model. class_mask: the logits to compute, bool (C,); None: all.
-    split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log. purpose:
-    EVALUATE or FEATURES. notes: lines for the log. weights_size: see `build_model`.
+    samples: to evaluate, with the class names of the model. images: about them. class_mask: the logits to compute, bool
+    (C,); None: all. split: 'train', 'val' or 'test'; 'all': of data without splits. title: of the figures in the log.
+    purpose: EVALUATE or FEATURES. notes: lines for the log. weights_size: see `build_model`.
     """
 
     config: Config
     samples: Samples
+    images: EvaluationData
     class_mask: np.ndarray | None
     split: str
     title: str
@@ -118,7 +119,8 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
     notes += [note.on("Data") for note in samples.notes]
-    notes.append(_describe(samples, config, prediction, split if has_split else None))
+    images = _describe(samples, config, prediction, split if has_split else None)
+    notes.append(images)
     notes += [Note("screen", f"Data: {split_note}")] if split_note else []
     notes.append(Note("log", f"Class names: {names_note or name_outputs(samples, record, config)}"))
     mask = None
@@ -129,6 +131,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     return EvaluationPlan(
         config=config,
         samples=samples,
+        images=images,
         class_mask=mask,
         split=split or "all",
         title=_TITLES.get(split, "Validation"),

@@ -71,11 +71,11 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     if name != "probe" and images < _FEW and not {"BATCH_SIZE", "GLOBAL_BATCH_SIZE"} & data.keys():
         flags = [*flags, f"-batch_size={max(1, images // 4)}"]
     words = [f"-cfg={file.relative_to(here) if file.is_relative_to(here) else file}", *flags, *argv]
+    reason = f"{images:,} images; {reason}"
     reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
     chosen = parse_command_line(words, command.script)
-    same = shlex.join(["python", command.script, *words])
-    note = Note("screen", f"Recipe: {name} ({images:,} training images; {reason}). The same: {same}")
-    return replace(chosen, notes=(note, *chosen.notes))
+    same = Note("log", f"The same: {shlex.join(['python', command.script, *words])}")
+    return replace(chosen, notes=(same, *chosen.notes), reason=reason)
 
 
 def _has_only_batch_norms(name: str) -> bool:
@@ -118,6 +118,6 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
         place = None if model.kwargs else find_on_hub(*published_on_hub(model.name))
     except (UserError, RuntimeError) as error:  # timm's of an unknown tag
         return False, f"no weights: {to_single_line(str(error))}", []
-    missing = "not in the cache, nor on the Hub if that answers; -pretrained=FILE reads others"
+    missing = "not in the cache or on the Hub: -pretrained=FILE reads others"
     missing = "not used with MODEL.KWARGS, unless -pretrained=timm is given" if model.kwargs else missing
-    return bool(place), f"timm's weights of {model.name} are {place or missing}", []
+    return bool(place), f"weights of {model.name} {place or missing}", []

@@ -50,7 +50,7 @@ def find_on_all_ranks(
     if config.model.resume == "auto" and context.is_main:
         for folder in runs_newest_first(Path(config.save)):
             if mismatch := experiment_mismatch(folder / RUN_OPTIONS, config):
-                logger.info(f"----- Resume: passed over: {folder}: {mismatch}")
+                logger.log(f"----- Resume: passed over: {folder}: {mismatch}")
             else:
                 runs.append(folder)
         for folder in Path(config.save).glob("*") if not runs else ():
@@ -60,7 +60,7 @@ def find_on_all_ranks(
     for note in found.notes if found else []:
         logger.warn(f"Resume: skipped: {note}")
     if found:
-        logger.info(f"----- Resume: from {found.path}")
+        logger.log(f"----- Resume: from {found.path}")
     return found
 
 
@@ -134,8 +134,8 @@ def plan_training(
         check_loggers(config.loggers)
     found = find_on_all_ranks(config, context, logger, locks)
     if config.model.resume and not found:
-        other = "(-resume=RUN continues another)"
-        logger.info(f"----- Resume: no run in {config.save} is of this experiment; starting a new run {other}")
+        text = f"no run in {config.save} is of this experiment; starting a new run (-resume=RUN continues another)"
+        logger.announce(f"Resume: {text}")
     resumed, record = dict[str, Any](), None if found else weights_record(config.model)
     if found:
         options = parse_value(found.state["options"])

@@ -355,16 +355,24 @@ class Precision:
             parts.append(f"loss scale {self.options.init_loss_scaling:g}, {kind}")
         if self.device.type == "cuda":
             parts.append(f"TF32 {'on' if self.tf32 else 'off'}")
-        if self.dtype == torch.float16 and self.device.type == "cpu":
-            parts.append("on a CPU 10 to 100 times slower than -amp_dtype=bfloat16")
-        if self.dtype == torch.bfloat16 and self.device.type == "cpu" and not multiplies_bfloat16_with_onednn():
-            parts.append("this CPU has no AVX-512 or other support of bfloat16: up to 90 times slower than -amp=no")
-        on_gpu = self.device.type == "cuda"
-        if on_gpu and self.dtype != torch.float32 and torch.cuda.get_device_capability(self.device) < (7, 0):
-            parts.append("no tensor cores (compute capability below 7.0): half precision saves memory, but no time")
-        if on_gpu and self.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-            parts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
         return "; ".join(parts)
+
+    @property
+    def short_name(self) -> str:
+        return f"AMP {self.options.level} {str(self.dtype).removeprefix('torch.')}" if self.options.enabled else FLOAT32
+
+    def misfits(self) -> list[str]:
+        """Why this device gains nothing from the precision, or loses by it; for warnings."""
+        texts, is_half, on_cpu = [], self.dtype != torch.float32, self.device.type == "cpu"
+        if on_cpu and self.dtype == torch.float16:
+            texts.append("float16 is 10 to 100 times slower than -amp_dtype=bfloat16 on a CPU")
+        if on_cpu and self.dtype == torch.bfloat16 and not multiplies_bfloat16_with_onednn():
+            texts.append("bfloat16 is up to 90 times slower than -amp=no on this CPU, which has no AVX-512 or AMX")
+        if not on_cpu and is_half and torch.cuda.get_device_capability(self.device) < (7, 0):
+            texts.append("half precision saves memory, but no time: no tensor cores (compute capability below 7.0)")
+        if not on_cpu and self.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            texts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
+        return texts
 
 
 def precision_name(options: Amp, device: torch.device) -> str:

@@ -202,7 +202,9 @@ def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]
     """What the last lines of a run in this process show. evaluation: the values of its evaluation."""
     found = Evaluation(record.folder / EVALUATION, evaluation) if evaluation else None
     options = dict(flatten(config.model_dump(by_alias=True, mode="json")))
-    return RunContents(record.folder, options, record.values, [*record.epochs.values()], found)
+    folder = record.folder / TEST_EVALUATION
+    test = Evaluation(folder, read_evaluation(folder)) if record.values["result"]["test"] else None
+    return RunContents(record.folder, options, record.values, [*record.epochs.values()], found, test)
 
 
 def read_contents(folder: Path) -> RunContents:

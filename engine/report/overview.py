@@ -69,6 +69,20 @@ def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
     return "" if low is None or high is None else f", 95% CI {low:.1f} to {high:.1f}%{groups}"
 
 
+def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
+    """' +/- 1.23%', the standard error of the metric that decides: of top-1 the binomial one; '' if it is not known.
+
+    Of another metric, and by group, it is a quarter of the width of the 95% interval.
+    """
+    if not interval_of(run, evaluation) or not evaluation:
+        return ""
+    low, high = evaluation.values["interval"]
+    error, share = (high - low) / 3.92, (to_float(evaluation.values.get("top1")) or 0.0) / 100
+    if run.metric.name == "top1" and not run.options["DATA.GROUPS"]:
+        error = 100 * math.sqrt(share * (1 - share) / evaluation.values["samples"])
+    return f" +/- {error:.2f}%"
+
+
 def class_tiles(run: RunContents) -> Tiles:
     """Macro F1 and the class with the lowest F1 or AP, as `tiles_of`: a high top-1 may hide a class that is lost.
 

@@ -34,6 +34,7 @@ from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError, hide_passwords
 from utils.files import atomic_write, fsync_path, make_own_folder
 from utils.metric_table import Metric
+from utils.notes import Note
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -41,19 +42,27 @@ _PROJECT = Path(__file__).parents[2]
 def start_log(command: Command, context: ProcessContext) -> RunLogger:
     """Logs the options, to the files when the run's folder is opened; minutes may pass until it is made.
 
+    The recipe of a training is on the screen at once.
+
     Raises UserError now if the output folder is not writable.
     """
     logger = RunLogger(None, context)
     if context.is_main and command.config.model.resume in (None, "auto"):  # else it writes to the checkpoint's folder
         check_writable(Path(command.config.save))
+    if not command.config.eval.enabled:
+        logger.announce(recipe_line(command))
     log_options(command, logger)
     return logger
+
+
+def recipe_line(command: Command) -> str:
+    return f"Recipe: {command.recipe or 'the defaults'}{command.reason and f' ({command.reason})'}"
 
 
 def log_options(command: Command, logger: RunLogger) -> None:
     """The options that differ from the defaults, and how the model family differs."""
     lines = non_default_lines(command.config)
-    logger.info(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
+    logger.log(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
     for note in command.notes:
         logger.note(note)
 
@@ -101,9 +110,9 @@ def enter_folder(
                 values["recipe"] = parse_value(recipe_options(command.recipe))
     logger.open(folder)
     owner = broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
-    resume = next_command(command, f"-resume={folder.absolute()}", from_anywhere=True)
+    resume = next_command(command, f"-resume={folder.absolute()}")
     logger.record.open(folder, resume, world_size=context.world_size, **owner, **values)
-    logger.fact(Start(str(folder), steps_done, next_command(command, from_anywhere=True)))
+    logger.fact(Start(str(folder), steps_done, next_command(command)))
 
 
 _MOVED = (EVALUATION, TEST_EVALUATION, PEFT_FOLDER)  # they are about the best checkpoint
@@ -137,8 +146,9 @@ def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None
     fsync_path(folder)
     move_record(folder, target)
     figure = f"the best {metric.title}, {metric.text(best.get(metric.name))} (epoch {best['epoch']}), " if best else ""
-    line = f"----- Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}"
-    logger.info(f"{line}, are ahead of {found.path.name}: moved to {target}, a run of its own for -resume")
+    line = f"Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}"
+    text = f"{line}, are ahead of {found.path.name}: moved to {target}, a run of its own for -resume"
+    logger.note(Note("screen", text))
 
 
 def _options(command: Command) -> str:
@@ -147,25 +157,18 @@ def _options(command: Command) -> str:
     return to_yaml(config if config.eval.enabled else config.with_model(resume=None))
 
 
-def next_command(command: Command, *flags: str, from_anywhere: bool = False) -> str:
+def next_command(command: Command, *flags: str) -> str:
     """The command line with these flags for the script of `command`, its number of processes and its device.
 
-    It works in the current folder; in any with `from_anywhere`, if the paths in `flags` are absolute. It needs no
-    launcher. The processes of several hosts, where each needs a launcher, are not in it.
+    It works in any folder, if the paths in `flags` are absolute; `from_here` makes it shorter. It needs no launcher.
+    The processes of several hosts, where each needs a launcher, are not in it.
     """
     count = os.environ.get("WORLD_SIZE")
     number = command.num_processes or (count if count == os.environ.get("LOCAL_WORLD_SIZE") else None)
     processes = [f"-ngpus={number}"] if number else []
     device = [f"-device={command.device}"] if command.device else []
-    path = str if from_anywhere else _from_here
-    script = [path(Path(sys.executable)), path(_PROJECT / command.script)]
-    plugins = [f"-plugin={path(Path(entry.partition(HASH)[0]))}" for entry in command.config.plugins]
-    return shlex.join([*script, *processes, *device, *plugins, *flags])
-
-
-def _from_here(path: Path) -> str:
-    """The path relative to the current folder if it is below it."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    plugins = [f"-plugin={entry.partition(HASH)[0]}" for entry in command.config.plugins]
+    return shlex.join([sys.executable, str(_PROJECT / command.script), *processes, *device, *plugins, *flags])
 
 
 PACKAGES = (  # the required ones, and decoders, which may change pixels

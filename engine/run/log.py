@@ -1,9 +1,10 @@
 """Console, log files and progress bar of a run."""
 
 import logging
+import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from logging.handlers import MemoryHandler
@@ -15,10 +16,15 @@ from tqdm import tqdm
 from engine.run.facts import Fact
 from engine.run.record import LOG, RunRecord
 from utils.distributed import ProcessContext
-from utils.errors import escape_control_characters
+from utils.errors import escape_control_characters, shortened
 from utils.files import own_file
 from utils.notes import Note
 from utils.status import RANK_LOG, RUN_LOG
+from utils.tables import MAX_COLUMNS
+
+_NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG
+_MAX_LINES, _MAX_NOTES = 8, 3  # on the screen before the first step; of notes and warnings in them
+_MARK = "----- "  # of lines in the files that are no steps
 
 
 class _LineFormatter(logging.Formatter):
@@ -26,16 +32,53 @@ class _LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if record.levelno >= logging.WARNING:
-            record.message = f"----- Warning: {record.message}"
+            record.message = f"{_MARK}Warning: {record.message}"
         return escape_control_characters(super().formatMessage(record))
 
 
-class _ConsoleHandler(logging.Handler):
-    """Writes lines above the progress bar."""
+class _Console(logging.Handler):
+    """Writes lines above the progress bar; notes and warnings wait for `begin`, and are one line each after it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(_LineFormatter())
+        self._waiting: list[tuple[int, str]] | None = []  # levels and lines
+        self._lines = 0
+        self.has_file = False  # with all lines in full
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stdout)
+        line = self.format(record).removeprefix(_MARK)
+        if record.levelno == logging.INFO:
+            self._write(line)
+        elif self._waiting is None:
+            self._write(_fitted(line))
+        else:
+            self._waiting.append((record.levelno, line))
+
+    def begin(self, lines: Sequence[str]) -> None:
+        """Writes lines, and under them the notes so far, warnings first: few, each cut, if a log file has them all."""
+        waiting, self._waiting = self._waiting or [], None
+        notes = [line for _, line in sorted(waiting, key=lambda note: -note[0])]
+        room = min(_MAX_NOTES, max(1, _MAX_LINES - self._lines - len(lines)))
+        if self.has_file and len(notes) > room:
+            more = f" (and {len(notes) - room} more in {LOG})"
+            notes[room - 1 :] = [_fitted(notes[room - 1], more)]
+        for line in (*lines, *notes):
+            self._write(_fitted(line) if self.has_file else line)
+
+    def announce(self, line: str) -> None:
+        self._write(_fitted(line))
+
+    def _write(self, line: str) -> None:
+        self._lines += 1
+        tqdm.write(escape_control_characters(line), file=sys.stdout)
         sys.stdout.flush()
+
+
+def _fitted(line: str, end: str = "") -> str:
+    """The line in the width of the screen."""
+    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS) if sys.stdout.isatty() else MAX_COLUMNS
+    return shortened(line, width - len(end)) + end
 
 
 class _LogFile(logging.FileHandler):
@@ -68,18 +111,18 @@ class _Warnings(logging.Handler):
 class RunLogger:
     """Writes the log of a run, and records its facts and warnings. Lines in log files start with the time.
 
-    `info`, `fact`, `warn` and `note` log for the run: main process only, to the console and log.txt. `rank` logs to
-    log_{rank}.txt of one of several processes. Lines from before the folder is known are kept until it is opened.
+    `info`, `log`, `fact`, `warn` and `note` are for the run, on the main process only: all to log.txt; `info` and some
+    notes, see `begin`, to the screen. `rank` logs to log_{rank}.txt of one of several processes. Lines from before the
+    folder is known are kept until it is opened.
     """
 
     def __init__(self, folder: Path | None, context: ProcessContext) -> None:
         self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG)]
-        if context.is_main:
-            console = _ConsoleHandler()
-            console.setFormatter(_LineFormatter())
-            self._run.addHandler(console)
+        self._console = _Console() if context.is_main else None
+        if self._console:
+            self._run.addHandler(self._console)
             self._run.addHandler(_Warnings(self.record))
             self._files.append((self._run, LOG))
         else:
@@ -99,14 +142,35 @@ class RunLogger:
             logger.removeHandler(buffer)
             buffer.close()  # writes its lines to the file
             logger.addHandler(file)
+        if self._console:
+            self._console.has_file = True
+
+    def announce(self, message: str) -> None:
+        """Logs a line, and prints it at once, cut to the width of the screen."""
+        self.log(f"{_MARK}{message}")
+        if self._console:
+            self._console.announce(message)
+
+    def begin(self, *lines: str) -> None:
+        """Prints the first lines on the screen: of the run, then a few of its warnings and notes for the screen.
+
+        Without a log file, all of them. Later ones are printed at once.
+        """
+        if self._console:
+            self._console.begin(lines)
 
     def info(self, message: str) -> None:
+        """Logs a line, and prints it at once."""
         self._run.info(message)
+
+    def log(self, message: str) -> None:
+        """Logs a line, which is not printed."""
+        self._run.debug(message)
 
     def fact(self, fact: Fact) -> None:
         """Records a fact, and logs its line."""
         self.record.add_fact(fact)
-        self.info(f"----- {fact}")
+        self.log(f"{_MARK}{fact}")
 
     def warn(self, text: str) -> None:
         """Records a problem that does not end the run, and logs it."""
@@ -119,16 +183,23 @@ class RunLogger:
         elif note.kind == "warning":
             self.warn(note.text)
         else:
-            self.info(f"----- {note.text}")
+            self._run.log(_NOTE if note.kind == "screen" else logging.DEBUG, f"{_MARK}{note.text}")
 
     def rank(self, message: str) -> None:
         self._rank.info(message)
 
 
+def print_waiting_notes() -> None:
+    """Prints the notes of a run that ends before its first lines."""
+    for handler in logging.getLogger(RUN_LOG).handlers:
+        if isinstance(handler, _Console):
+            handler.begin(())
+
+
 def _new_logger(name: str) -> logging.Logger:
     """The logger of that name, without the handlers of an earlier run in this process."""
     logger = logging.getLogger(name)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     logger.propagate = False
     for handler in logger.handlers:
         handler.close()

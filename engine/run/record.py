@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from engine.run.facts import Fact
 from utils import status
-from utils.errors import UserError, escape_control_characters
+from utils.errors import UserError, escape_control_characters, from_here
 from utils.files import atomic_write, link_or_copy, open_atomically, own_file, read_json
 from utils.metric_table import METRICS
 from utils.status import LAUNCH_FOLDER, STATUS, UNFINISHED
@@ -141,7 +141,7 @@ class RunRecord:
                 self._write(None if self.is_main else read_run(self.folder) | values)
                 resume = self.values["resume"] or written.get("resume")
                 if message := values.get("message"):
-                    self._log(f"error: {message}", f"resume with: {resume}" if resume else "")
+                    self._log(f"error: {message}", f"resume with: {from_here(resume)}" if resume else "")
         if values.get("state", "running") not in UNFINISHED:
             on_end, self.on_end = self.on_end, lambda: None
             with suppress(Exception):

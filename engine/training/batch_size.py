@@ -56,7 +56,7 @@ def find_batch_size(config: Config, context: ProcessContext) -> tuple[int, Note]
         trial = config.with_train(accum_iter=1 if size == share * context.world_size else 2)
         trial = trial.with_model(pretrained=None).with_data(batch_size=size, global_batch_size=None)
         peaks[size] = before + _measure_in_child(trial, device)
-        logging.getLogger(RUN_LOG).info(f"----- -batch_size=auto: {size} needs {peaks[size] / 1e9:.2f} GB")
+        logging.getLogger(RUN_LOG).debug(f"----- -batch_size=auto: {size} needs {peaks[size] / 1e9:.2f} GB")
         return peaks[size]
 
     sizes = [size for size in range(1, share + 1) if share % size == 0]

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from datasets.sources.names import list_names
-from engine.run.facts import Attention, Fact
+from engine.evaluation.session import model_line, place_of
+from engine.progress import EpochProgress
+from engine.run.facts import Attention, Devices, Fact, TrainingData
 from engine.training.loss import LossParts, Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor
 from engine.training.step import TrainState
@@ -114,3 +116,25 @@ def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
     if is_new and model.tune.kind != "full" and not model.pretrained:
         texts.append(f"MODEL.TUNE={model.tune} keeps random weights: give the weights of the backbone with -pretrained")
     return [Note("warning", text) for text in (*texts, cpu_warning(state.context.device)) if text]
+
+
+def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resumed: EpochProgress | None) -> list[str]:
+    """The lines of the screen before the first step: data, model, and the training. resumed: the position."""
+    config, train, layout = state.config, state.config.train, state.layout
+    weights = "random weights"
+    if resumed:
+        weights = f"resumed at epoch {resumed.epoch + 1}, step {resumed.done_steps}"
+    elif built.weights:
+        new = {*built.weights.new_heads.values()} - {NewHead.OTHER_NORM}
+        source = "timm" if config.model.pretrained == "timm" else built.weights.source.rpartition("/")[2]
+        weights = f"weights: {source}{', new head' * bool(new)}"
+    steps, size = layout.steps_per_epoch, layout.batch.global_size
+    epochs = f"{train.num_epochs} epoch{'s' * (train.num_epochs != 1)} of {steps:,} steps of {size:,} images"
+    training = "linear probe" if config.model.tune.solves_head else epochs
+    minutes = f", {train.minutes:g} minutes" if train.minutes else ""
+    devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)
+    return [
+        f"Data: {data.images}{place_of(config.data)}",
+        model_line(config, state.meta_model, weights),
+        f"Training: {training}{minutes}; {devices}",
+    ]

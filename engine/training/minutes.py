@@ -25,6 +25,7 @@ from engine.training.session import build_train_state
 from engine.training.step import train_steps
 from utils.device import synchronize
 from utils.distributed import ProcessContext, broadcast_object
+from utils.notes import Note
 from utils.system import seconds_since_start
 
 _TIMED_STEPS, _WARM_STEPS, _MAX_TIMED_BATCHES = 20, 2, 16
@@ -45,7 +46,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     if folder := broadcast_object(decided_run(Path(plan.config.save), plan.config.name), context):
         options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
         epochs, steps = options[EPOCHS] - train.last_epoch, options["TRAIN.EPOCH_STEPS"]
-        logger.info(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
+        logger.log(f"----- TRAIN.MINUTES {train.minutes:g}: NUM_EPOCHS {epochs} of {folder.name}, in this sweep")
         if options["MODEL.TUNE"] == "probe":
             return _as_probe(plan, context)
         return replace(plan, config=plan.config.with_train(epoch_steps=steps, **_schedule(train, epochs)))
@@ -86,16 +87,16 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     last = 2 * evaluation  # of an average and of the raw weights
     left = 60 * train.minutes - seconds_since_start() - start - last - test - _END_SECONDS
     figures = f"{step:.3g} s per step, {evaluation:.3g} s per evaluation, {left:.0f} s for both"
-    title = f"----- TRAIN.MINUTES {train.minutes:g}: {figures}: "
+    title = f"TRAIN.MINUTES {train.minutes:g}: {figures}: "
     if solved and not state.strategy.is_sharded and broadcast_object(left < step, context):
         late = -(left + last)
         end = f", about {late:.0f} s too late" if late > 0 else ""
-        logger.info(f"{title}no time for a step, so that the run is the probe{end}")
+        logger.note(Note("screen", f"{title}no time for a step, so that the run is the probe{end}"))
         return _as_probe(plan, context)
     epochs, steps = epochs_in(left, step, evaluation / config.validate_freq, progress.steps)
     epochs, steps = broadcast_object((epochs, steps), context)
     chosen = f"NUM_EPOCHS {epochs}" + (f", EPOCH_STEPS {steps} of {progress.steps}" if steps < progress.steps else "")
-    logger.info(f"{title}{chosen}")
+    logger.log(f"----- {title}{chosen}")
     limit = steps if steps < progress.steps else None
     return replace(plan, config=config.with_train(epoch_steps=limit, **_schedule(train, epochs)))
 

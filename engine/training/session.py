@@ -3,6 +3,7 @@
 The session decides no option, and writes nothing. The outputs are opened when the session is ready.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +41,7 @@ from engine.run.loggers import LoggerGroup
 from engine.run.record import RunRecord
 from engine.run.reporter import Reporter
 from engine.run.step_timer import StepTimer
-from engine.training.describe import Built, HeadClasses, describe_state, find_misfits
+from engine.training.describe import Built, HeadClasses, describe_on_screen, describe_state, find_misfits
 from engine.training.loss import build_step_loss
 from engine.training.optimizer import (
     build_optimizer,
@@ -56,6 +57,7 @@ from models.weights.choose import FINE_TUNE
 from models.weights.fit import Fitted
 from utils.distributed import ProcessContext, call_on_main
 from utils.errors import UserError, error_from
+from utils.notes import Note
 from utils.seeding import derive_seed
 from utils.torch_compat import BatchNorm
 
@@ -65,7 +67,7 @@ class Session:
     """The state of a training run at its position, and the batches of this rank.
 
     val_batches: for `evaluator`. bad_images: of this rank; it needs a folder before batches are loaded. solved: the
-    head that a new run starts from.
+    head that a new run starts from. lines: on the screen before the first step.
     """
 
     plan: Plan
@@ -76,6 +78,7 @@ class Session:
     evaluator: Evaluator
     bad_images: BadImageList
     solved: Solved | None = None
+    lines: Sequence[str] = ()
 
 
 def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None = None) -> Session:
@@ -90,34 +93,37 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     for note in describe_state(state, built):
         logger.note(note)
     logger.fact(Devices(context.world_size, str(context.device), state.precision.describe()))
-    logger.fact(
-        TrainingData(
-            training=len(plan.train),
-            validation=len(plan.val),
-            test=len(plan.test) if plan.test else 0,
-            classes=len(plan.train.class_names),
-            model_classes=config.model.num_logits,
-            validation_digest=digest_of(plan.val) if context.is_main else "",
-        )
+    images = TrainingData(
+        training=len(plan.train),
+        validation=len(plan.val),
+        test=len(plan.test) if plan.test else 0,
+        classes=len(plan.train.class_names),
+        model_classes=config.model.num_logits,
+        validation_digest=digest_of(plan.val) if context.is_main else "",
     )
+    logger.fact(images)
     logger.fact(plan.preprocessing)
     if plan.split:
-        logger.info(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
+        logger.log(f"----- Data: held-out images: SHA-256 {plan.split.digest}, listed in a run's {HELD_OUT_FILE}")
     remarks = call_on_main(lambda: notes_on(plan.train, plan.val, plan.test), context) or []  # may read images
     for remark in (*remarks, *plan.notes, batches.workers_note):
         logger.note(remark.on("Data"))
     for note in find_misfits(state, is_new=plan.found is None):
         logger.note(note)
+    for text in state.precision.misfits():
+        logger.warn(text)
     record_environment(context, logger, plan.run_folder)
+    position = restore(state, logger, plan.found)
     return Session(
         plan=plan,
         state=state,
-        position=restore(state, logger, plan.found),
+        position=position,
         batches=batches,
         val_batches=build_eval_loader(data, plan.val, context, config.timeout_seconds, bad_images),
         evaluator=build_evaluator(config, state.precision, state.strategy, context),
         bad_images=bad_images,
         solved=solved,
+        lines=describe_on_screen(state, built, images, position.progress if plan.found else None),
     )
 
 
@@ -278,9 +284,10 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
     if found and not plan.run_folder:
-        logger.info(f"----- Resume: {found.path} is in no folder of a run; the run continues in {folder}")
+        logger.note(Note("screen", f"Resume: {found.path} is in no folder of a run; the run continues in {folder}"))
     if context.is_main:
         write_held_out(folder, plan.split)
+    logger.begin(*session.lines, f"Folder: {folder}")
     return _outputs(session, folder, logger)
 
 
@@ -302,7 +309,9 @@ def _prepare_folder(session: Session, logger: RunLogger) -> None:
 def open_profile(command: Command, session: Session, logger: RunLogger) -> RunOutputs:
     """Opens a new folder, for a run without checkpoints; a collective call."""
     command = replace(command, config=session.plan.config)
-    return _outputs(session, open_new_folder(command, session.state.context, logger, "profile-"), logger)
+    folder = open_new_folder(command, session.state.context, logger, "profile-")
+    logger.begin(*session.lines, f"Folder: {folder}")
+    return _outputs(session, folder, logger)
 
 
 def _outputs(session: Session, folder: Path, logger: RunLogger) -> RunOutputs:

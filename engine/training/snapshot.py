@@ -170,11 +170,12 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
     progress.lr = schedule.lr_at(max(progress.step - 1, 0))
     set_lr(state.optimizer, progress.lr)
     rate = schedule.lr_at(progress.step)
-    logger.info(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
+    logger.log(f"----- Resume: epoch {progress.epoch + 1}, step {done_steps}, learning rate {rate:.3g}")
     if progress.epoch == state.config.train.num_epochs:
-        logger.info(f"----- Resume: all {progress.epoch} epochs are done; a larger -epochs continues the training")
+        done = f"all {progress.epoch} epochs are done; a larger -epochs continues the training"
+        logger.note(Note("screen", f"Resume: {done}"))
     if changed_batch := state.layout.changed_global_batch(checkpoint):
-        logger.info(f"----- Resume: {changed_batch}")
+        logger.note(Note("screen", f"Resume: {changed_batch}"))
     if state.context.is_main:
         progress.sums.restore(checkpoint["sums"])
     seconds, images, total_seconds = (checkpoint[key] for key in ("train_seconds", "images", "total_seconds"))
@@ -185,9 +186,9 @@ def restore(state: TrainState, logger: RunLogger, found: FoundCheckpoint | None)
         unused["SAVE"] = f"the run stays in {folder}"
     for key, reason in unused.items():
         if changed.pop(key, (None, None))[1]:
-            logger.info(f"----- Resume: {key} has no effect: {reason}")
+            logger.note(Note("screen", f"Resume: {key} has no effect: {reason}"))
     if listed := [f"{key}: {then}, now {now}" for key, (then, now) in changed.items()]:
-        logger.info(f"----- Resume: options that differ from the checkpoint: {'; '.join(listed)}")
+        logger.note(Note("screen", f"Resume: options that differ from the checkpoint: {'; '.join(listed)}"))
     best = checkpoint["best"]
     path = find_best(found, state.context) if best else None
     is_here = bool(best) and path is None and found.place.is_best

@@ -39,7 +39,7 @@ from engine.training.step import NonFiniteGradients, train_steps
 from engine.training.train_batch import TrainBatch
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import RankExchange, broadcast_object
-from utils.errors import UserError
+from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
 from utils.signals import Interrupted, defer_signals
@@ -221,7 +221,7 @@ class Trainer:
         seconds = self.position.clock.lap(self._images_done())
         if self._will_compile:
             self._will_compile = False
-            self.outputs.logger.info(f"----- Compiled: the first step took {seconds:.1f} s")
+            self.outputs.logger.log(f"----- Compiled: the first step took {seconds:.1f} s")
         for observer in self.observers:
             observer.after_step(progress)
         if self.writer:
@@ -302,7 +302,7 @@ class Trainer:
     def _on_written(self, path: Path, content: dict[str, Any]) -> None:
         """Called by the writer's thread."""
         self._write_seconds = time.monotonic() - self._save_started
-        self.outputs.logger.info(f"----- Save model: {path}")
+        self.outputs.logger.log(f"----- Save model: {path}")
         for observer in self.observers:
             observer.after_save(path, content)
         step = content["epoch"] * self.state.layout.steps_per_epoch + content["done_steps"]
@@ -367,7 +367,7 @@ def _evaluate_best(trainer: Trainer, epoch: int) -> dict[str, Any] | None:
         trainer.config.with_model(pretrained=str(best)), context, weights_size=trainer.config.data.input_size
     )
     if not is_written:
-        outputs.logger.info(f"----- Evaluation of {best.name}, epoch {epoch}, for {outputs.evaluation.folder}")
+        outputs.logger.log(f"----- Evaluation of {best.name}, epoch {epoch}, for {outputs.evaluation.folder}")
         metrics, results = built.evaluator.evaluate(built.compute, trainer.session.val_batches)
         if trainer.report:
             trainer.report.update(Evaluated(built.compute, metrics, results, epoch), now=True)
@@ -403,49 +403,62 @@ def _evaluate_test(trainer: Trainer, built: EvalModel, epoch: int, test: Samples
 def _conclude(command: Command, trainer: Trainer) -> int:
     """Logs how the run ended and how to resume or evaluate it; returns the exit status."""
     signal, logger, folder = trainer.interrupted, trainer.outputs.logger, trainer.outputs.folder
-    record = trainer.outputs.record
+    record, run = trainer.outputs.record, f"-resume={folder.absolute()}"
     result: dict[str, Any] = record.values["result"]
-    options: list[str] = []
-    # A signal that arrives in the last step interrupts nothing.
     outcome: dict[str, Any] = {"state": "finished", "exit_status": 0, "resume": None, "signal": None}
+    end, resume = "", next_command(command, run, f"-epochs={2 * trainer.config.train.num_epochs}")
+    # A signal that arrives in the last step interrupts nothing.
     if signal:
         outcome |= {"state": "interrupted", "exit_status": signal.status, "signal": str(signal)}
-        logger.info(f"----- Interrupted by {signal}; saved; resume with: {next_command(command, f'-resume={folder}')}")
+        end, resume = f"Interrupted by {signal}; saved. ", next_command(command, run)
     elif not result["finished"]:
-        outcome["state"], options = "stopped", ["-opts", "TRAIN.MAX_STEPS=null"]
-        resume = next_command(command, f"-resume={folder}", *options)
-        logger.info(f"----- Stopped at TRAIN.MAX_STEPS; resume with: {resume}")
+        outcome["state"], options = "stopped", ("-opts", "TRAIN.MAX_STEPS=null")
+        end, resume = "Stopped at TRAIN.MAX_STEPS. ", next_command(command, run, *options)
     elif result["stopped_early"]:
         outcome |= {"stopped_early": True, "reason": result["reason"]}
-        resume = next_command(command, f"-resume={folder}", "-opts", "TRAIN.PATIENCE=null")
-        logger.info(f"----- Stopped early: {result['reason']}; continue with: {resume}")
+        end = f"Stopped early: {result['reason']}. "
+        resume = next_command(command, run, "-opts", "TRAIN.PATIENCE=null")
     if outcome["state"] != "finished":
-        outcome["resume"] = next_command(command, f"-resume={folder.absolute()}", *options, from_anywhere=True)
+        outcome["resume"] = resume
     clock = trainer.position.clock  # the record of another rank may lack its seconds
     total, steps = map(format_duration, (clock.total_seconds, clock.seconds))
-    logger.info(f"----- Total time: {total}, of it {steps} in training steps")
+    logger.log(f"----- Total time: {total}, of it {steps} in training steps")
     if not trainer.report:
         return signal.status if signal else 0
-    from engine.report.overview import class_figures, shift_by_weights, verdict_of  # imported late, as the page
-
     record.update(**outcome)  # writes the evaluation of the best epoch, and the page
-    contents = trainer.report.contents
-    metric, score = contents.metric, math.nan if contents.score is None else contents.score
-    if result["epoch"] is not None:
-        average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
-        last = f"{metric.title} of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
-        best, both = f"Best {metric.title}: {metric.text(score)}", f"\n      Last epoch: {last}"
-        both = both if abs(average - raw) > 1 else ""
-        evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
-        predict = next_command(command, f"-resume={folder}", "-predict")
-        logger.info(
-            f"----- {best} (epoch {result['epoch']}){class_figures(contents)}, {result['checkpoint']}{both}\n"
-            f"      Report: {folder / REPORT}\n"
-            f"      Evaluate it: {evaluate}\n"
-            f"      Label images: {predict} FOLDER"
-        )
+    _log_end(trainer, end, resume, next_command(command, run, "-predict", "FOLDER"))
+    evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")
+    logger.log(f"----- Evaluate it: {from_here(evaluate)}")
+    return signal.status if signal else 0
+
+
+def _log_end(trainer: Trainer, end: str, resume: str, predict: str) -> None:
+    """The last lines: the result, on test images too, its defect, the page, and the commands that follow."""
+    from engine.report.overview import class_figures, error_of, shift_by_weights, verdict_of  # late, as the page
+
+    assert trainer.report
+    logger, contents = trainer.outputs.logger, trainer.report.contents
+    metric, result, test = contents.metric, contents.values["result"], contents.test_score
+    score = math.nan if contents.score is None else contents.score
     if shift := shift_by_weights(contents):
         logger.warn(shift)
-    if any(verdict := verdict_of(contents)):
-        logger.info(f"----- {' Try: '.join(verdict)}")
-    return signal.status if signal else 0
+    if result["epoch"] is not None:
+        best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {result['epoch']})"
+        logger.info(f"----- Best {metric.title}: {best}{class_figures(contents)}")
+    if test is not None:
+        of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} held-out images)"
+        logger.info(f"----- Test {metric.title}: {metric.text(test)}{of_images}")
+    average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
+    if abs(average - raw) > 1:
+        both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
+        logger.log(f"----- Last epoch: {metric.title} {both}")
+    text, command = verdict_of(contents)
+    if text:
+        logger.info(f"----- {text}")
+    logger.info(f"----- Report: {trainer.outputs.folder / REPORT}")
+    if result["epoch"] is not None:
+        logger.info(f"----- Predict: {from_here(predict)}")
+    if command:
+        (logger.log if end else logger.info)(f"----- Try: {from_here(command)}")
+    if end or (not command and not trainer.config.model.tune.solves_head):
+        logger.info(f"----- {end}Continue: {from_here(resume)}")

@@ -66,8 +66,8 @@ class Fitted:
             for name, reason in self.new_heads.items()
         ]
         unused = [f"not used: {summarize_names(self.unused, limit=8)}"] if self.unused else []
-        notes = [Note("screen", f"weights: {self.source}{beside}"), *self.remarks]
-        return notes + [Note("screen", text) for text in new] + [Note("log", text) for text in unused]
+        notes = [Note("log", f"weights: {self.source}{beside}"), *self.remarks]
+        return notes + [Note("log", text) for text in (*new, *unused)]
 
 
 def load_pretrained(

@@ -29,7 +29,7 @@ def test_options_of_parts_are_saved_with_their_defaults(plugin, tmp_path):
     recipe = tmp_path / "config.yaml"
     recipe.write_text(to_yaml(command.config))
     assert parse_command_line([f"-cfg={recipe}", f"-plugin={plugin}"]).config == command.config
-    assert f"-plugin={plugin}" in next_command(command, "-eval", from_anywhere=True)
+    assert f"-plugin={plugin}" in next_command(command, "-eval")
 
 
 @pytest.mark.parametrize(

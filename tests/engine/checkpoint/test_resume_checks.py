@@ -87,7 +87,7 @@ def test_more_epochs_continue_the_longer_cosine(digits_argv, cpu, capsys):
     longer = train([*argv, "TRAIN.NUM_EPOCHS=3", "TRAIN.MAX_STEPS=30"], cpu)
     rates, expected = ([row["lr"] for row in step_rows(run)[22:]] for run in (folder, longer))
     assert rates == expected and len(rates) == 8
-    assert f"learning rate {float(rates[0]):.3g}" in capsys.readouterr().out
+    assert f"learning rate {float(rates[0]):.3g}" in (folder / "log.txt").read_text()
 
 
 def test_two_runs_cannot_use_the_same_folder(stopped, digits_argv, cpu, monkeypatch):
@@ -110,10 +110,10 @@ def test_runs_of_other_experiments_are_passed_over(digits_argv, cpu, tmp_path, c
     first = train([*digits_argv, short], cpu)
     capsys.readouterr()
     resume_auto([*digits_argv, short, "SEED=1"], cpu)
-    printed = capsys.readouterr().out
-    assert f"----- Resume: passed over: {first}: SEED 0, this run has 1\n" in printed
-    assert "is of this experiment; starting a new run" in printed
     (second,) = run_folders(tmp_path / "out") - {first}
+    log, printed = (second / "log.txt").read_text(), capsys.readouterr().out
+    assert f"----- Resume: passed over: {first}: SEED 0, this run has 1\n" in log
+    assert "is of this experiment; starting a new run" in log and "Resume: no run" in printed
     assert read_json(first / STATUS)["state"] == "stopped"
     first.rename(first := first.with_name("train-20260101-12-00"))
     resume_auto([*digits_argv, "TRAIN.MAX_STEPS=2"], cpu)

@@ -73,7 +73,7 @@ def test_the_probabilities_are_the_means_of_those_of_the_runs(images, folds, tmp
     capsys.readouterr()
     assert predict(tmp_path / "sweep", cpu, *argv, f"-resume={folds[0].parent}") == rows
     printed = capsys.readouterr().out
-    assert all(f"Resume: from {one}" in printed for one in folds)
+    assert all(f"Weights: {one}" in printed for one in folds)
     assert run(parse_command_line(["-predict", *argv[:2], "-dry_run", f"-resume={folds[0].parent}"]), cpu) == 0
 
 

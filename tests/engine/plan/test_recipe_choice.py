@@ -118,7 +118,7 @@ def test_flags_win_over_the_recipe(images, place, flags, with_weights, without):
     expected = with_weights if place or not without else without
     assert (command.run_name, config.model.name, config.train.num_epochs) == expected
     assert config.model.pretrained == ("timm" if command.run_name != "folder_small" else None)
-    assert command.notes[0].text.startswith(f"Recipe: {command.run_name} (34 training images; ")
+    assert command.reason.startswith("34 images; ")
     python, script, *words = shlex.split(command.notes[0].text.partition("The same: ")[2])
     assert (python, script, parse_command_line(words).config) == ("python", "main_single_gpu.py", config)
 
@@ -219,7 +219,7 @@ def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, cap
     monkeypatch.setattr(recipe, "find_on_hub", lambda *_: None)
     flags = [f"-data_path={images}", "-epochs=1", f"-output={tmp_path / 'out'}", "-num_workers=0", "-device=cpu"]
     assert main_single_gpu.main(flags) == 0
-    assert capsys.readouterr().out.count("Recipe: folder_small (34 training images; ") == 1
+    assert capsys.readouterr().out.count("configs/folder_small.yaml (34 images; ") == 1
     folder = only_run(tmp_path / "out")
     assert folder.name.startswith("folder_small-") and read_result(folder)["finished"]
     assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu"]) == 0

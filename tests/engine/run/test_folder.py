@@ -20,7 +20,7 @@ from engine.run.folder import PACKAGES, next_command, record_environment
 from engine.run.log import RunLogger
 from engine.run.record import RUN, read_run
 from utils.distributed import ProcessContext
-from utils.errors import UserError
+from utils.errors import UserError, from_here
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -87,7 +87,7 @@ def test_name_of_a_folder(tmp_path):
 
 def test_printed_command_is_quoted_and_repeats_processes_and_device():
     command = parse_command_line(["-ngpus=3", "-device=cpu"], "main_multi_gpu.py")
-    python, *words = shlex.split(next_command(command, "-resume=a folder"))
+    python, *words = shlex.split(from_here(next_command(command, f"-resume={Path.cwd() / 'a folder'}")))
     assert python.rpartition("/")[2].startswith("python")
     assert words == ["main_multi_gpu.py", "-ngpus=3", "-device=cpu", "-resume=a folder"]
 

@@ -97,7 +97,9 @@ def test_options_in_tensorboard(tmp_path, cpu):
 def test_a_failed_run_and_a_failure_in_the_libraries(tmp_path, libraries, cpu, capsys):
     wandb, mlflow = libraries
     wandb.run.finish.side_effect = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, RunLogger(None, cpu))
+    logger = RunLogger(None, cpu)
+    logger.begin()
+    group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, logger)
     group.start(record_in(tmp_path), 0)
     group.scalars({"val/top1": 10.0}, 9)
     group.finish(None)

@@ -1,0 +1,77 @@
+"""The screen of a run: few short lines before the first step and at the end; log.txt has all notes in full."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import digits_flags, only_run, read_result
+from PIL import Image
+
+import main_single_gpu
+from engine.run.log import RunLogger
+from utils.errors import escape_control_characters
+from utils.notes import Note
+
+
+def jpegs(root: Path) -> Path:
+    """40 images of noise of 12 classes, with defects that give more warnings than the screen has room for."""
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        folder = root / f"class {number % 10}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(folder / f"{number}.jpg")
+    for name in ("Dog", "dog"):
+        (root / name).mkdir()
+        Image.new("RGB", (40, 50)).save(root / name / "same.jpg")
+    return root
+
+
+@pytest.fixture(params=["digits", "folder"])
+def flags(request, tmp_path, monkeypatch) -> list[str]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    if request.param == "digits":
+        return [*digits_flags(tmp_path / "out"), "TRAIN.NUM_EPOCHS=1", "DATA.NUM_WORKERS=0"]
+    data = f"-data_path={jpegs(tmp_path / 'data')}"
+    return [data, f"-output={tmp_path / 'out'}", "-device=cpu", "-epochs=1", "-num_workers=0", "-image_size=32"]
+
+
+def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatch, capsys):
+    given, note, fact = list[str](), RunLogger.note, RunLogger.fact
+    monkeypatch.setattr(RunLogger, "note", lambda self, one: (given.append(str(one)), note(self, one)))
+    monkeypatch.setattr(RunLogger, "fact", lambda self, one: (given.append(str(one)), fact(self, one)))
+    assert main_single_gpu.main(flags) == 0
+    folder, printed = only_run(tmp_path / "out"), capsys.readouterr().out
+    first = printed.partition("Epoch[001/001], Step[")[0].splitlines()
+    assert 4 <= len(first) <= 8 and max(map(len, first)) <= 120
+    warnings = sum(line.startswith("Warning: ") for line in first)
+    assert warnings <= 3 and first[:-1][-warnings:] != first[:1]
+    last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
+    assert 4 <= len(last) <= 6 and len([line for line in last if not re.search("[/]", line) and len(line) > 120]) == 0
+    log = (folder / "log.txt").read_text()
+    assert len(given) > len(first) and all(f" ----- {escape_control_characters(text)}\n" in log for text in given)
+    assert read_result(folder)["finished"]
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_a_few_warnings_are_shown_and_the_others_counted(number, tmp_path, cpu, capsys):
+    logger = RunLogger(None, cpu)
+    logger.note(Note("screen", "a note"))
+    for index in range(number):
+        logger.warn(f"{index} " + "x" * 200)
+    logger.open(tmp_path)
+    logger.begin("Data: x")
+    data, *notes = capsys.readouterr().out.splitlines()
+    assert len(notes) == 3 and data == "Data: x" and max(map(len, notes)) <= 120
+    hidden = sum(map(int, re.findall(r"\(and (\d+) more in log.txt\)", notes[-1])))
+    assert hidden == number + 1 - 3
+    assert [note[:10] for note in notes] == ["Warning: 0", "Warning: 1", "Warning: 2" if number > 2 else "a note"]
+
+
+def test_without_a_log_file_all_warnings_are_printed_in_full(cpu, capsys):
+    logger = RunLogger(None, cpu)
+    for index in range(9):
+        logger.warn(f"{index} " + "x" * 200)
+    logger.begin("Data: x")
+    assert [line[-200:] for line in capsys.readouterr().out.splitlines()[1:]] == ["x" * 200] * 9
