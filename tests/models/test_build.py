@@ -11,11 +11,10 @@ from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line
 from configs.schema import Config
-from models.blocks import FeatureModel, pool_tokens
+from models.blocks import FeatureModel
 from models.build import build_model
 from models.tuning import set_training
 from models.vit import build_vit
-from utils.errors import UserError
 from utils.notes import Note
 
 CPU = torch.device("cpu")
@@ -174,10 +173,3 @@ def test_tokens_of_a_vit(features, width):
         copied = copy.deepcopy(model)
         copied.head.weight.data.fill_(1.0)  # the copy uses its own head
         torch.testing.assert_close(copied(IMAGES), found.sum(1, keepdim=True) + copied.head.bias)
-
-
-def test_features_that_a_model_lacks_are_refused():
-    with pytest.raises(UserError, match=r"MODEL.FEATURES avg: needs a ViT"):
-        pool_tokens(timm.create_model("test_resnet"), "avg", 5)
-    with pytest.raises(UserError, match="no classifier"):
-        FeatureModel(torch.nn.Linear(3, 3), "linear")

@@ -146,11 +146,6 @@ def test_auto_is_for_convolutional_models(option, convolutions, sharded, expecte
     assert is_channels_last(model) == expected
 
 
-def test_sharded_weights_are_not_converted():
-    with pytest.raises(UserError, match=r"^MODEL\.CHANNELS_LAST true: "):
-        prepare_convolutions(convolutional(2), True, is_fixed=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["AMP=false", "AMP={ENABLED: true, LEVEL: O2}"])
 def test_training_is_equal_and_resumes_in_the_other_memory_format(tmp_path, cpu, precision):

@@ -1,36 +1,101 @@
-"""Options from which no model can be built: one line that names the key or the value."""
+"""A model that cannot be built, or weights that it cannot use: one line that names the key or the file."""
+
+import shlex
 
 import pytest
+import timm
 import torch
+from conftest import ROOT
+from timm.models._registry import _model_entrypoints
 
 from configs.command_line import parse_command_line
+from models.blocks import FeatureModel, pool_tokens
 from models.build import build_model
+from models.kernels import prepare_convolutions
+from models.timm_model import check_kwargs
+from models.weights.choose import EVALUATE, FINE_TUNE
 from utils.errors import UserError
 
-VIT = ["MODEL.EMBED_DIM=24", "MODEL.DEPTH=4", "MODEL.NUM_HEADS=3", "MODEL.NUM_CLASSES=5"]
-STEM = [*VIT, "MODEL.GLOBAL_POOL=avg"]
-CASES = {  # image size, options, what the error names
-    "name": (224, ["MODEL={TYPE: timm, NAME: resnet5O}"], r"MODEL\.NAME.* resnet5O.* resnet50"),
-    "forward pass": (200, ["MODEL={TYPE: timm, NAME: levit_128s}"], r"levit_128s.* DATA\.IMAGE_SIZE 200: "),
-    "no class token": (32, [*VIT, "MODEL.FEATURES=token", "MODEL.GLOBAL_POOL=avg"], r"MODEL.FEATURES token: "),
-    "checkpointing": (
-        224, ["MODEL={TYPE: timm, NAME: coat_tiny, GRAD_CHECKPOINTING: true}"], r"^MODEL\.GRAD_CHECKPOINTING: ",
-    ),
-    "too many blocks": (224, [*VIT, "MODEL.TUNE=last:5"], r"last:5: vit has 4 blocks"),
-    "no matcher": (224, ["MODEL={TYPE: timm, NAME: pit_ti_224, TUNE: 'last:1'}"], r"last:1: pit_ti_224 "),
-    "no blocks": (224, ["MODEL={TYPE: timm, NAME: resnet18, TUNE: lora}"], r"lora: resnet18 has no linear layers"),
-    "rank": (224, [*VIT, "MODEL.TUNE=lora", "MODEL.LORA.RANK=25"], r"RANK 25: blocks\.0\.attn\.qkv"),
-    "target": (224, [*VIT, "MODEL.TUNE=lora", "MODEL.LORA.TARGETS=[qvk]"], r"TARGETS: qvk .* qkv"),
-    "stem": (64, [*STEM, "MODEL.STEM=resnet10"], "resnet10t"),
-    "patches of a stem": (64, [*STEM, "MODEL.STEM=resnet10t", "MODEL.PATCH_SIZE=4"], "PATCH_SIZE of 8, 16 or 32"),
-    "stride of a stem": (64, [*STEM, "MODEL.STEM=levit_128s"], "levit_128s has no features of stride 16"),
-}  # fmt: skip
+FIXTURES = ROOT / "tests" / "fixtures" / "families"
+DEIT_TINY = "deit_tiny_distilled_patch16_224"
+VIT = "-image_size=32 -opts MODEL.EMBED_DIM=24 MODEL.DEPTH=4 MODEL.NUM_HEADS=3"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_no_model_is_built(case):
-    size, options, named = CASES[case]
-    with pytest.raises(UserError, match=named) as error:
-        config = parse_command_line([f"-image_size={size}", "-opts", *options]).config
-        build_model(config.model, config.data, torch.device("cpu"))
+def of(family: str, words: str) -> str:
+    return f"-cfg={FIXTURES / family / 'model.yaml'} {words}"
+
+
+def weights(family: str, words: str, of_family: str = "") -> str:
+    file = FIXTURES / (of_family or family) / "weights.pdparams"
+    return of(family, f"-eval -pretrained={file} -opts {words}")
+
+
+def of_timm(name: str, words: str) -> str:
+    return f"-model={name} -opts {words}"
+
+
+REFUSED = [  # command line -> a pattern of the error
+    (of_timm("resnet5O", "SEED=0"), r"MODEL\.NAME.* resnet5O.* resnet50"),
+    (of_timm("levit_128s", "DATA.IMAGE_SIZE=200"), r"levit_128s.* DATA\.IMAGE_SIZE 200: "),  # by the forward pass
+    (
+        of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"),
+        "init_value.* did you mean init_values",
+    ),  # of its parent
+    (
+        of_timm("test_vit", "'MODEL.KWARGS={out_indices: 3}'"),
+        "out_indices.* no further argument",
+    ),  # of the function
+    (of_timm("test_vit", "'MODEL.KWARGS={img_size: 3}'"), "img_size.*DATA.IMAGE_SIZE"),
+    (of_timm("coat_tiny", "MODEL.GRAD_CHECKPOINTING=true"), r"^MODEL\.GRAD_CHECKPOINTING: .* coat_tiny"),
+    (of_timm("pit_ti_224", "MODEL.TUNE=last:1"), r"last:1: pit_ti_224 .*group_matcher"),
+    (of_timm("resnet18", "MODEL.TUNE=lora"), "lora: resnet18 has no linear layers"),
+    (f"{VIT} MODEL.TUNE=last:5", "last:5: vit has 4 blocks"),
+    (f"{VIT} MODEL.TUNE=lora MODEL.LORA.RANK=25", r"RANK 25: blocks\.0\.attn\.qkv is only 24 wide"),
+    (f"{VIT} MODEL.TUNE=lora MODEL.LORA.TARGETS=[qvk]", "TARGETS: qvk .* qkv"),
+    (f"{VIT} MODEL.FEATURES=token MODEL.GLOBAL_POOL=avg", "MODEL.FEATURES token: "),
+    (f"{VIT} MODEL.STEM=resnet10", "resnet10t"),
+    (f"{VIT} MODEL.STEM=resnet10t MODEL.PATCH_SIZE=4", "PATCH_SIZE of 8, 16 or 32"),
+    (f"{VIT} MODEL.STEM=levit_128s", "levit_128s has no features of stride 16"),
+    # Families
+    (of("ConvMixer", "-opts MODEL.DIM=8"), r"MODEL.DIM; did you mean MODEL.CNN.DIM\?"),
+    (of("PVTv2", "-opts 'MODEL.NUM_HEADS=[1, 2, 3, 5]'"), "MODEL.TYPE: pvtv2 cannot be built .*num_heads 5"),
+    (of("SwinTransformer", "-opts 'MODEL.NUM_HEADS=[1, 2, 3, 4]'"), "NUM_HEADS of stage 3 is 3, no divisor"),
+    (of("SwinTransformer", "-opts 'MODEL.NUM_HEADS=[1, 2, 4]'"), "has 3 values, STAGE_DEPTHS 4; give"),
+    (of("MobileOne", "-opts 'MODEL.CHANNELS=[8, 9, 16, 24, 32]'"), "gives 9 channels"),
+    (of("ConvMixer", "-opts MODEL.DROPPATH=0.1"), "convmixer does not accept .*MODEL.DROPPATH; set"),
+    (of("SwinTransformer", "-image_size=14"), "^-image_size: .* 14 is not a multiple of 4, .* 16$"),
+    (of("LeViT", "-image_size=44"), "^-image_size: .* 44 is not a multiple of 16, .* 48$"),
+    # Weights: the file, and the tensor and the values that differ
+    (weights("SwinTransformer", "SEED=0", "DeiT_plain"), r"weights.pdparams: .*position_embedding.* Swin Trans"),
+    (weights("LeViT", "'MODEL.DEPTH=[1, 1, 1]'"), "weights.pdparams: .*blocks.3.attn.* LeViT"),
+    (weights("LeViT", "DATA.IMAGE_SIZE=96"), "weights.pdparams: .*attention_biases 2x25, not 2x36"),
+    (weights("ConvNeXt", "MODEL.NUM_CLASSES=9"), "weights.pdparams: .*head.fc: 7 .* 9 .* MODEL.NUM_CLASSES"),
+    (weights("DeiT", "DATA.IMAGE_SIZE=24", "DeiT_plain"), "weights.pdparams: missing tensors: dist_token; .* MODEL to"),
+]
+
+
+@pytest.mark.parametrize(("words", "pattern"), REFUSED)
+def test_a_model_that_cannot_be_built(words, pattern):
+    with pytest.raises(UserError, match=pattern) as error:
+        config = parse_command_line(shlex.split(words)).config
+        build_model(config.model, config.data, torch.device("cpu"), EVALUATE if "-eval" in words else FINE_TUNE)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("family", "nearest"), [("SwinTransformer", 16), ("LeViT", 48)])
+def test_the_image_size_that_is_named_works(family, nearest):
+    config = parse_command_line(shlex.split(of(family, f"-image_size={nearest}"))).config
+    build_model(config.model, config.data, torch.device("cpu"))
+
+
+def test_parts_of_a_plugin_or_of_a_sharded_model_that_do_not_fit(monkeypatch):
+    with pytest.raises(UserError, match=r"MODEL.FEATURES avg: needs a ViT"):
+        pool_tokens(timm.create_model("test_resnet"), "avg", 5)
+    with pytest.raises(UserError, match="no classifier"):
+        FeatureModel(torch.nn.Linear(3, 3), "linear")
+    with pytest.raises(UserError, match=r"^MODEL\.CHANNELS_LAST true: "):
+        prepare_convolutions(torch.nn.Conv2d(4, 4, 3), True, is_fixed=True)
+    monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: torch.nn.Linear(width, 1))
+    check_kwargs("own_net", {"width": 3})  # an argument of the function that timm registers
+    with pytest.raises(UserError, match="pretrained is no further argument of Linear"):
+        check_kwargs("own_net", {"pretrained": True})

@@ -9,11 +9,10 @@ import pytest
 import timm
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
-from timm.models._registry import _model_entrypoints
 
 from configs.command_line import parse_command_line
 from models.build import build_model, outputs_of_weights
-from models.timm_model import LOADER_ARGUMENTS, check_kwargs, class_arguments
+from models.timm_model import LOADER_ARGUMENTS, class_arguments
 from models.weights.choose import EVALUATE
 from utils.errors import Unavailable, UserError
 
@@ -62,16 +61,6 @@ def test_further_arguments_reach_the_class():
     assert model_of("test_vit", "-image_size=64", dynamic_img_size=True)(torch.ones(1, 3, 96, 32)).shape == (1, 3)
 
 
-@pytest.mark.parametrize(("name", "key", "words"), [
-    ("deit_tiny_distilled_patch16_224", "init_value", "did you mean init_values"),  # of a class that it inherits from
-    ("test_vit", "out_indices", "no further argument"),  # timm's function takes it, and its class does not
-    ("test_vit", "img_size", "DATA.IMAGE_SIZE"),
-])  # fmt: skip
-def test_a_wrong_argument_is_one_line(name, key, words):
-    with pytest.raises(UserError, match=rf"(?s)^(?=.*{key})(?=.*{words})[^\n]*$"):
-        model_of(name, **{key: 3})
-
-
 DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions between these and the constructor
     "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict", "pretrained_filter_fn",
     "pretrained_custom_load", "pretrained_model_args", "custom_load", "kwargs_filter", "feature_cfg", "feature_cls",
@@ -110,14 +99,6 @@ def test_no_model_of_timm_takes_a_dangerous_argument():
                 assert not DANGEROUS & (class_arguments(owner) - LOADER_ARGUMENTS), owner
     entry_arguments = {key for name in timm.list_models() for key in signature(timm.model_entrypoint(name)).parameters}
     assert not DANGEROUS & (entry_arguments - LOADER_ARGUMENTS)
-
-
-def test_arguments_of_a_plugins_model(monkeypatch):
-    """Those of the function that timm registers are accepted, too."""
-    monkeypatch.setitem(_model_entrypoints, "own_net", lambda pretrained=False, width=2, **_: torch.nn.Linear(width, 1))
-    check_kwargs("own_net", {"width": 3})
-    with pytest.raises(UserError, match="pretrained is no further argument of Linear"):
-        check_kwargs("own_net", {"pretrained": True})
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nand more"), TimeoutError()])

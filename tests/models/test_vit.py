@@ -136,12 +136,6 @@ def test_tokens_are_the_features_of_the_network_projected(stride):
     torch.testing.assert_close(embed(images), tokens)
 
 
-def test_last_blocks_train_without_the_stem():
-    model = stem_model("MODEL.TUNE=last:1")
-    trained = {name.split(".")[0] + name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad}
-    assert trained == {"blocks1", "fc_normweight", "fc_normbias", "headweight", "headbias"}
-
-
 def test_layer_decay_puts_the_stem_into_the_first_layer():
     model = stem_model()
     groups = param_groups_layer_decay(model, layer_decay=0.5)
