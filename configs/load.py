@@ -20,6 +20,7 @@ from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, short
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.status import STATUS
 
+FINETUNED = "vit_small_patch16_224"  # timm's model of finetune.yaml and probe.yaml
 RUN_OPTIONS = "config.yaml"  # in the folder of a run: its options
 _RECIPES = Path(__file__).parent
 _MAX_FILES = 32  # files that name each other twice in a chain of 32 would be read 2 ** 32 times
@@ -185,7 +186,7 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
 def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts.
 
-    -model replaces the architecture; with timm's weights, it is timm's model.
+    -model replaces the architecture; with timm's weights, it is timm's model, by default `FINETUNED`.
 
     Raises UserError: a file cannot be read; an empty flag; an unknown key in -opts.
     """
@@ -203,7 +204,8 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     if evaluates and not recipe:
         layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
     of_timm = (arguments.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
-    if name := arguments.model:
+    trains_timms = arguments.pretrained == "timm" and not (recipe or evaluates or arguments.resume)
+    if name := arguments.model or (FINETUNED if trains_timms else None):
         section = {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"]
         if isinstance(model := layers.values.get("MODEL"), dict):  # the number of classes and the weights stay
             for key in model.keys() - OF_EVERY_MODEL:  # of another family: they may not apply to the new one

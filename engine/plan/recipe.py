@@ -41,8 +41,8 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
         return command
     named = parse_flags(expand_words(argv), entry_parser(command.script)).model
     if not named:
-        of_timm = model_sections(config.model.name)["MODEL"]["TYPE"] == model.get("TYPE", "timm")
-        if own_layers or ("TYPE" in model and not of_timm):
+        same_type = model_sections(config.model.name)["MODEL"]["TYPE"] == model.get("TYPE", "timm")
+        if own_layers or ("TYPE" in model and not same_type and config.model.pretrained != "timm"):
             return command
         argv = [f"-model={config.model.name}"] * ("TYPE" in model) + argv  # -opts would keep the layers of a recipe
     images, found = 0, recognize_dataset(config.data, single_process("cpu"))

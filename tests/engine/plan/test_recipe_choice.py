@@ -108,6 +108,7 @@ SMALL = ("folder_small", "resnet10t", 60)
         (["-model=resnet18.no_tag"], ("folder_small", "resnet18.no_tag", 60), None),
         (["-model=folder_small"], ("folder_small", "folder_small", 60), None),
         (["-opts", "MODEL.PRETRAINED=null"], SMALL, None),
+        (["-pretrained=timm"], ("probe", VIT, 1), None),
         (["-model=test_vit", "-opts", "MODEL.KWARGS={qk_norm: true}"], ("folder_small", "test_vit", 60), None),
     ],
 )
