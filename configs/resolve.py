@@ -171,6 +171,14 @@ def precision_follows_preset(options: OptionLayers) -> list[Note]:
     return [Note("log", f"AMP.PRESET {name}: {given}")]
 
 
+def dtype_follows_model(options: OptionLayers) -> list[Note]:
+    """AMP.DTYPE is bfloat16 for DINOv3's models, whose activations exceed the range of float16."""
+    is_dinov3 = "dinov3" in str(options.get("MODEL.NAME")).lower()
+    if not (is_dinov3 and options.get("AMP.ENABLED") is True and options.set_default("AMP.DTYPE", "bfloat16")):
+        return []
+    return [Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")]
+
+
 def defaults_follow_family(options: OptionLayers) -> list[Note]:
     """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's."""
     name = model_type(options.values)
@@ -295,6 +303,7 @@ RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
     model_follows_source,
     old_keys_are_renamed,
     precision_follows_preset,
+    dtype_follows_model,
     defaults_follow_family,
     amp_keys_need_amp,
     normalization_follows_weights_of_family,

@@ -328,7 +328,7 @@ class Precision:
         # half, so a list does not help.
         path = origin.module if origin and self.level != "O3" else ""
         listed = f"AMP.CUSTOM_BLACK_LIST=[{block_of(path)}.*], " if path else ""
-        other = "-amp_dtype=bfloat16" if self.scales_loss else "no -amp"
+        other = "-amp_dtype=bfloat16" if self.scales_loss and not self._emulates_bfloat16 else "no -amp"
         return f"Try {listed}{other}, or a lower TRAIN.BASE_LR."
 
     def state_dict(self) -> dict[str, Any]:
@@ -341,6 +341,10 @@ class Precision:
         """
         if state["dtype"] == str(self.dtype):
             self.scaler.load_state_dict(state["scaler"], "AMP.INIT_LOSS_SCALING" not in changed)
+
+    @property
+    def _emulates_bfloat16(self) -> bool:
+        return self.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
 
     @property
     def name(self) -> str:
@@ -370,7 +374,7 @@ class Precision:
             texts.append("bfloat16 is up to 90 times slower than -amp=no on this CPU, which has no AVX-512 or AMX")
         if not on_cpu and is_half and torch.cuda.get_device_capability(self.device) < (7, 0):
             texts.append("half precision saves memory, but no time: no tensor cores (compute capability below 7.0)")
-        if not on_cpu and self.dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        if self.dtype == torch.bfloat16 and self._emulates_bfloat16:
             texts.append("this GPU emulates bfloat16 (compute capability below 8.0): use -amp_dtype=float16")
         return texts
 

@@ -35,6 +35,14 @@ def test_accumulation_follows_from_the_number_of_ranks():
     assert steps_of(7, "TRAIN.ACCUM_ITER=3") == 3
 
 
+def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
+    words = ["-model=vit_small_patch16_dinov3", "-amp"]
+    dtypes = [parse_command_line([*words, *more]).config.amp.dtype for more in ([], ["-amp_dtype=float16"])]
+    assert dtypes == ["bfloat16", "float16"]
+    assert parse_command_line(["-model=vit_small_patch16_dinov2", "-amp"]).config.amp.dtype is None
+    assert parse_command_line(words[:1]).config.amp.dtype is None
+
+
 @given(total=st.integers(1, 100), num_ranks=st.integers(1, 12), batch_size=st.sampled_from([1, 3, 8, 64]))
 def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_size):
     keys = f"DATA.GLOBAL_BATCH_SIZE={total}", f"DATA.BATCH_SIZE={batch_size}"

@@ -78,6 +78,7 @@ def test_skipped_step_keeps_the_weights_and_their_average(any_device):
         ((7, 5), "float16", None),
         ((7, 5), "bfloat16", "-amp_dtype=float16"),  # T4 computes bfloat16 in fp32
         ((8, 0), "bfloat16", None),
+        ((8, 0), "float16", None),
         ((6, 1), "none", None),
     ],
 )
@@ -90,6 +91,8 @@ def test_gpus_that_half_precision_does_not_make_faster_are_named(monkeypatch, ca
     precision.device = torch.device("cuda")
     found = [words for words in ("tensor cores", "-amp_dtype=float16") for text in precision.misfits() if words in text]
     assert found == ([named] if named else [])
+    if dtype == "float16":
+        assert ("-amp_dtype=bfloat16" in precision.suggest_fix(None)) is not emulates
 
 
 AUTOCAST = {  # op -> its call, and its dtype for fp32 and for bf16, of autocast on a GPU
