@@ -1,8 +1,9 @@
 """The sections AMP and PARALLEL: the precision of a step, and how the ranks share it."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from configs.schema.section import Names, Section, option
 
@@ -72,22 +73,23 @@ class Amp(Section):
             raise ValueError(f"not a level; write AMP.PRESET={preset}")
         return level
 
-    @model_validator(mode="after")
-    def _check(self) -> "Amp":
+    def _problems(self) -> Iterator[str]:
         if self.preset == "bf16_stream" and self.dtype != "bfloat16":
-            raise ValueError("PRESET bf16_stream: the range of float16 is too small; remove DTYPE")
+            yield "PRESET bf16_stream: the range of float16 is too small; remove DTYPE"
         if self.min_loss_scaling > self.init_loss_scaling:
-            raise ValueError(f"MIN_LOSS_SCALING {self.min_loss_scaling:g} exceeds INIT_LOSS_SCALING; lower it")
-        both = sorted(set(self.custom_white_list) & set(self.custom_black_list))
-        if both:
-            problem = f"CUSTOM_WHITE_LIST contains {both[0][:80]}, which CUSTOM_BLACK_LIST also contains"
-            raise ValueError(f"{problem}; remove one of them")
-        return self
+            yield f"MIN_LOSS_SCALING {self.min_loss_scaling:g} exceeds INIT_LOSS_SCALING; lower it"
+        for name in sorted(set(self.custom_white_list) & set(self.custom_black_list)):
+            yield f"CUSTOM_WHITE_LIST and CUSTOM_BLACK_LIST both contain {name[:80]}; remove one of them"
 
 
 class Parallel(Section):
     """Options of sharing the model and exchanging gradients between ranks; not used by one process."""
 
+    needs = (
+        ("SHARDS_PER_GROUP", "STRATEGY", "hsdp"),
+        ("COMM_HOOK", "STRATEGY", "ddp"),
+        ("BUCKET_MB", "STRATEGY", "ddp"),
+    )
     strategy: Literal["ddp", "fsdp", "hsdp"] = option(
         "ddp",
         "ddp: each rank holds the whole model; fsdp: all ranks share parameters, gradients and moments; hsdp: groups "
@@ -106,13 +108,3 @@ class Parallel(Section):
         ge=0,
         le=10**4,
     )
-
-    @model_validator(mode="after")
-    def _check(self) -> "Parallel":
-        if self.shards_per_group and self.strategy != "hsdp":
-            raise ValueError(f"SHARDS_PER_GROUP belongs to hsdp, but STRATEGY is {self.strategy}; remove one of them")
-        if self.comm_hook != "none" and self.strategy != "ddp":
-            raise ValueError(f"COMM_HOOK belongs to ddp, but STRATEGY is {self.strategy}; remove one of them")
-        if self.bucket_mb is not None and self.strategy != "ddp":
-            raise ValueError(f"BUCKET_MB belongs to ddp, but STRATEGY is {self.strategy}; remove one of them")
-        return self

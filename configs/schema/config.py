@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
 from configs.schema.compute import Amp, Parallel
@@ -91,46 +91,41 @@ class Config(Section):
         """A copy with other values of some TRAIN keys."""
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
-    @model_validator(mode="after")
-    def _check(self) -> "Config":
-        multiple = self.model.image_size_multiple
-        if any(side % multiple for side in self.data.input_size):
-            nearest = [max(1, round(side / multiple)) * multiple for side in self.data.input_size]
-            problem = f"DATA.IMAGE_SIZE {self.data.image_size} is not a multiple of {multiple}, as this model needs"
-            raise ValueError(f"{problem}; the nearest is {nearest[0] if nearest[0] == nearest[1] else nearest}")
-        if self.model.type == "crossvit" and self.data.input_size[0] != self.data.input_size[1]:
-            problem = f"DATA.IMAGE_SIZE {self.data.image_size}: CrossViT resizes images to squares"
-            raise ValueError(f"{problem}; use a number")
-        if self.model.pretrained == "timm" and self.model.type != "timm":
-            problem = f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {self.model.type}"
-            raise ValueError(f"{problem}; use -model=NAME -pretrained=timm")
-        if self.eval.enabled and not (self.model.pretrained or self.model.resume):
-            raise ValueError("EVAL.ENABLED needs weights; give -pretrained or -resume")
-        if self.eval.enabled and self.data.batch_size == AUTO and not self.data.batch_size_eval:
-            raise ValueError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
-        if self.train.teacher_weights and self.train.distillation_type == "none" and not self.eval.enabled:
-            problem = "TRAIN.TEACHER_WEIGHTS needs a distillation"
+    def _problems(self) -> Iterator[str]:
+        model, data, train, loss, eval = self.model, self.data, self.train, self.loss, self.eval
+        multiple, size = model.image_size_multiple, f"DATA.IMAGE_SIZE {data.image_size}"
+        if any(side % multiple for side in data.input_size):
+            height, width = (max(1, round(side / multiple)) * multiple for side in data.input_size)
+            nearest = height if height == width else [height, width]
+            yield f"{size} is not a multiple of {multiple}, as this model needs; the nearest is {nearest}"
+        if model.type == "crossvit" and data.input_size[0] != data.input_size[1]:
+            yield f"{size}: CrossViT resizes images to squares; use a number"
+        if model.pretrained == "timm" and model.type != "timm":
+            yield f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
+        if eval.enabled and not (model.pretrained or model.resume):
+            yield "EVAL.ENABLED needs weights; give -pretrained or -resume"
+        if eval.enabled and data.batch_size == AUTO and not data.batch_size_eval:
+            yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
+        if train.teacher_weights and train.distillation_type == "none" and not eval.enabled:
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
-            raise ValueError(f"{problem}; {fix}")
-        if self.eval.suspects and not self.eval.enabled and (not self.model.tune.solves_head or self.data.multi_label):
-            raise ValueError("EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false")
-        if self.eval_raw and not self.train.model_ema:
-            raise ValueError("EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW")
-        name, needed = self.loss.name, "needs one label per image, but DATA.MULTI_LABEL is on"
-        needs_one = name == "cross_entropy" or (name not in ("bce", "asl") and self.loss.class_weights)
-        if self.data.multi_label and needs_one:
-            weighted = " with CLASS_WEIGHTS" if self.loss.class_weights else ""
-            raise ValueError(f"LOSS.NAME {name}{weighted} {needed}; set LOSS.NAME=bce or asl")
-        if self.data.multi_label and (distillation := self.train.distillation_type) != "none":
-            raise ValueError(f"TRAIN.DISTILLATION_TYPE {distillation} {needed}; set it to none")
-        if self.data.balanced_sampling and self.loss.class_weights == "balanced":
-            problem = "DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced correct the same imbalance twice"
-            raise ValueError(f"{problem}; remove one of them")
-        patience = self.train.patience
-        if patience is not None and patience < self.validate_freq:
-            text = f"TRAIN.PATIENCE {patience} is less than VALIDATE_FREQ {self.validate_freq}"
-            raise ValueError(f"{text}, the epochs between two evaluations; raise the first or lower the second")
-        return self
+            yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"
+        if eval.suspects and not eval.enabled and (not model.tune.solves_head or data.multi_label):
+            yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
+        if self.eval_raw and not train.model_ema:
+            yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
+        needed = "needs one label per image, but DATA.MULTI_LABEL is on"
+        if data.multi_label and loss.name == "cross_entropy":
+            yield f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"
+        if data.multi_label and loss.class_weights and loss.name not in ("bce", "asl"):
+            yield f"LOSS.NAME {loss.name} with CLASS_WEIGHTS {needed}; set LOSS.NAME=bce or asl"
+        if data.multi_label and train.distillation_type != "none":
+            yield f"TRAIN.DISTILLATION_TYPE {train.distillation_type} {needed}; set it to none"
+        if data.balanced_sampling and loss.class_weights == "balanced":
+            same = "correct the same imbalance twice"
+            yield f"DATA.BALANCED_SAMPLING and LOSS.CLASS_WEIGHTS balanced {same}; remove one of them"
+        if train.patience is not None and train.patience < self.validate_freq:
+            between = "the epochs between two evaluations; raise the first or lower the second"
+            yield f"TRAIN.PATIENCE {train.patience} is less than VALIDATE_FREQ {self.validate_freq}, {between}"
 
 
 @functools.cache

@@ -2,13 +2,14 @@
 
 import codecs
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from configs.data_sets import properties_of
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
-from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Section, option
+from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option
 from configs.yaml_io import shorten
 
 _BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
@@ -127,8 +128,8 @@ class Data(Section):
         min_length=1,
     )
     split_seed: int = option(0, "seed of that split, independent of SEED", ge=0, lt=2**32)
-    random_crop_scale: Pair = option((0.08, 1.0), "training crop: area / area of the image")
-    random_crop_ratio: Pair = option((3 / 4, 4 / 3), "training crop: width / height, relative to IMAGE_SIZE's")
+    random_crop_scale: Range = option((0.08, 1.0), "training crop: area / area of the image")
+    random_crop_ratio: Range = option((3 / 4, 4 / 3), "training crop: width / height, relative to IMAGE_SIZE's")
     hflip_prob: Probability = option(0.5, "training: probability of a horizontal flip")
     vflip_prob: Probability = option(0.0, "training: probability of a vertical flip")
     repeated_augmentation: int = option(
@@ -140,7 +141,7 @@ class Data(Section):
     affine_prob: Probability = option(1.0, "training: probability of the random affine map")
     affine_degrees: float = option(0.0, "training: maximum random rotation, degrees", ge=0, le=180)
     affine_translate: float = option(0.0, "training: maximum random shift / image size", ge=0, le=1)
-    affine_scale: Pair = option((1.0, 1.0), "training: range of the random scale factor")
+    affine_scale: Range = option((1.0, 1.0), "training: range of the random scale factor")
     host_augmentations: Annotated[dict[str, Any] | None, AfterValidator(HOST_AUGMENTATIONS.check_named)] = option(
         None, "training: plugins' operations on an image, {name: options}; after flips and policy"
     )
@@ -162,52 +163,6 @@ class Data(Section):
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.micro_batch
 
-    def _check_sources(self) -> None:
-        for key, value in (self.columns or {}).items():
-            names = value if key == "label" and isinstance(value, list) else [value]
-            if not (key == "split" and value is None) and not all(isinstance(name, str) and name for name in names):
-                raise ValueError(f"COLUMNS: {key} is {shorten(value)}, not the name of a column")
-        try:
-            codecs.lookup(self.encoding or "utf-8")
-        except LookupError:
-            raise ValueError(f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252") from None
-        if self.folds and self.val_fraction:
-            raise ValueError("FOLDS and VAL_FRACTION both choose the held-out images; remove one")
-        if self.fold is not None and not self.folds:
-            raise ValueError(f"FOLD {self.fold} needs FOLDS, the number of folds")
-        if self.folds and (self.fold is None or self.fold >= self.folds):
-            raise ValueError(f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}")
-        of_data = properties_of(self.dataset)
-        if self.groups and of_data.in_memory:
-            raise ValueError(f"GROUPS needs images in files, but DATASET is {shorten(self.dataset)}; remove GROUPS")
-        if self.groups and of_data.groups_by == "path" and "(" in self.groups:
-            try:
-                if not re.compile(self.groups).groups:
-                    raise re.error("no group: put the part that names it into parentheses")
-            except re.error as error:
-                raise ValueError(f"GROUPS {shorten(self.groups)} is not a regular expression ({error})") from None
-
-    def _check_units(self) -> None:
-        """Other programs write mean and standard deviation of pixels in 0..255; a deviation of 1 is no scaling there.
-
-        Raises ValueError with the values in units of 0..1.
-        """
-        mean, std = self.imagenet_mean, self.imagenet_std
-        largest = max(*mean, *std)
-        if largest > 255:
-            problem = f"IMAGENET_MEAN and IMAGENET_STD have a value of {largest:g}"
-            raise ValueError(f"{problem}; give values of pixels in 0..1")
-        unit = 255 if largest > 1 else 1
-        if len(mean) == 3 and all(abs(value / unit - bgr) < 2e-3 for value, bgr in zip(mean, _BGR_MEAN, strict=True)):
-            raise ValueError("IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD")
-        if largest <= 1:
-            return
-        scaled = {"IMAGENET_MEAN": [value / 255 for value in mean] if max(mean) > 1 else mean}
-        if max(std) > 1 or (max(mean) > 1 and min(std) == 1):
-            scaled["IMAGENET_STD"] = [value / 255 for value in std]
-        keys = " ".join(f"DATA.{key}=[{','.join(f'{v:.6g}' for v in values)}]" for key, values in scaled.items())
-        raise ValueError(f"IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide by 255, {keys}")
-
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_runs(cls, values: Any) -> Any:
@@ -216,34 +171,73 @@ class Data(Section):
             return {key: value for key, value in values.items() if key != "NEAR_COPIES"}
         return values
 
-    @model_validator(mode="after")
-    def _check(self) -> "Data":
-        if problem := secret_in_url(self.data_path):
-            raise ValueError(f"DATA_PATH: {problem}")
-        if self.batch_size == AUTO and not self.global_batch_size:
-            raise ValueError("BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too")
-        data_set = properties_of(self.dataset)
-        if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
-            problem = f"MULTI_LABEL needs the data set csv or tar, but DATASET is {shorten(self.dataset)}"
-            raise ValueError(f"{problem}; use -dataset=csv")
-        if self.multi_label and self.balanced_sampling:
-            problem = "BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on"
-            raise ValueError(f"{problem}; use LOSS.CLASS_WEIGHTS=balanced instead")
-        self._check_sources()
+    def model_post_init(self, context: Any) -> None:
+        """A mean and a standard deviation that are not given have IMAGE_CHANNELS values."""
         for field in {"imagenet_mean", "imagenet_std"} - self.model_fields_set:
-            self.__dict__[field] = of_channels(getattr(self, field), self.image_channels)  # still not given
+            self.__dict__[field] = of_channels(getattr(self, field), self.image_channels)
+
+    def _problems(self) -> Iterator[str]:
+        if problem := secret_in_url(self.data_path):
+            yield f"DATA_PATH: {problem}"
+        if self.batch_size == AUTO and not self.global_batch_size:
+            yield "BATCH_SIZE auto needs the images per optimizer step; set DATA.GLOBAL_BATCH_SIZE, too"
+        yield from self._problems_of_source()
         for key, values in (("IMAGENET_MEAN", self.imagenet_mean), ("IMAGENET_STD", self.imagenet_std)):
             if len(values) != self.image_channels:
-                raise ValueError(f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}")
+                yield f"{key} has {len(values)} values for IMAGE_CHANNELS {self.image_channels}"
         if self.grey_range and not 0 <= self.grey_range[0] < self.grey_range[1] <= 65535:
-            raise ValueError(f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535")
+            yield f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535"
         if min(self.imagenet_std) <= 0:
-            raise ValueError("IMAGENET_STD must be greater than 0")
-        self._check_units()
-        for key in ("RANDOM_CROP_SCALE", "RANDOM_CROP_RATIO", "AFFINE_SCALE"):
-            low, high = getattr(self, key.lower())
-            if not 0 < low <= high:
-                raise ValueError(f"{key} ({low}, {high}) must be greater than 0 and in ascending order")
+            yield "IMAGENET_STD must be greater than 0"
+        yield from self._problems_of_units()
         if self.random_crop_scale[1] > 1:
-            raise ValueError("RANDOM_CROP_SCALE is a fraction of the image, at most 1")
-        return self
+            yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
+
+    def _problems_of_source(self) -> Iterator[str]:
+        data_set, is_of = properties_of(self.dataset), f"DATASET is {shorten(self.dataset)}"
+        if self.multi_label and not (data_set.multi_label or data_set.may_be_table):  # else `recognize_dataset` checks
+            yield f"MULTI_LABEL needs the data set csv or tar, but {is_of}; use -dataset=csv"
+        if self.multi_label and self.balanced_sampling:
+            fix = "use LOSS.CLASS_WEIGHTS=balanced instead"
+            yield f"BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; {fix}"
+        for key, value in (self.columns or {}).items():
+            names = value if key == "label" and isinstance(value, list) else [value]
+            if not (key == "split" and value is None) and not all(isinstance(name, str) and name for name in names):
+                yield f"COLUMNS: {key} is {shorten(value)}, not the name of a column"
+        try:
+            codecs.lookup(self.encoding or "utf-8")
+        except LookupError:
+            yield f"ENCODING {shorten(self.encoding)}: no such encoding; such as gb18030, cp1252"
+        if self.folds and self.val_fraction:
+            yield "FOLDS and VAL_FRACTION both choose the held-out images; remove one"
+        if self.fold is not None and not self.folds:
+            yield f"FOLD {self.fold} needs FOLDS, the number of folds"
+        if self.folds and (self.fold is None or self.fold >= self.folds):
+            yield f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}"
+        if self.groups and data_set.in_memory:
+            yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
+        if self.groups and data_set.groups_by == "path" and "(" in self.groups:
+            try:
+                if not re.compile(self.groups).groups:
+                    yield f"GROUPS {shorten(self.groups)} has no group: put the part that names it into parentheses"
+            except re.error as error:
+                yield f"GROUPS {shorten(self.groups)} is not a regular expression ({error})"
+
+    def _problems_of_units(self) -> Iterator[str]:
+        """Other programs write mean and standard deviation of pixels in 0..255; a deviation of 1 is no scaling there.
+
+        The text has the values in units of 0..1.
+        """
+        mean, std = self.imagenet_mean, self.imagenet_std
+        largest = max(*mean, *std)
+        if largest > 255:
+            yield f"IMAGENET_MEAN and IMAGENET_STD have a value of {largest:g}; give values of pixels in 0..1"
+        unit = 255 if largest > 1 else 1
+        if len(mean) == 3 and all(abs(value / unit - bgr) < 2e-3 for value, bgr in zip(mean, _BGR_MEAN, strict=True)):
+            yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
+        if largest > 1:
+            scaled = {"IMAGENET_MEAN": [value / 255 for value in mean] if max(mean) > 1 else mean}
+            if max(std) > 1 or (max(mean) > 1 and min(std) == 1):
+                scaled["IMAGENET_STD"] = [value / 255 for value in std]
+            keys = " ".join(f"DATA.{key}=[{','.join(f'{v:.6g}' for v in values)}]" for key, values in scaled.items())
+            yield f"IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide by 255, {keys}"

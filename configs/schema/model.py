@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -109,6 +110,7 @@ class Lora(Section):
 
 
 class Model(Section):
+    size_multiple: ClassVar[int | str] = 1  # of the images, or the field that has it
     type: str = "vit"
     name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")
@@ -171,7 +173,10 @@ class Model(Section):
     @property
     def image_size_multiple(self) -> int:
         """The height and width of the images must be a multiple of this number of pixels."""
-        return 1
+        multiple: int = (
+            attrgetter(self.size_multiple)(self) if isinstance(self.size_multiple, str) else self.size_multiple
+        )
+        return multiple
 
     @model_validator(mode="before")
     @classmethod

@@ -2,9 +2,10 @@
 
 import os
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_NAME_CHARS = 100
 
@@ -55,6 +56,16 @@ Names = Annotated[tuple[str, ...], BeforeValidator(as_names)]
 Path = Annotated[str, Field(min_length=1), AfterValidator(_check_path)]
 OptionalPath = Annotated[Path | None, BeforeValidator(lambda path: None if path == "" else path)]  # as PaddleViT
 Probability = Annotated[float, Field(ge=0, le=1)]
+_Positive = Annotated[float, Field(gt=0)]
+
+
+def _check_ascending(pair: tuple[float, float]) -> tuple[float, float]:
+    if not pair[0] <= pair[1]:
+        raise ValueError("the two values must ascend")
+    return pair
+
+
+Range = Annotated[tuple[_Positive, _Positive], BeforeValidator(as_tuple), AfterValidator(_check_ascending)]
 
 
 def option(default: Any, meaning: str, **limits: Any) -> Any:
@@ -63,6 +74,26 @@ def option(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
+    """A section of options.
+
+    needs: an option, another option, and its values without which the first one has no effect.
+    """
+
+    needs: ClassVar[tuple[tuple[str, ...], ...]] = ()
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, alias_generator=str.upper, allow_inf_nan=False, validate_default=True
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key, other, *values in self.needs:
+            is_given = getattr(self, key.lower()) != type(self).model_fields[key.lower()].default
+            if is_given and (value := getattr(self, other.lower())) not in values:
+                raise ValueError(f"{key} needs {other} {' or '.join(values)}, not {value}; remove it or change {other}")
+        for problem in self._problems():
+            raise ValueError(problem)
+        return self
+
+    def _problems(self) -> Iterator[str]:
+        """The contradictions between the options; each text begins with a key."""
+        yield from ()

@@ -2,9 +2,10 @@
 
 import os
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from configs.parts import LOSSES, OPTIMIZERS
 from configs.schema.section import Floats, OptionalPath, Pair, Probability, Section, as_tuple, option
@@ -142,6 +143,11 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
 class LRScheduler(Section):
     """The decay of the learning rate after the warm-up."""
 
+    needs = (
+        ("DECAY_EPOCHS", "NAME", "step", "wsd"),
+        ("DECAY_RATE", "NAME", "step"),
+        ("WARMUP_PREFIX", "NAME", "cosine", "linear", "step"),
+    )
     name: Annotated[
         Literal["cosine", "step", "linear", "wsd"],
         BeforeValidator(lambda name: _PADDLEVIT_NAMES.get(name, name) if isinstance(name, str) else name),
@@ -162,16 +168,6 @@ class LRScheduler(Section):
         "true: the decay starts after the warm-up; false: it starts at step 0, and the warm-up overrides its first "
         "steps, as in timm; null: false for step, else true; wsd always starts after the warm-up",
     )
-
-    @model_validator(mode="after")
-    def _check(self) -> "LRScheduler":
-        if self.decay_epochs is not None and self.name not in ("step", "wsd"):
-            raise ValueError(f"DECAY_EPOCHS applies to NAME step and wsd, not to {self.name}; remove it or change NAME")
-        if self.decay_rate != type(self).model_fields["decay_rate"].default and self.name != "step":
-            raise ValueError(f"DECAY_RATE applies to NAME step, not to {self.name}; remove it or change NAME")
-        if self.warmup_prefix is not None and self.name == "wsd":
-            raise ValueError("WARMUP_PREFIX does not apply to NAME wsd; remove it or change NAME")
-        return self
 
 
 class Train(Augmentation, Distillation):
@@ -229,32 +225,25 @@ class Train(Augmentation, Distillation):
     )
     optimizer: Optimizer = Optimizer()
 
-    @model_validator(mode="after")
-    def _check(self) -> "Train":
+    def _problems(self) -> Iterator[str]:
+        length, warmup = f"NUM_EPOCHS {self.num_epochs}", f"WARMUP_EPOCHS {self.warmup_epochs:g}"
         if self.warmup_epochs > self.num_epochs:
-            raise ValueError(
-                f"WARMUP_EPOCHS {self.warmup_epochs:g} exceeds NUM_EPOCHS {self.num_epochs}; lower it or train longer"
-            )
+            yield f"{warmup} exceeds {length}; lower it or train longer"
         if self.sqrt_scaled_lr and self.linear_scaled_lr:
-            raise ValueError("SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them")
+            yield "SQRT_SCALED_LR and LINEAR_SCALED_LR exclude each other; remove one of them"
         if self.optimizer.name.lower() == "adamwdl" and self.layer_decay is None:
-            raise ValueError("OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW")
+            yield "OPTIMIZER.NAME AdamWDL needs LAYER_DECAY; set it, such as to 0.75, or use AdamW"
         decay = self.lr_scheduler.decay_epochs if self.lr_scheduler.name == "wsd" else None
         if decay and decay + self.warmup_epochs > self.num_epochs:
-            raise ValueError(
-                f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and WARMUP_EPOCHS {self.warmup_epochs:g} exceed NUM_EPOCHS "
-                f"{self.num_epochs}; lower one of them"
-            )
+            yield f"LR_SCHEDULER.DECAY_EPOCHS {decay:g} and {warmup} exceed {length}; lower one of them"
         if self.last_epoch >= self.num_epochs:
-            raise ValueError(
-                f"LAST_EPOCH {self.last_epoch} of NUM_EPOCHS {self.num_epochs}: no epoch is left to train; lower it"
-            )
-        return self
+            yield f"LAST_EPOCH {self.last_epoch} of {length}: no epoch is left to train; lower it"
 
 
 class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     """The training loss. `TRAIN.SMOOTHING` applies to all of them; the evaluation loss is always cross-entropy."""
 
+    needs = (("TARGET_THRESHOLD", "NAME", "bce"),)
     name: Annotated[str, AfterValidator(LOSSES.check_name)] = option(
         "cross_entropy",
         "cross_entropy; bce: of each class, binary (ResNet strikes back, DeiT III); asl: the same with less weight of "
@@ -264,7 +253,10 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         None, "asl: {gamma_neg: 4, gamma_pos: 1, clip: 0.05}; or the options of a plugin's loss"
     )
     target_threshold: float | None = option(
-        None, "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
+        None,
+        "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets",
+        ge=0,
+        lt=1,
     )
     class_weights: Literal["balanced"] | Floats | None = option(
         None,
@@ -273,15 +265,6 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         "NUM_CLASSES values; null: 1",
     )
 
-    @field_validator("class_weights")
-    @classmethod
-    def _check_weights(cls, weights: str | tuple[float, ...] | None) -> str | tuple[float, ...] | None:
-        if isinstance(weights, tuple) and not (weights and min(weights) > 0):
-            raise ValueError("each weight must be greater than 0")
-        return weights
-
-    @model_validator(mode="after")
-    def _check(self) -> "Loss":
-        if self.name != "bce" and self.target_threshold is not None:
-            raise ValueError("TARGET_THRESHOLD applies to LOSS.NAME bce only; remove it or set LOSS.NAME=bce")
-        return self
+    def _problems(self) -> Iterator[str]:
+        if isinstance(self.class_weights, tuple) and min(self.class_weights, default=0) <= 0:
+            yield f"CLASS_WEIGHTS {list(self.class_weights)}: each weight must be greater than 0"

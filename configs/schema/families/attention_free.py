@@ -1,12 +1,10 @@
 """Models without attention: MLP-Mixer, ResMLP, gMLP, ConvMixer, ConvNeXt, PoolFormer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from configs.schema.families.family import HALF, Family, Rename, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
@@ -30,7 +28,7 @@ class GatedMLPKeys(MixerKeys):
 class Mixer(Model):
     """MLP-Mixer (Tolstikhin et al., 2021)."""
 
-    image_size_multiple: ClassVar[int] = 16
+    size_multiple: ClassVar[int | str] = 16
     type: Literal["mixer"] = "mixer"
     mixer: MixerKeys = MixerKeys()
 
@@ -38,18 +36,15 @@ class Mixer(Model):
 class ResMLP(Model):
     """ResMLP (Touvron et al., 2021)."""
 
+    size_multiple: ClassVar[int | str] = "mixer.patch_size"
     type: Literal["resmlp"] = "resmlp"
     mixer: ResMLPKeys = ResMLPKeys()
-
-    @property
-    def image_size_multiple(self) -> int:
-        return self.mixer.patch_size
 
 
 class GatedMLP(Model):
     """gMLP (Liu et al., 2021)."""
 
-    image_size_multiple: ClassVar[int] = 16
+    size_multiple: ClassVar[int | str] = 16
     type: Literal["gatedmlp"] = "gatedmlp"
     mixer: GatedMLPKeys = GatedMLPKeys()
 
@@ -141,11 +136,9 @@ class PoolFormer(Model):
     embed_dims: Counts = per_stage((64, 128, 320, 512), "channels of each stage")
     layer_scale_init_value: float = option(1e-5, "initial value of the layer scale", gt=0)
 
-    @model_validator(mode="after")
-    def _check(self) -> "PoolFormer":
+    def _problems(self) -> Iterator[str]:
         if any(one == other for one, other in pairwise(self.embed_dims)):
-            raise ValueError("EMBED_DIMS has two equal values in a row: timm then does not downsample; change one")
-        return self
+            yield "EMBED_DIMS has two equal values in a row: timm then does not downsample; change one"
 
 
 POOLFORMER = Family(

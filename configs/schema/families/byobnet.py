@@ -1,10 +1,11 @@
 """Models of timm's ByobNet: HaloNet, MobileOne, MobileViT."""
 
 import re
+from collections.abc import Iterator
 from math import lcm
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from configs.schema.families.family import MOBILE_TRAINING, Family, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
@@ -47,18 +48,16 @@ class HaloNet(Model):
         """Channels of each stage."""
         return self.channel[1:]
 
-    @model_validator(mode="after")
-    def _check(self) -> "HaloNet":
+    def _problems(self) -> Iterator[str]:
         if self.act is None:
-            raise ValueError("ACT is not given; set it to relu or silu (PaddleViT then has no activation functions)")
+            yield "ACT is not given; set it to relu or silu (PaddleViT then has no activation functions)"
         if self.channel[0] != STEM_WIDTH or any(width % 32 for width in self.channel):
-            raise ValueError("CHANNEL must begin with 64, and all values must be multiples of 32")
+            yield "CHANNEL must begin with 64, and all values must be multiples of 32"
         if self.depth != tuple(map(len, self.stages)):
-            raise ValueError(f"DEPTH {list(self.depth)} must have the lengths of STAGE1_BLOCK ... STAGE4_BLOCK")
+            yield f"DEPTH {list(self.depth)} must have the lengths of STAGE1_BLOCK ... STAGE4_BLOCK"
         for before, blocks in zip(self.channel, self.stages, strict=False):
             if blocks[0] == "attn" and self.hidden_channel not in (None, before):
-                raise ValueError(f"HIDDEN_CHANNEL must be {before}, the channels before a stage that begins with attn")
-        return self
+                yield f"HIDDEN_CHANNEL must be {before}, the channels before a stage that begins with attn"
 
     @property
     def image_size_multiple(self) -> int:
@@ -104,14 +103,12 @@ class MobileOne(Model):
     num_branches: Counts = per_stage((4, 4, 4, 4, 4), "parallel branches of each stage; always 1 in the first")
     use_se: bool = option(False, "squeeze and excitation in the last block and half of the fourth stage")
 
-    @model_validator(mode="after")
-    def _check(self) -> "MobileOne":
+    def _problems(self) -> Iterator[str]:
         if self.num_blocks[0] != 1 or self.strides[0] != 2:
-            raise ValueError("NUM_BLOCKS must begin with 1 and STRIDES with 2: timm's stem is one block of stride 2")
+            yield "NUM_BLOCKS must begin with 1 and STRIDES with 2: timm's stem is one block of stride 2"
         for width in self.widths:
             if width < 8 or width % 8:
-                raise ValueError(f"EXPANSIONS x CHANNELS gives {width} channels; each stage needs a multiple of 8")
-        return self
+                yield f"EXPANSIONS x CHANNELS gives {width} channels; each stage needs a multiple of 8"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -152,23 +149,19 @@ MOBILEONE = Family(
 )
 
 
+_MultiplesOf8 = Annotated[tuple[Annotated[int, Field(ge=8, multiple_of=8)], ...], BeforeValidator(as_tuple)]
+
+
 class MobileViT(Model):
     """MobileViT (Mehta and Rastegari, 2021)."""
 
-    image_size_multiple: ClassVar[int] = 64
+    size_multiple: ClassVar[int | str] = 64
     type: Literal["mobilevit"] = "mobilevit"
-    dims: Counts = per_stage(
+    dims: _MultiplesOf8 = per_stage(
         (16, 32, 48, 48, 48, 64, 80, 96, 384),
         "channels of the stem, of the 7 inverted residuals, and of the last convolution; multiples of 8",
     )
-    hidden_dims: Counts = per_stage((96, 120, 144), "channels of the 3 transformers; multiples of 8")
-
-    @model_validator(mode="after")
-    def _check(self) -> "MobileViT":
-        for key, values in {"DIMS": self.dims, "HIDDEN_DIMS": self.hidden_dims}.items():
-            if any(value % 8 for value in values):
-                raise ValueError(f"{key} has a value that is not a multiple of 8; change it")
-        return self
+    hidden_dims: _MultiplesOf8 = per_stage((96, 120, 144), "channels of the 3 transformers; multiples of 8")
 
 
 _RESIDUALS = {"1": "0.0", "2": "1.0", "3": "1.1", "4": "1.2", "5": "2.0", "6": "3.0", "7": "4.0"}

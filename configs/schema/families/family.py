@@ -3,12 +3,10 @@ tensor names in timm. Pure data, without torch.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
-
-from pydantic import model_validator
+from typing import Any, ClassVar, Literal
 
 from configs.schema.data import Data
 from configs.schema.model import Model
@@ -18,6 +16,7 @@ from configs.schema.section import option
 class PlainTransformer(Model):
     """Keys of a transformer whose blocks all have the same size."""
 
+    size_multiple: ClassVar[int | str] = "patch_size"
     patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
     embed_dim: int = option(768, "channels of a token", ge=1)
     num_heads: int = option(12, "attention heads per block", ge=1)
@@ -25,16 +24,9 @@ class PlainTransformer(Model):
     mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
     qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
-    @property
-    def image_size_multiple(self) -> int:
-        return self.patch_size
-
-    @model_validator(mode="after")
-    def _check(self) -> "PlainTransformer":
+    def _problems(self) -> Iterator[str]:
         if getattr(self, "attn_head_size", None) is None and self.embed_dim % self.num_heads:
-            problem = f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}"
-            raise ValueError(f"{problem}; change one of them")
-        return self
+            yield f"EMBED_DIM {self.embed_dim} is not a multiple of NUM_HEADS {self.num_heads}; change one of them"
 
 
 class ViT(PlainTransformer):
@@ -49,13 +41,12 @@ class ViT(PlainTransformer):
     stem: str | None = option(None, "timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
     init_values: float | None = option(None, "initial value of the layer scale; null: no layer scale", gt=0)
 
-    @model_validator(mode="after")
-    def _check_embeddings(self) -> "ViT":
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.pos_embed == "sincos2d" and self.embed_dim % 4:
-            raise ValueError(f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}")
+            yield f"POS_EMBED sincos2d needs an EMBED_DIM that is a multiple of 4, not {self.embed_dim}"
         if self.stem and self.patch_size not in (8, 16, 32):
-            raise ValueError(f"STEM {self.stem} needs a PATCH_SIZE of 8, 16 or 32, not {self.patch_size}")
-        return self
+            yield f"STEM {self.stem} needs a PATCH_SIZE of 8, 16 or 32, not {self.patch_size}"
 
 
 # Arguments of timm's models that have a key of their own.

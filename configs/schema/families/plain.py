@@ -1,9 +1,10 @@
 """Transformers whose blocks all have the same size: DeiT, BEiT, CaiT, XCiT, MAE; CrossViT has two such branches."""
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from configs.schema.data import Data
 from configs.schema.families.family import (
@@ -146,16 +147,13 @@ class CrossViT(Model):
     mlp_ratio: Floats = per_stage((4, 4, 1), "hidden channels of the MLP / channels: each branch, the exchange")
     multi_conv: bool = option(False, "three convolutions as patch embedding")
 
-    @model_validator(mode="after")
-    def _check(self) -> "CrossViT":
+    def _problems(self) -> Iterator[str]:
         for size, patch_size in zip(self.img_size, self.patch_size, strict=True):
             if size % patch_size:
-                problem = f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}"
-                raise ValueError(f"{problem}; change one of them")
+                yield f"IMG_SIZE {size} is not a multiple of its PATCH_SIZE {patch_size}; change one of them"
         for stage in self.depth:
             if len(stage) != 3:
-                raise ValueError(f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange")
-        return self
+                yield f"DEPTH {list(stage)} of a stage must have three values: each branch, the exchange"
 
 
 def _crossvit_arguments(model: CrossViT, data: Data) -> dict[str, Any]:
@@ -192,12 +190,9 @@ class MAETrans(Section):
 class MAE(Model):
     """MAE (He et al., 2021), fine-tuning: ViT with PaddleViT's fixed position embedding."""
 
+    size_multiple: ClassVar[int | str] = "trans.patch_size"
     type: Literal["mae"] = "mae"
     trans: MAETrans = MAETrans()
-
-    @property
-    def image_size_multiple(self) -> int:
-        return self.trans.patch_size
 
 
 _MAE_TRAINING = CROP_AND_FLIP | {

@@ -1,11 +1,9 @@
 """Transformers in stages, with fewer and wider tokens in each: Swin, PVT v2, PiT, LeViT, CoaT, VOLO."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
-
-from pydantic import model_validator
 
 from configs.schema.families.family import DROPOUTS, Family, Rename, arguments, family_defaults, per_stage, shifted
 from configs.schema.model import Model
@@ -15,6 +13,7 @@ from configs.schema.section import Bools, Counts, Floats, Section, option
 class Swin(Model):
     """Swin Transformer (Liu et al., 2021)."""
 
+    size_multiple: ClassVar[int | str] = "patch_size"
     type: Literal["swin"] = "swin"
     patch_size: int = option(4, "height and width of a patch, pixels", ge=1)
     window_size: int = option(7, "height and width of an attention window, patches", ge=1)
@@ -24,20 +23,13 @@ class Swin(Model):
     mlp_ratio: float = option(4.0, "hidden channels of the MLP / channels", gt=0)
     qkv_bias: bool = option(True, "bias in the query, key and value projections")
 
-    @model_validator(mode="after")
-    def _check(self) -> "Swin":
+    def _problems(self) -> Iterator[str]:
         stages, heads_given = len(self.stage_depths), len(self.num_heads)
         if stages != heads_given:
-            raise ValueError(f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage")
+            yield f"NUM_HEADS has {heads_given} values, STAGE_DEPTHS {stages}; give one per stage"
         for stage, heads in enumerate(self.num_heads):
             if self.embed_dim * 2**stage % heads:
-                problem = f"NUM_HEADS of stage {stage + 1} is {heads}"
-                raise ValueError(f"{problem}, no divisor of {self.embed_dim * 2**stage}")
-        return self
-
-    @property
-    def image_size_multiple(self) -> int:
-        return self.patch_size
+                yield f"NUM_HEADS of stage {stage + 1} is {heads}, no divisor of {self.embed_dim * 2**stage}"
 
 
 SWIN = Family(
@@ -133,7 +125,7 @@ PIT = Family(
 class LeViT(Model):
     """LeViT (Graham et al., 2021): batch norm, attention with learned biases, a second head if it is distilled."""
 
-    image_size_multiple: ClassVar[int] = 16
+    size_multiple: ClassVar[int | str] = 16
     type: Literal["levit"] = "levit"
     distilled: bool = option(True, "a distillation head; default: DISTILLATION_TYPE is not none")
     embed_dim: Counts = per_stage((128, 256, 384), "channels of each stage; the first: a multiple of 8")
@@ -187,7 +179,7 @@ LEVIT = Family(
 class CoaTKeys(Model):
     """CoaT and CoaT-Lite (Xu et al., 2021)."""
 
-    image_size_multiple: ClassVar[int] = 32
+    size_multiple: ClassVar[int | str] = 32
     embed_dims: Counts = per_stage((152, 152, 152, 152), "channels of each scale; multiples of 8")
     serial_depths: Counts = per_stage((2, 2, 2, 2), "serial blocks of each scale")
     parallel_depth: int = option(6, "blocks that combine the last three scales; 0: CoaT-Lite", ge=0)
@@ -237,7 +229,7 @@ class VOLOTrans(Section):
 class VOLO(Model):
     """VOLO (Yuan et al., 2021): outlook attention, then self-attention, then class attention; an auxiliary head."""
 
-    image_size_multiple: ClassVar[int] = 16  # patches of 8 pixels, downsampled once
+    size_multiple: ClassVar[int | str] = 16  # patches of 8 pixels, downsampled once
     type: Literal["volo"] = "volo"
     stem_hidden_dim: int = option(128, "channels of the convolutions of the patch embedding", ge=1)
     trans: VOLOTrans = VOLOTrans()
