@@ -37,14 +37,9 @@ def of_timm(name: str, words: str) -> str:
 REFUSED = [  # command line -> a pattern of the error
     (of_timm("resnet5O", "SEED=0"), r"MODEL\.NAME.* resnet5O.* resnet50"),
     (of_timm("levit_128s", "DATA.IMAGE_SIZE=200"), r"levit_128s.* DATA\.IMAGE_SIZE 200: "),  # by the forward pass
-    (
-        of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"),
-        "init_value.* did you mean init_values",
-    ),  # of its parent
-    (
-        of_timm("test_vit", "'MODEL.KWARGS={out_indices: 3}'"),
-        "out_indices.* no further argument",
-    ),  # of the function
+    # An argument of a parent of the class, and one of timm's function alone
+    (of_timm(DEIT_TINY, "'MODEL.KWARGS={init_value: 3}'"), "init_value.* did you mean init_values"),
+    (of_timm("test_vit", "'MODEL.KWARGS={out_indices: 3}'"), "out_indices.* no further argument"),
     (of_timm("test_vit", "'MODEL.KWARGS={img_size: 3}'"), "img_size.*DATA.IMAGE_SIZE"),
     (of_timm("coat_tiny", "MODEL.GRAD_CHECKPOINTING=true"), r"^MODEL\.GRAD_CHECKPOINTING: .* coat_tiny"),
     (of_timm("pit_ti_224", "MODEL.TUNE=last:1"), r"last:1: pit_ti_224 .*group_matcher"),

@@ -9,9 +9,8 @@ from test_benchmark_train import assert_ended
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_gpu, benchmark_train
-from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts, page, run_part
+from scripts.benchmarks.benchmark_gpu import TRAINING, Part, build_parts, run_part
 from scripts.flags import split_flags
-from utils.errors import UserError
 
 
 def parts_of(*argv: str) -> dict[str, Part]:
@@ -34,7 +33,10 @@ def ran(monkeypatch) -> list[str]:
     def run(name: str, part: Part, _: Path) -> dict:
         clock[0] += part.limit_seconds
         names.append(name)
-        return {"outcome": "failed: why" if name == "O1" else "done", "seconds": 1.0, "result": None}
+        figures = {"bare": {}, "ready": {"images_per_second": [5000.0], "peak_memory_bytes": [20e9]}}
+        failed = {"bare": {}, "ready": {"failed": "a | b"}}
+        outcome = "failed: why" if name == "O1" else "done"
+        return {"outcome": outcome, "seconds": 1.0, "result": {"figures": failed if name == "O1" else figures}}
 
     monkeypatch.setattr(benchmark_gpu.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(benchmark_gpu, "run_part", run)
@@ -50,7 +52,9 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
     assert sorted(ran) == sorted(parts_of(*argv)) and ran[:5] == list(parts_of())[:5]
     assert set(ran) - set(parts_of()) == {"timm"}
     assert statuses == [1, *[0] * (calls - 1)]
-    assert "| O1 | failed: why | 1 |" in (tmp_path / "figures.md").read_text()
+    page = (tmp_path / "figures.md").read_text()
+    for row in ("O1 | failed: why | 1 |", "O1: O1-bf16, ready | failed: a \\| b |", "timm: O1-bf16, ready | 5000.0 "):
+        assert f"| {row}" in page
 
 
 def test_named_parts_are_repeated_and_the_other_records_kept(ran, tmp_path):
@@ -60,8 +64,6 @@ def test_named_parts_are_repeated_and_the_other_records_kept(ran, tmp_path):
     assert ran == ["O1", "loaders"]
     found = json.loads((tmp_path / "figures.json").read_text())
     assert {name: one["seconds"] for name, one in found.items()} == {"O1": 1, "jpeg": 7, "loaders": 1}
-    with pytest.raises(UserError, match=r"-parts.* jpeg"):
-        benchmark_gpu.main([f"-output={tmp_path}", "-parts=jpg"])
 
 
 def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
@@ -128,20 +130,3 @@ def test_a_part_that_hangs_is_killed_with_its_child_processes_and_keeps_its_resu
     assert record["outcome"] == "stopped after 3 s; last line: the last line"
     assert record["result"] == {"turns": 1}
     assert_ended(int((tmp_path / "pid").read_text()))
-
-
-def test_the_page_has_the_figures_and_the_outcomes():
-    speeds = {("O1", "ready"): 5000.0, ("timm", "timm"): 1200.0}
-    results = {
-        part: {"figures": {program: {"images_per_second": [speed], "peak_memory_bytes": [20e9]}}}
-        for (part, program), speed in speeds.items()
-    }
-    results |= {"O2": None, "compiled": {"figures": {"ready": {"failed": "a | b"}, "bare": {}}}}
-    text = page({name: {"outcome": "done", "seconds": 2.0, "result": results[name]} for name in results}, "python x.py")
-    for line in (
-        "`python x.py`", "| O1: O1-bf16, ready | 5000.0 (5000.0 to 5000.0) | 20.00 |",
-        "| timm: O1-bf16, timm | 1200.0 (1200.0 to 1200.0) | 20.00 |",
-        "| compiled: O1-bf16, ready | failed: a \\| b |  |", "| O2 | done | 2 |",
-    ):  # fmt: skip
-        assert f"\n{line}\n" in text
-    assert "| compiled: O1-bf16, bare" not in text

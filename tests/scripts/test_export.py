@@ -277,18 +277,3 @@ def test_timms_transform_gives_our_pixels(channels, resize, crop_pct, side, tmp_
     ours = Normalize(data)(build_eval_host_transform(data)(image, 0, 0, 0)[0][None])[0]
     theirs = create_transform(**data_config(describe_data(data, None)["preprocessing"]))(picture)
     assert (ours - theirs).abs().max() * 0.2 * 255 < 1.01
-
-
-@pytest.mark.parametrize(("argv", "message"), [
-    ([], "python scripts/export.py output/RUN -format onnx "), (["RUN", "-format", "pdparams"], "invalid choice"),
-    (["RUN", "-format", "safetensors", "-output=x.bin"], "must end with .safetensors"),
-    (["RUN", "-format", "hf", "-output=RUN"], "is not an exported folder"),
-    (["RUN/best.pth", "-format", "hf", "-output=RUN/best.pth"], "is the file to export"),
-    (["RUN", "-format", "hf", "-no_check", "-check=a.npz"], "-no_check"), (["EMPTY", "-format", "hf"], "no checkpoint"),
-    (["RUN", "-format", "hf", "-dataset=folder", "-data_path=EMPTY/gone"], "gone.*-data_path"),
-])  # fmt: skip
-def test_wrong_arguments_are_one_line(argv, message, digits_run, tmp_path):
-    argv = [text.replace("RUN", str(digits_run)).replace("EMPTY", str(tmp_path)) for text in argv]
-    with pytest.raises(UserError, match=message) as caught:
-        export.main(argv)
-    assert "\n" not in str(caught.value)

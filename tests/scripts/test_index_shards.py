@@ -27,25 +27,25 @@ def flags(data_path, tmp_path, *more: str) -> list[str]:
     return [f"-data_path={data_path}", *more, "-opts", f"DATA.CACHE_DIR={tmp_path / 'cache'}"]
 
 
-def test_the_index_of_a_folder(folder, tmp_path, capsys):
+def test_the_index_of_a_folder_needs_no_other_package(folder, tmp_path, monkeypatch, capsys):
+    for name in ("obstore", "braceexpand"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert main(flags(folder, tmp_path)) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "train: 2 shards, 0.000 GB, 20 images, 20 with a label, 2 classes"
-    assert lines[1] == "val: 1 shards, 0.000 GB, 12 images, 12 with a label, 2 classes"
-    assert lines[2].startswith(f"{folder / INDEX_NAME}: 0.0 MB; it belongs beside the shards")
+    train, val = capsys.readouterr().out.splitlines()[:2]
+    assert "2 shards" in train and "20 with a label, 2 classes" in train and "12 with a label" in val
     index = read_index((folder / INDEX_NAME).read_bytes(), "i")
     assert [shard.name for shard in index.shards] == ["train-0000.tar", "train-0001.tar", "val-0000.tar"]
     assert main(flags(folder, tmp_path, f"-output={tmp_path / 'copy'}")) == 0
     assert len(read_index((tmp_path / "copy").read_bytes(), "i")) == 32
     with pytest.raises(UserError, match="missing/i"):
         main(flags(folder, tmp_path, f"-output={tmp_path / 'missing' / 'i'}"))
+    loaded = loaded_with("scripts.make_shards", "scripts.index_shards")
+    assert "datasets.shards.data_set" in loaded and not loaded & {"obstore", "braceexpand"}
 
 
 def test_the_index_of_a_web_server_is_used_beside_its_shards(folder, tmp_path, monkeypatch, capsys):
     with range_server(folder) as server:
         pattern = f"{server.url}/{{train-{{0000,0001}},val-0000}}.tar"
-        with pytest.raises(UserError, match=rf"^{server.url}: .* -output"):
-            main(flags(pattern, tmp_path))
         assert main(flags(pattern, tmp_path, f"-output={folder / INDEX_NAME}")) == 0
         monkeypatch.setattr(data_set, "read_records", None)
         assert main(flags(pattern, tmp_path / "other", f"-output={tmp_path / 'again'}")) == 0
@@ -74,11 +74,3 @@ def test_a_shard_is_replaced_beside_an_index_without_versions(folder, tmp_path, 
         for cache in ("cache", "other"):
             train = TarShards(data.model_copy(update={"cache_dir": str(tmp_path / cache)})).read("train")
             assert train.read_bytes(10) == jpeg(30) and not any(shard.is_assumed for shard in train.shards)
-
-
-def test_a_folder_of_shards_needs_no_other_package(folder, tmp_path, monkeypatch):
-    for name in ("obstore", "braceexpand"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert main(flags(folder, tmp_path)) == 0
-    loaded = loaded_with("scripts.make_shards", "scripts.index_shards")
-    assert "datasets.shards.data_set" in loaded and not loaded & {"obstore", "braceexpand"}

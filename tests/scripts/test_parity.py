@@ -155,20 +155,14 @@ def test_the_image_folder_is_the_digits_source(tmp_path, cpu):
         assert sorted((target, np.asarray(image).tobytes()) for image, target in timms) == expected
 
 
-@pytest.fixture
-def commands(monkeypatch) -> dict[str, list[str]]:
-    """Output folder -> the command of a run, which trains nothing."""
-    commands = {}
+def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):
+    commands = {}  # output folder -> the command of a run, which trains nothing
 
     def final_top1(command, output, *_) -> float:
         commands[output.name] = command
         return 96.0 + int(output.name[-1]) - output.name.startswith("timm")
 
     monkeypatch.setattr(parity, "final_top1", final_top1)
-    return commands
-
-
-def test_both_programs_train_with_each_seed(tmp_path, commands, capsys):
     flags = [f"-timm_train={__file__}", "-epochs=3", "-seeds=4", f"-json={tmp_path / 'a.json'}", f"-output={tmp_path}"]
     assert parity.main(flags) == 0
     printed = capsys.readouterr().out

@@ -66,20 +66,6 @@ def test_a_grid_has_a_run_per_combination_in_a_folder_of_its_options():
     assert sweep.read_values("1,[2, 3],{A: 1, B: 2}") == ["1", "[2, 3]", "{A: 1, B: 2}"]
 
 
-@pytest.mark.parametrize(("sets", "flags", "line"), [
-    (["DATA.FOLD=0..3"], [], "FOLD is 3: with FOLDS 3"),
-    (["SEED"], [], "SEED.*: expected KEY=VALUES"),
-    (["SEED=0..2", "SEED=4"], [], "each key once"),
-    (["SEED=0..999999999", "DATA.FOLD=0..2"], [], "3,000,000,000 combinations"),
-    (["SEED=0-4"], [], r"0-4.*0\.\.4"),
-    (["DATA.FOLD=1,1"], [], "the name FOLD=1 is taken"),
-    (["DATA.FOLD=0"], ["-resume=auto"], "remove -resume"),
-])  # fmt: skip
-def test_wrong_grids_are_refused_before_the_first_run(sets, flags, line):
-    with pytest.raises(UserError, match=line):
-        sweep.read_grid(sets, [*flags, *DIGITS])
-
-
 def test_runs_are_spread_over_the_visible_gpus(monkeypatch):
     monkeypatch.setattr(sweep, "visible_gpus", lambda: 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
@@ -150,8 +136,6 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     _, runs, _ = sweep.read_grid(["MODEL.EMBED_DIM=null,32"], argv)
     widths = [parse_command_line(run).config.model.embed_dim for run in runs.values()]
     assert widths == [16, 32]
-    with pytest.raises(UserError, match="known: cross_entropy, bce"):
-        sweep.read_grid(["LOSS.NAME=null,poly"], [*DIGITS, "DATA.FOLD=0"])
 
 
 def test_a_repeated_run_is_no_member_of_the_sweep(tmp_path, cpu, monkeypatch):
@@ -204,15 +188,13 @@ def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "limit", [["-opts", "TRAIN.EPOCH_STEPS=1", "TRAIN.MAX_STEPS=2", "VALIDATE_FREQ=1"], ["-minutes=0.3", "-opts"]]
-)
-def test_three_folds_have_one_mean(tmp_path, limit):
+def test_three_folds_have_one_mean(tmp_path):
     """Of 254 images, the folds have 169 or 170 for training, for which the rule of a new training has other epochs."""
     for number in range(254):
         write_image(tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg")
-    few = ["DATA.FOLDS=3", "DATA.IMAGE_SIZE=32", "MODEL.PRETRAINED=null"]
-    argv = [f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'out'}", "-num_workers=0", *limit, *few]
+    few = ["TRAIN.EPOCH_STEPS=1", "TRAIN.MAX_STEPS=2", "VALIDATE_FREQ=1", "DATA.FOLDS=3", "DATA.IMAGE_SIZE=32"]
+    flags = [f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'out'}", "-num_workers=0"]
+    argv = [*flags, "-opts", *few, "MODEL.PRETRAINED=null"]
     assert sweep.main(["-set=DATA.FOLD=0..2", "-jobs=3", *argv]) == 0
     (root,) = (tmp_path / "out").iterdir()
     (row,) = read_rows(root / "groups.csv")

@@ -5,13 +5,14 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from conftest import ROOT
 
 from configs.command_line import parse_command_line
-from configs.schema import Data, Train
+from configs.schema import Data
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
@@ -185,13 +186,10 @@ def test_a_bug_in_a_worker_keeps_its_traceback():
         list(loader_of(Images("a bug")))
 
 
-def test_default_number_of_workers():
+@pytest.mark.parametrize(("cores", "on_cpu", "on_gpu"), [(0, 1, 1), (2, 2, 1), (4, 4, 2), (16, 16, 14), (64, 16, 16)])
+def test_default_number_of_workers(cores, on_cpu, on_gpu):
     """With GPUs, each rank keeps two cores of its share."""
-    defaults = {
-        cores: [default_num_workers(CoreShare(cores, ""), on_gpu) for on_gpu in (False, True)]
-        for cores in (0, 1, 2, 4, 8, 16, 64)
-    }
-    assert defaults == {0: [1, 1], 1: [1, 1], 2: [2, 1], 4: [4, 2], 8: [8, 6], 16: [16, 14], 64: [16, 16]}
+    assert [default_num_workers(CoreShare(cores, ""), gpu) for gpu in (False, True)] == [on_cpu, on_gpu]
 
 
 def cifar(num_images: int = 4) -> ImageArray:
@@ -215,7 +213,8 @@ PLAIN = {"RANDOM_CROP_SCALE": [1.0, 1.0], "RANDOM_CROP_RATIO": [1.0, 1.0], "HFLI
 def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
     data, samples = Data.model_validate(options), cifar()
     samples.in_memory = in_memory
-    transform = build_host_transform(data, no_policy(), seed=0) if train else build_eval_host_transform(data)
+    policy = parse_command_line(["-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0"]).config.train
+    transform = build_host_transform(data, policy, seed=0) if train else build_eval_host_transform(data)
     numbers = []
     for device in ("cpu", "cuda"):
         context = ProcessContext(0, 0, 2, 2, torch.device(device), core_share=CoreShare(8, "8 cores"))
@@ -224,10 +223,6 @@ def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
     data = Data.model_validate({"NUM_WORKERS": 9})
     number, note = num_workers(BatchReader(samples, data, transform), context)
     assert number == 9 and "8 cores" in note  # more workers than cores are a line of the log
-
-
-def no_policy() -> Train:
-    return parse_command_line(["-dataset=fake", "-opts", "TRAIN.COLOR_JITTER=0"]).config.train
 
 
 def test_workers_map_images_in_memory(tmp_path, monkeypatch):
@@ -245,19 +240,6 @@ def test_workers_map_images_in_memory(tmp_path, monkeypatch):
     del received, samples
     gc.collect()
     assert not list(tmp_path.iterdir())
-
-
-def too_long(*_) -> None:
-    """As Python's sockets do if the path in TMPDIR is too long."""
-    raise OSError("AF_UNIX path too long")
-
-
-def test_a_folder_in_which_no_socket_can_be_opened(monkeypatch):
-    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", too_long)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with pytest.raises(UserError, match=r"^TMPDIR: .*path too long.*-num_workers=0"):
-        start_worker_server()
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -301,16 +283,11 @@ def test_workers_ignore_termination_signals():
     assert len(list(loader)) == 100
 
 
-def test_workers_that_cannot_start(monkeypatch):
-    """test_few_open_files and test_little_shared_memory have the other reasons."""
+def raises(error: BaseException) -> Callable:
+    def call(*_):
+        raise error
 
-    def cannot_start(_):
-        raise EOFError
-
-    loader = loader_of(Images())
-    monkeypatch.setattr(type(loader._batches), "__iter__", cannot_start)
-    with pytest.raises(UserError, match=r"loading workers cannot start \(EOFError\(\)\); use no workers"):
-        next(iter(loader))
+    return call
 
 
 @pytest.fixture
@@ -323,20 +300,33 @@ def few_open_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_few_open_files_are_found_before_a_worker_starts(few_open_files):
+START = "multiprocessing.forkserver.ensure_running"
+REFUSED = {  # what a program is replaced by, None for few open files -> the line
+    "too many open files for loading workers; raise the limit (ulimit -n": None,
+    "shared memory is full: no room for loading workers; enlarge /dev/shm": (
+        "shutil.disk_usage", lambda path: (2**30, 2**30 - 2**16, 2**16),
+    ),
+    "loading workers cannot start (EOFError()); use no workers": (
+        "torch.utils.data.DataLoader.__iter__", raises(EOFError()),
+    ),
+    "TMPDIR: ": (START, raises(OSError("AF_UNIX path too long"))),  # as Python's sockets
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_workers_that_cannot_start(line, request, monkeypatch):
+    """One line, before a worker runs; the signals of the rank stay as they are."""
     loader, before = loader_of(Images()), multiprocessing.active_children()
-    with pytest.raises(UserError, match=r"^too many open files for loading workers; raise the limit \(ulimit -n"):
-        iter(loader)
-    assert not set(multiprocessing.active_children()) - set(before)
-
-
-def test_little_shared_memory_is_found_before_a_worker_starts(monkeypatch):
     monkeypatch.setattr("datasets.loading.workers._SHARED_MEMORY", os.devnull)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: (2**30, 2**30 - 2**16, 2**16))
-    loader, before = loader_of(Images()), multiprocessing.active_children()
-    with pytest.raises(UserError, match=r"^shared memory is full: no room for loading workers; enlarge /dev/shm"):
-        iter(loader)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    if REFUSED[line]:
+        monkeypatch.setattr(*REFUSED[line])
+    else:
+        request.getfixturevalue("few_open_files")
+    with pytest.raises(UserError, match=f"^{re.escape(line)}"):
+        start_worker_server() if line == "TMPDIR: " else iter(loader)
     assert not set(multiprocessing.active_children()) - set(before)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
 
 
 SCRIPT = """

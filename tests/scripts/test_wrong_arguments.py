@@ -1,0 +1,83 @@
+"""Wrong arguments of a script: one line that names the flag, the key or the file, before any work."""
+
+import shlex
+
+import pytest
+import torch
+from test_sweep import DIGITS
+
+from scripts import average_checkpoints, export, index_shards, make_shards, sweep
+from scripts.benchmarks import benchmark_gpu, benchmark_input, benchmark_train
+from utils.errors import UserError
+
+SWEEP = shlex.join(DIGITS)
+CASES = {  # arguments -> a part of the error. RUN: the folder of a run, EMPTY: an empty folder
+    average_checkpoints: {
+        "": "give the folder of a run",
+        "RUN -output=x.safetensors": "must end with .pth",
+        "RUN -output=RUN/gone/x.pth": "its folder does not exist",
+        "RUN OTHER": "other.pth: ",
+        "RUN CLASSES": "was trained on other classes",
+    },
+    export: {
+        "": "python scripts/export.py output/RUN -format onnx ",
+        "RUN -format pdparams": "invalid choice",
+        "RUN -format safetensors -output=x.bin": "must end with .safetensors",
+        "RUN -format hf -output=RUN": "is not an exported folder",
+        "RUN/best.pth -format hf -output=RUN/best.pth": "is the file to export",
+        "RUN -format hf -no_check -check=a.npz": "-no_check",
+        "EMPTY -format hf": "no checkpoint",
+        "RUN -format hf -dataset=folder -data_path=EMPTY/gone": "gone",
+    },
+    make_shards: {"-output=EMPTY/x -dataset=fake": "-dataset fake: ", "-output=EMPTY/x -shard_mb=0": "-shard_mb"},
+    index_shards: {"-data_path=http://127.0.0.1:9/{0..1}.tar": "http://127.0.0.1:9: "},
+    sweep: {
+        f"-set=DATA.FOLD=0..3 {SWEEP}": "FOLD is 3: with FOLDS 3",
+        f"-set=SEED {SWEEP}": "expected KEY=VALUES",
+        f"-set=SEED=0..2 -set=SEED=4 {SWEEP}": "each key once",
+        f"-set=SEED=0..999999999 -set=DATA.FOLD=0..2 {SWEEP}": "3,000,000,000 combinations",
+        f"-set=SEED=0-4 {SWEEP}": "0..4",
+        f"-set=DATA.FOLD=1,1 {SWEEP}": "the name FOLD=1 is taken",
+        f"-set=DATA.FOLD=0 -resume=auto {SWEEP}": "remove -resume",
+        f"-set=LOSS.NAME=null,poly {SWEEP} DATA.FOLD=0": "known: cross_entropy, bce",
+    },
+    benchmark_gpu: {"-output=EMPTY -parts=jpg": "jpeg"},
+    benchmark_input: {
+        "-num_workers=0": "-num_workers",
+        "-opts DATA.AFFINE_DEGREES=10": "AFFINE_",
+        "-data=/no/such/folder": "/no/such/folder: ",
+    },
+    benchmark_train: {
+        "-programs=jpegs": "jpeg",
+        "-programs=jpeg,timm": "-timm_train",
+        "-opts AMP.LEVEL=O2": "AMP.LEVEL",
+        "-opts TRAIN.MIXUP_ALPHA=0.2": "TRAIN.MIXUP_ALPHA",
+        "-modes=O1-bf61": "O1-bf16",
+        "-programs=bare -modes=O1-bf16,O2-bf16": "AMP.LEVEL",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "part"), [(script, *case) for script, cases in CASES.items() for case in cases.items()]
+)
+def test_wrong_arguments_are_one_line(script, words, part, trained_digits, tmp_path, monkeypatch):
+    for benchmark in (benchmark_input, benchmark_train):
+        monkeypatch.setattr(benchmark, "compare", lambda *_: pytest.fail("a measurement started"))
+    (tmp_path / "empty").mkdir()
+    names = {"EMPTY": tmp_path / "empty"}
+    if "RUN" in words:
+        names["RUN"] = trained_digits()
+        state = torch.load(names["RUN"] / "best.pth", weights_only=True)
+        others = {
+            "OTHER": {"model": {"norm.bias": torch.ones(3)}},
+            "CLASSES": state | {"class_names": list("abcdefghij")},
+        }
+        for name, content in others.items():
+            torch.save(content, path := tmp_path / f"{name.lower()}.pth")
+            names[name] = path
+    for name, path in names.items():
+        words = words.replace(name, str(path))
+    with pytest.raises(UserError) as error:
+        script.main(shlex.split(words))
+    assert part in str(error.value) and "\n" not in str(error.value)
