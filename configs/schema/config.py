@@ -113,6 +113,9 @@ class Config(Section):
             yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
         if self.eval_raw and not train.model_ema:
             yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
+        if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and not eval.enabled:
+            steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
+            yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
         if data.multi_label and loss.name == "cross_entropy":
             yield f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"

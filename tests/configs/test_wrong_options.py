@@ -34,6 +34,7 @@ WRONG = [
     ("-h TRAIN.BASE_LT", "TRAIN.BASE_LR"),
     ("-h TRAIN.LR", "TRAIN.BASE_LR"),
     ("-h epochs", "TRAIN.NUM_EPOCHS"),
+    ("-opts MODEL.TUNE=lora TRAIN.OPTIMIZER.NAME=Lamb", "set it to AdamW"),
     # Commands
     ("-predict photos", "-pretrained"),
     ("-predict= -pretrained=x.pth", "-predict"),

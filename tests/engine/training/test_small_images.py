@@ -1,6 +1,8 @@
 """The pixel baseline, which never changes, delays or ends a run."""
 
+import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -98,6 +100,13 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
     assert (measured.training, measured.validation) == (10, 5) and measured.majority_class == 40
     monkeypatch.setattr(type(val), "read_bytes", lambda samples, index: 1 / 0)
     assert "ZeroDivisionError" in measure_baseline(data, train_samples, val).text
+
+
+def test_a_few_images_have_time_on_a_busy_core(tmp_path, cpu, monkeypatch):
+    splits = splits_for(cpu, "-dataset=folder", f"-data_path={noise_folder(tmp_path, 12, 6, (40, 40, 3))}")
+    monkeypatch.setattr(time, "thread_time", itertools.count(step=0.1).__next__)
+    measured = measure_baseline(*splits)
+    assert (measured.training, measured.validation) == (12, 6)
 
 
 def test_some_data_have_none(cpu):
