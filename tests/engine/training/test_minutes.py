@@ -9,7 +9,10 @@ from configs.command_line import parse_command_line
 from configs.yaml_io import parse_value
 from datasets.loading.sampler import TrainSampler
 from engine.commands.run import run
-from engine.training.minutes import epochs_in, evaluation_seconds
+from engine.plan.training import plan_training
+from engine.run.log import RunLogger
+from engine.training.batch_size import find_batch_size
+from engine.training.minutes import epochs_in, evaluation_seconds, fit_into_minutes
 from tests.engine.report.run_folders import write_json
 from utils.files import read_json
 
@@ -41,20 +44,28 @@ def test_an_evaluation_starts_its_workers_once(timed, images):
     assert evaluation_seconds(ends, timed, 10, images) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("batch", "expected"), [(16, (16, 248, 16, 360)), (50, (8, 360, 50, 360))])
-def test_the_last_sixteen_batches_are_timed(tmp_path, cpu, monkeypatch, batch, expected):
-    """Of the 360 validation images of the digits: batches, their images, those of the first one, and all."""
+def counts_of(context, argv):
+    """The batches that are timed, their images, those of the first one, and all; the pause and steps of an epoch."""
+    calls, logger = [], RunLogger(None, context)
+    with pytest.MonkeyPatch.context() as patch:
+        record = lambda ends, *images: calls.append((len(ends) - 1, *images)) or 1.0  # noqa: E731
+        patch.setattr("engine.training.minutes.evaluation_seconds", record)
+        patch.setattr("engine.training.minutes.epochs_in", lambda *figures: calls.append(figures[2:]) or (1, 1))
+        plan = plan_training(parse_command_line(argv), context, logger, find_batch_size)
+        fit_into_minutes(plan, context, logger, None)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "timed", "steps"),
+    [(1, 16, (16, 248, 16, 360), 22), (1, 50, (8, 360, 50, 360), 22), (2, 8, (16, 256, 16, 360), 11)],
+)
+def test_the_last_sixteen_batches_of_each_rank_are_timed(tmp_path, cpu, ranks, count, batch, timed, steps):
+    """Of the 1,437 training images and 360 validation images of the digits."""
     pytest.importorskip("sklearn")
-    calls = []
-
-    def record(ends, timed, first, images):
-        calls.append((len(ends) - 1, timed, first, images))
-        return 1.0
-
-    monkeypatch.setattr("engine.training.minutes.evaluation_seconds", record)
-    options = ["TRAIN.MAX_STEPS=1", f"DATA.BATCH_SIZE_EVAL={batch}"]
-    train([*digits_flags(tmp_path), *options, "-minutes=30"], cpu)
-    assert calls == [expected]
+    argv = [*digits_flags(tmp_path), "VALIDATE_FREQ=2", f"DATA.BATCH_SIZE_EVAL={batch}", "-minutes=30", "-device=cpu"]
+    found = [counts_of(cpu, argv)] if count == 1 else ranks(count)(counts_of, argv)
+    assert found == [[timed, (0.5, steps)]] * count
 
 
 def test_short_epochs_have_the_first_images_of_the_order():
