@@ -45,9 +45,10 @@ ENTRY = "split"
 THRESHOLDS = "thresholds"  # with several labels per image: of each class, see `SampleResults`
 _NAME_ENTRIES = (  # the first one decides
     "class_names", "classes", "class_to_idx", "idx_to_class", "label_names", "id2label", "label2id", "classnames",
-    "class2idx", "idx2class", "class_mapping", "label_map",
+    "class2idx", "idx2class", "class_mapping", "label_map", "label_encoder",
 )  # fmt: skip
-_MAYBE_NAMES = ("target_names", "categories", "labels", "names")  # unless they are numbers
+_MAYBE_NAMES = ("target_names", "categories", "labels", "names", "vocab")  # unless they are numbers
+_LISTS_OF_OBJECTS = ("classes_", "items")  # of scikit-learn's LabelEncoder; of fastai's CategoryMap, and of its `L`
 _NO_NAME = re.compile(r"LABEL_\d+")  # transformers', without names
 _MAX_NAMES_BYTES, _MAX_SCALAR_BYTES = 10**7, 10**4  # of an array of names; of one name or number
 HELD_OUT_FILE = "held_out.json"
@@ -216,10 +217,15 @@ def _entries_of(content: Any) -> Mapping[Any, Any]:
 
 
 def _plain(content: Any) -> Any:
-    """A list or dict of texts and numbers in place of numpy's, and of dicts of other classes; else the content itself.
+    """A list or dict of texts and numbers in place of numpy's and torch's, and of objects; else the content itself.
 
+    Objects: dicts of other classes, scikit-learn's LabelEncoder, fastai's CategoryMap of an `L`.
     Raises an exception of any type for a damaged array, and for one that takes more memory than names do.
     """
+    if isinstance(content, Inert) and (name := next(filter(content.attributes.__contains__, _LISTS_OF_OBJECTS), None)):
+        return _plain(content.attributes[name])
+    if isinstance(content, torch.Tensor) and content.ndim == 1 and content.numel() < _MAX_SCALAR_BYTES:
+        return content.tolist()
     if isinstance(content, ArrayRecord):
         if len(content.shape) != 1 or len(content.content) > _MAX_NAMES_BYTES or content.dtype.code[0] not in "UO":
             raise ValueError("no names")
@@ -230,6 +236,8 @@ def _plain(content: Any) -> Any:
 
 
 def _plain_scalar(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item()
     is_scalar = isinstance(value, ArrayRecord) and value.shape == () and len(value.content) < _MAX_SCALAR_BYTES
     return value.array().item() if is_scalar else value
 

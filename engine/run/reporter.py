@@ -27,19 +27,16 @@ from utils.tables import format_duration, three_digits, wrap_parts
 _MIN_DATA_WAIT_SHARE = 0.05
 _MIN_LAUNCH_BOUND_SHARE = 0.5
 _GRAD_NORM_SPIKE = 2.0  # times the mean of the epoch
-_SCALARS = (
-    "lr", "images_per_second", "data_wait_share", "tflops_per_second", "model_flops_utilization", "loss_scale",
-    "skipped_steps", "peak_memory_bytes", "launch_bound_share",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Throughput (all devices) and `latest` cover the time since the previous report.
+    """The state of training after a step.
 
-    epoch counts from 1, step from the start of the run, epoch_step from the start of the epoch. average: the metrics
-    since the start of the epoch. is_scaled: whether the loss scale can be anything but 1. seconds_left: to the end of
-    the run; None if it is unknown. data_wait_share, launch_bound_share: see `TimerTotals`.
+    epoch counts from 1, step from the start of the run, epoch_step from the start of the epoch. latest: the metrics
+    since the previous report; average: since the start of the epoch. figures: of the time since the previous report and
+    all devices, by their names in the rows and in the loggers; unknown ones are missing. is_scaled: whether the loss
+    scale can be anything but 1. seconds_left: to the end of the run; None if it is unknown.
     """
 
     epoch: int
@@ -47,19 +44,11 @@ class StepReport:
     epoch_step: int
     steps_per_epoch: int
     step: int
-    lr: float | None
     latest: Metrics
     average: Metrics
-    images_per_second: float
-    data_wait_share: float
-    tflops_per_second: float | None
-    model_flops_utilization: float | None
+    figures: dict[str, float]
     is_scaled: bool
-    loss_scale: float
-    skipped_steps: int
-    peak_memory_bytes: int
     seconds_left: float | None = None
-    launch_bound_share: float | None = None
 
     def log_lines(self, previous: "StepReport | None" = None) -> list[str]:
         """PaddleViT's line, continued with images/s, memory and the time left; '-' means that all steps were skipped.
@@ -67,37 +56,31 @@ class StepReport:
         Other values appear if they are unusual, the loss scale if it differs from the `previous` report's. Values that
         do not fit into 120 columns form a second line.
         """
-        average, lr = self.average, "" if self.lr is None else f"Lr: {self.lr:.6f}, "
+        average, figures = self.average, self.figures
+        lr = f"Lr: {figures['lr']:.6f}, " if "lr" in figures else ""
         latest_loss, loss = (f"{one.loss:.4f}" if one.samples else "-" for one in (self.latest, average))
         accuracy = METRICS["top1"].text(average.values["top1"]) if average.samples else "-"
         parts = [
             f"Epoch[{self.epoch:03d}/{self.num_epochs:03d}], "
             f"Step[{self.epoch_step - 1:04d}/{self.steps_per_epoch:04d}], {lr}"
             f"Loss: {latest_loss} ({loss}), Avg Acc: {accuracy}",
-            format_speed(self.images_per_second),
-            f"{three_digits(self.peak_memory_bytes / 1e9)}G",
+            format_speed(figures["images_per_second"]),
+            f"{three_digits(figures['peak_memory_bytes'] / 1e9)}G",
         ]
-        if self.data_wait_share >= _MIN_DATA_WAIT_SHARE:
-            parts.append(f"wait {self.data_wait_share:.0%}")
-        if (self.launch_bound_share or 0) > _MIN_LAUNCH_BOUND_SHARE:
-            parts.append(f"launch-bound {self.launch_bound_share:.0%}")
+        if figures["data_wait_share"] >= _MIN_DATA_WAIT_SHARE:
+            parts.append(f"wait {figures['data_wait_share']:.0%}")
+        if figures.get("launch_bound_share", 0) > _MIN_LAUNCH_BOUND_SHARE:
+            parts.append(f"launch-bound {figures['launch_bound_share']:.0%}")
         if self.seconds_left:
             parts.append(f"left {format_duration(self.seconds_left)}")
         norm, mean_norm = self.latest.grad_norm, average.grad_norm
         if norm is not None and mean_norm is not None and norm > _GRAD_NORM_SPIKE * mean_norm:
             parts.append(f"grad norm {three_digits(norm)} (mean {three_digits(mean_norm)})")
-        if self.is_scaled and not (previous and previous.loss_scale == self.loss_scale):
-            parts.append(f"loss scale {self.loss_scale:g}")
+        if self.is_scaled and not (previous and previous.figures["loss_scale"] == figures["loss_scale"]):
+            parts.append(f"loss scale {figures['loss_scale']:g}")
         if self.latest.skipped_samples:
-            parts.append(f"skipped steps {self.skipped_steps}")
+            parts.append(f"skipped steps {figures['skipped_steps']}")
         return wrap_parts(parts)
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The figures for the row and the loggers; no loss and accuracy if all steps of the interval were skipped."""
-        values = {name: getattr(self, name) for name in _SCALARS} | {"grad_norm": self.latest.grad_norm}
-        values |= self.latest.values if self.latest.samples else {}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 def format_speed(images_per_second: float) -> str:
@@ -224,8 +207,8 @@ class Reporter(Observer):
 
     def _add_row(self, report: StepReport) -> None:
         if self.context.is_main:
-            position = {name: getattr(report, name) for name in ("epoch", "step", "epoch_step", "lr", "seconds_left")}
-            self._record.add_row("report", **position | report.values)
+            position = {name: getattr(report, name) for name in ("epoch", "step", "epoch_step", "seconds_left")}
+            self._record.add_row("report", **{"lr": None} | position | report.figures)
 
     def end_epoch(
         self,
@@ -323,26 +306,30 @@ class Reporter(Observer):
         seconds, times = time.perf_counter() - start.time, self.timer.totals().since(start.timer)
         images_per_second = latest.total_samples / seconds
         model = self.model if self.last else None
-        loss_scale = self.scaler.get_scale()
+        figures = {
+            "lr": progress.lr,
+            "images_per_second": images_per_second,
+            "data_wait_share": times.data_wait_seconds / seconds,
+            "tflops_per_second": model.tflops_per_second(images_per_second) if model else None,
+            "model_flops_utilization": model.utilization(images_per_second) if model else None,
+            "loss_scale": self.scaler.get_scale(),
+            "skipped_steps": self.scaler.skipped,
+            "peak_memory_bytes": peak_memory_bytes(self.context.device),
+            "launch_bound_share": times.launch_bound_share,
+            "grad_norm": latest.grad_norm,
+        }
+        figures |= latest.values if latest.samples else {}  # without samples, all steps were skipped
         report = StepReport(
             epoch=progress.epoch + 1,
             num_epochs=self.num_epochs,
             epoch_step=progress.done_steps,
             steps_per_epoch=progress.steps,
             step=progress.step,
-            lr=progress.lr,
             latest=latest,
             average=to_metrics(sums),
-            images_per_second=images_per_second,
-            data_wait_share=times.data_wait_seconds / seconds,
-            tflops_per_second=model.tflops_per_second(images_per_second) if model else None,
-            model_flops_utilization=model.utilization(images_per_second) if model else None,
-            is_scaled=self.scaler.dynamic or loss_scale != 1,
-            loss_scale=loss_scale,
-            skipped_steps=self.scaler.skipped,
-            peak_memory_bytes=peak_memory_bytes(self.context.device),
+            figures={name: value for name, value in figures.items() if value is not None},
+            is_scaled=self.scaler.dynamic or figures["loss_scale"] != 1,
             seconds_left=self._time_left.seconds(progress),
-            launch_bound_share=times.launch_bound_share,
         )
         for line in report.log_lines(self.last):
             self.logger.info(line)
@@ -354,7 +341,7 @@ class Reporter(Observer):
                 self.logger.rank(line)
         if latest.samples and self._bar is not None:
             self._bar.set_postfix_str(f"loss {latest.loss:.4f}", refresh=False)
-        self.loggers.scalars({f"train/{name}": value for name, value in report.values.items()}, report.step)
+        self.loggers.scalars({f"train/{name}": value for name, value in report.figures.items()}, report.step)
         self.last, self._last_report = report, self._interval_start(progress, sums)
         return report
 

@@ -137,6 +137,10 @@ def load_pretrained(
         problem = f"{weights.file}: cannot be evaluated ({name}: {reason.value.format(*fitted.counts)})"
         raise UserError(f"{problem}; {fix}")
     fitted.unused = [name for name in state if name not in own]
+    hidden = [name for name in fitted.unused if _part(name) == "pre_logits"]  # of ViTs of ImageNet-21k
+    if hidden and purpose.needs_head:
+        text = f"the weights have a layer before the head, which this model lacks: {summarize_names(hidden)}"
+        fitted.remarks.append(Note("warning", f"{text}; its results differ from the ones of their own program"))
     model.load_state_dict(checked, strict=True)
     if purpose.zero_head:
         _make_zero(model, fitted.new_heads)

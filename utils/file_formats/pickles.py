@@ -141,6 +141,7 @@ _CALLS = ARRAYS | {
 
 
 _MAX_NAMES = 256  # of classes and functions in one file; each costs time for every object
+_MAX_LISTS = 8  # of classes of lists, where torch appends to none; each costs another reading of the file
 # Nothing of a file runs; one that names what starts programs or imports code is malicious. commands: of Python 2.
 _HOSTILE = re.compile(
     r"(?:os|posix|nt|sys|subprocess|commands|pty|socket|shutil|importlib|runpy|ctypes|_?pickle|pip)\..*"
@@ -233,6 +234,10 @@ def read_torch_file(file: Path) -> Any:
             of_list = re.search(rf"Can only append to lists, but got <class '{__name__}\.([^']+)'>", str(error))
             if of_list and of_list[1] not in lists:  # torch 2.11 appends to no class of a list
                 lists.add(of_list[1])
+                if len(lists) > _MAX_LISTS:
+                    raise UserError(
+                        f"{file}: has lists of more than {_MAX_LISTS} classes; give a plain state_dict"
+                    ) from None
                 continue
             if (found := re.search(r"GLOBAL ([\w.]+)", str(error))) is None:
                 raise

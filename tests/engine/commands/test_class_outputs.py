@@ -273,6 +273,13 @@ def test_a_list_of_classes_that_cannot_be_used_is_one_line(content, folder, tmp_
     assert "\n" not in str(error.value)
 
 
+class Inner:
+    """An object of another program."""
+
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__ |= attributes
+
+
 OTHERS = {
     "numpy's array": {"classes": np.array(["dog", "cat", "bee"])},
     "scikit-learn's classes_": {"classes": np.array(["dog", "cat", "bee"], dtype=object)},
@@ -283,6 +290,9 @@ OTHERS = {
     "transformers": {"config": {"label2id": {"dog": 0, "cat": 1, "bee": 2}}},
     "Lightning": {"datamodule_hyper_parameters": {"class_names": ["dog", "cat", "bee"]}},
     "a Namespace": {"args": Namespace(classes=["dog", "cat", "bee"])},
+    "torch's numbers": {"class_to_idx": {"dog": torch.tensor(0), "cat": torch.tensor(1), "bee": torch.tensor(2)}},
+    "scikit-learn's LabelEncoder": {"label_encoder": Inner(classes_=np.array(["dog", "cat", "bee"], dtype=object))},
+    "fastai's vocab": {"vocab": Inner(o2i={"dog": 0, "cat": 1, "bee": 2}, items=Inner(items=["dog", "cat", "bee"]))},
     "a defaultdict": {"label_map": defaultdict(int, {"dog": 0, "cat": 1, "bee": 2})},
 }
 

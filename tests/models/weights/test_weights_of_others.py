@@ -558,3 +558,11 @@ def test_a_new_head_with_lamb_keeps_its_initialization(tmp_path):
     assert [scales_by_weights(Optimizer(NAME=name)) for name in ("Lamb", "AdamW")] == [True, False]
     load_pretrained(model, str(tmp_path / "x.pth"), purpose=replace(FINE_TUNE, zero_head=False))
     assert torch.equal(model.get_classifier().weight, expected)
+
+
+def test_a_layer_before_the_head_that_the_model_lacks_is_a_warning_where_the_head_counts(tmp_path):
+    torch.save(RAW.state_dict() | {"pre_logits.fc.weight": torch.eye(48)}, tmp_path / "x.pth")
+    for purpose in (EVALUATE, TEACHER, FINE_TUNE):
+        fitted = load_pretrained(small_vit(), str(tmp_path / "x.pth"), purpose=purpose)
+        assert fitted.unused == ["pre_logits.fc.weight"]
+        assert any(note.kind == "warning" for note in fitted.notes()) == purpose.needs_head

@@ -254,3 +254,20 @@ def test_a_loss_beside_the_weights_is_not_built(tmp_path, bomb, monkeypatch):
     assert f"refers to {os.system.__module__}.system," in refusal(tmp_path / "vit.pth")
     (tmp_path / "vit.pth").write_bytes(b"\x80\x02ctorch.nn.modules.loss\nL1Loss\nX\x01\x00\x00\x00a\x85R.")
     assert "is damaged" in refusal(tmp_path / "vit.pth")
+
+
+def test_many_classes_of_lists_do_not_read_a_file_many_times(tmp_path, monkeypatch):
+    """torch 2.11 appends to no class of a list: each such class costs another reading of the file."""
+    kinds = [type(f"List{number}", (list,), {"__module__": __name__}) for number in range(30)]
+    for kind in kinds:
+        monkeypatch.setitem(globals(), kind.__name__, kind)
+    torch.save({"model": small_vit().state_dict(), "lists": [kind([1]) for kind in kinds]}, tmp_path / "x.pth")
+    loaded, load = [], torch.load
+
+    def check(_: object, target: object) -> None:
+        if type(target) is not list:
+            raise pickle.UnpicklingError(f"Can only append to lists, but got {type(target)}")
+
+    monkeypatch.setattr("torch._weights_only_unpickler.Unpickler._check_append_target", check, raising=False)
+    monkeypatch.setattr(torch, "load", lambda *args, **options: loaded.append(args) or load(*args, **options))
+    assert "more than 8 classes" in refusal(tmp_path / "x.pth") and len(loaded) == 9
