@@ -144,9 +144,8 @@ class WeightsRecord:
 
     def is_of(self, data: Data) -> bool:
         """Returns whether these data were the training data: only images that were held out may count then."""
-        return self.data.get("DATASET") == data.dataset and _resolved(self.data.get("DATA_PATH")) == _resolved(
-            data.data_path
-        )
+        paths = _resolved(self.data.get("DATA_PATH")), _resolved(data.data_path)
+        return self.data.get("DATASET") == data.dataset and paths[0] == paths[1]
 
 
 @dataclass(frozen=True)

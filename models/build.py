@@ -263,7 +263,7 @@ def outputs_of_weights(options: Model, data: Data) -> int | None:
         model = _construct(options.model_copy(update={"pretrained": None}), data)
     if is_published:
         return None
-    state = choose(read_weights(str(options.pretrained)), model, options, EVALUATE).chosen.state
+    state = choose(read_weights(str(options.pretrained)), model, options, EVALUATE).state
     names = (f"{layer}.weight" for head in head_names(model) for layer in output_layers(model, head))
     return next((state[name].shape[0] for name in names if name in state), None)
 

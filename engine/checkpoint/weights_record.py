@@ -1,10 +1,7 @@
-"""The data of weights: class names, preprocessing and split.
+"""The data of weights: class names, preprocessing and split, in checkpoints, exports, `run.json` and `held_out.json`.
 
-They are in checkpoints and exports, and in the files `run.json` and `held_out.json`. A checkpoint has the entry
-`class_names`, the names in the order of the labels, or None if the data has no names; of an older version also
-`preprocessing`, see `describe_data`. The file `run.json` in a run's folder has both. The entry `split` is None if
-the data came with splits; a checkpoint of an older version has none. Its options have the seed, the fraction and the
-fold.
+The entry `class_names` is None if the data has no names, `split` if the data came with splits; checkpoints of older
+versions have no `split`, and the preprocessing in an entry of its own.
 """
 
 import json

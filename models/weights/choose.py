@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -54,28 +54,22 @@ class Candidate:
     """Tensors of a file with the names of the model. path: their entry and the prefix of their names in the file.
 
     score: the numbers of tensors of the model, without its heads, that it has in the same shape, and in any shape.
+    note: on a conversion. others: the candidates that fit as well; other_key: MODEL.WEIGHTS_ENTRY of another one.
     """
 
     path: str
     state: State
     score: tuple[int, int]
     note: Note | None
+    others: Sequence[str] = ()
+    other_key: str = ""
 
     def is_named(self, name: str) -> bool:
         return f".{name}." in f".{self.path or _ROOT}."
 
 
-@dataclass(frozen=True, eq=False)
-class Choice:
-    """The candidate that fits best, the others that fit as well, and the MODEL.WEIGHTS_ENTRY of another one."""
-
-    chosen: Candidate
-    others: Sequence[str] = ()
-    other_key: str = ""
-
-
-def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose) -> Choice:
-    """The tensors for `model`, whose options are `options`.
+def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose) -> Candidate:
+    """The candidate that fits best; `options` are of the model.
 
     Raises UserError: nothing fits; several fit equally well, or none is MODEL.WEIGHTS_ENTRY: the line names the key.
     """
@@ -124,7 +118,7 @@ def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose)
         raise UserError(f"{file}: the entries {paths} fit equally well; {fix}")
     others = [summarize_names([other.path or _ROOT]) for other in best if other is not one]
     key = "raw" if one in averages and raws else "average" if averages and one in raws else (*others, "")[0]
-    return Choice(one, others, key)
+    return replace(one, others=others, other_key=key)
 
 
 def _best(candidates: list[Candidate]) -> list[Candidate]:

@@ -43,8 +43,7 @@ class NewHead(Enum):
 class Fitted:
     """How initial weights fit a model.
 
-    source: the file, and the entry in it. others: the entries that fit as well; other_key: the
-    MODEL.WEIGHTS_ENTRY of another one. remarks: on conversions. new_heads: by
+    source: the file, and the entry in it. others, other_key: as of `Candidate`. remarks: on conversions. new_heads: by
     the name of the part; zero_heads: their last layers are zero. counts: classes in the file and in the model. unused:
     names of tensors in the file.
     """
@@ -93,16 +92,16 @@ def load_pretrained(
     options = options or Model()
     try:
         weights = read_weights(path)
-        choice = choose(weights, model, options, purpose)
+        chosen = choose(weights, model, options, purpose)
     finally:
         forget_weights()
-    state, own = dict(choice.chosen.state), model.state_dict()
-    entry = f" ({summarize_names([choice.chosen.path])})" if choice.chosen.path else ""
+    state, own = dict(chosen.state), model.state_dict()
+    entry = f" ({summarize_names([chosen.path])})" if chosen.path else ""
     fitted = Fitted(
         source=f"{weights.file}{entry}, {len(state)} tensors",
-        others=choice.others,
-        other_key=choice.other_key,
-        remarks=[choice.chosen.note] if choice.chosen.note else [],
+        others=chosen.others,
+        other_key=chosen.other_key,
+        remarks=[chosen.note] if chosen.note else [],
         zero_heads=purpose.zero_head,
     )
     for name, target in own.items():  # from RGB to gray and from gray to RGB, by the sum of the channels

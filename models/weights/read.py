@@ -103,22 +103,20 @@ class Weights:
         sizes = set[int]()
         for state in self.states.values():
             for prefix in (name.removesuffix("pos_embed") for name in state if name.endswith("pos_embed")):
-                shape, patch = state[f"{prefix}pos_embed"].shape, state.get(f"{prefix}patch_embed.proj.weight")
-                norms = [
-                    name for name in state if name.startswith(f"{prefix}blocks.") and name.endswith(".norm1.weight")
-                ]
-                has_one_width = len({state[name].shape for name in norms}) <= 1
-                if patch is None or len(shape) != 3 or len(patch.shape) != 4 or not has_one_width:
+                positions, patch = state[f"{prefix}pos_embed"], state.get(f"{prefix}patch_embed.proj.weight")
+                norm = re.compile(rf"{re.escape(prefix)}blocks\..*\.norm1\.weight")
+                widths = {state[name].shape for name in state if norm.fullmatch(name)}
+                if patch is None or patch.ndim != 4 or patch.shape[1] not in (1, 3):  # channels of images
                     continue
-                tokens = [state.get(f"{prefix}{name}") for name in ("cls_token", "dist_token", "reg_token")]
-                patches = shape[1] - sum(
-                    token.shape[1] for token in tokens if token is not None and len(token.shape) == 3
-                )
-                patches = patches if patches > 0 and math.isqrt(patches) ** 2 == patches else shape[1]
-                grid, length = math.isqrt(patches), patch.shape[3]
-                if patch.shape[1] in (1, 3):  # channels of images
-                    fits = isinstance(published, int) and published // length == grid
-                    sizes.add(published if fits else grid * length)
+                if positions.ndim != 3 or len(widths) > 1:
+                    continue
+                others = [state.get(f"{prefix}{name}") for name in ("cls_token", "dist_token", "reg_token")]
+                tokens, length = positions.shape[1], patch.shape[3]
+                patches = tokens - sum(one.shape[1] for one in others if one is not None and one.ndim == 3)
+                is_square = patches > 0 and math.isqrt(patches) ** 2 == patches
+                grid = math.isqrt(patches if is_square else tokens)
+                fits = isinstance(published, int) and published // length == grid
+                sizes.add(published if fits else grid * length)
         return sizes.pop() if len(sizes) == 1 else None
 
 

@@ -54,5 +54,5 @@ def test_every_other_name_is_refused(value, tmp_path):
 
 @pytest.mark.parametrize("state", [b"}", b"N}S'__defaults__'\n(S'x'\nts\x86"])
 def test_the_functions_of_the_reader_cannot_be_changed(state, tmp_path):
-    with pytest.raises(AttributeError, match="set_state"):
+    with pytest.raises(AttributeError, match="__setstate__"):
         read(b"\x80\x02c_codecs\nencode\n" + state + b"b.", tmp_path)

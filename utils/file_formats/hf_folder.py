@@ -19,17 +19,17 @@ CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 
 
-def model_folder(source: str, flag: str, *others: tuple[str, ...]) -> Path:
+def model_folder(source: str, flag: str, others: tuple[str, ...] = ()) -> Path:
     """The folder of `hf-hub:ORG/NAME[@REVISION]`, with config.json, or of `local-dir:FOLDER`; else `source` itself.
 
-    flag: reads a folder that was downloaded by hand. others: further files to download, as for `download`.
+    flag: reads a folder that was downloaded by hand. others: of these names, one more file, as for `download`.
     """
     if not source.startswith(HUB):
         return Path(expand_home(source.removeprefix(LOCAL)))
     repository, fix = source.removeprefix(HUB), f"download it and {WEIGHTS[0]} by hand, and give {flag}"
     folder = download(repository, (CONFIG,), fix).parent
-    for names in others:  # of the same commit
-        download(f"{repository.partition('@')[0]}@{folder.name}", names, fix)
+    if others:  # of the same commit
+        download(f"{repository.partition('@')[0]}@{folder.name}", others, fix)
     return folder
 
 
@@ -42,9 +42,8 @@ def weight_file(source: str) -> str:
     if not os.path.isfile(folder / CONFIG):
         return source
     read_config(folder)
-    for file in (folder / name for name in WEIGHTS):
-        if os.path.isfile(file):
-            return str(file)
+    if found := next(filter(os.path.isfile, (folder / name for name in WEIGHTS)), None):
+        return str(found)
     raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(WEIGHTS)}; add the weights")
 
 

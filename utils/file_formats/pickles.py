@@ -53,10 +53,8 @@ class DtypeRecord:
     def __init__(self, code: str, *_: Any) -> None:
         self.code, self.byte_order = code, "="
 
-    def set_state(self, state: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
         self.byte_order = state[1]
-
-    __setstate__ = set_state  # torch's name
 
 
 @dataclass(eq=False)
@@ -68,10 +66,8 @@ class ArrayRecord:
     column_major: Any = False
     content: Any = b""
 
-    def set_state(self, state: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
         _, self.shape, self.dtype, self.column_major, self.content = state
-
-    __setstate__ = set_state
 
     def array(self) -> np.ndarray:
         """Raises an exception of any type if the record is damaged."""
@@ -103,7 +99,7 @@ class _Unpickler(PythonUnpickler):  # type: ignore[misc]  # of a class without t
     def load_build(self) -> None:
         """Sets the state of a record; nothing else has one, also not the functions of `_CALLS`."""
         state = self.stack.pop()
-        self.stack[-1].set_state(state)
+        self.stack[-1].__setstate__(state)
 
     def load_bytearray8(self) -> None:
         """Python's own would allocate the size that the file states. Older protocols name the type: refused."""

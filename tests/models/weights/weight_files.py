@@ -52,7 +52,7 @@ def refusal(path: Path | str, model: torch.nn.Module | None = None) -> str:
 
 def read(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file, with timm's names of a ViT."""
-    return choose(read_weights(str(path)), small_vit(), Model(), FINE_TUNE).chosen.state
+    return choose(read_weights(str(path)), small_vit(), Model(), FINE_TUNE).state
 
 
 def paddle_state() -> dict[str, np.ndarray]:
