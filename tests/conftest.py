@@ -277,10 +277,22 @@ def read_result(folder: Path) -> dict:
     return json.loads((folder / "run.json").read_text())["result"]
 
 
+def _skip_pictures(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("engine.evaluation.files.write_pictures", lambda *arguments: {})
+    patch.setattr("engine.report.page.write_report", lambda *arguments: None)
+    patch.setattr("engine.run.flops.training_flops", lambda *arguments: 10**6)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch) -> None:
+    """No page, no curves, no attention maps, no count of FLOPs: they take half of the time of a small run."""
+    _skip_pictures(monkeypatch)
+
+
 def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> Path:
     """Trains in this process and returns the run's folder.
 
-    Without `pictures`, it has no page, no curves and no attention maps: they take half of the time of a small run.
+    Without `pictures`, it is the run of `without_pictures`.
     """
     from engine.commands.run import run
 
@@ -289,8 +301,7 @@ def train(argv: list[str], context: ProcessContext, pictures: bool = False) -> P
     before = run_folders(root)
     with pytest.MonkeyPatch.context() as patch:
         if not pictures:
-            patch.setattr("engine.evaluation.files.write_pictures", lambda *arguments: {})
-            patch.setattr("engine.report.page.write_report", lambda *arguments: None)
+            _skip_pictures(patch)
         run(command, context)
     if command.config.model.resume == "auto":
         return only_run(root)

@@ -30,6 +30,7 @@ from engine.plan.evaluation import imagenet_subset
 from utils.errors import UserError
 from utils.tables import read_rows
 
+pytestmark = pytest.mark.usefixtures("without_pictures")
 NAME, SIZE = "test_vit", 32
 DATA = ["DATA.CROP_PCT=1.0", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
 NUMBERS = [str(number) for number in range(1, 13)]

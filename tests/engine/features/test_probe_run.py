@@ -75,6 +75,7 @@ def test_keys_without_effect_are_named_and_options_are_refused(trained_digits, t
 
 
 def test_features_are_reused_with_other_losses(probed, trained_digits, tmp_path, cpu, monkeypatch):
+    monkeypatch.setattr("engine.features.classifiers._L2_VALUES", (1e-2,))  # a fit takes half a second
     shutil.copytree(probed.parent / "features", tmp_path / "features")
     monkeypatch.setattr(store, "extract", lambda *_: pytest.fail("computes features again"))
     options = ("LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1", "SEED=3", "LOSS.NAME=bce")
@@ -119,7 +120,8 @@ def test_several_labels_and_unreadable_images(tmp_path, cpu):
     assert read_result(evaluated)["mean_ap"] == result["mean_ap"]
 
 
-def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu):
+def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu, monkeypatch):
+    monkeypatch.setattr("engine.features.classifiers._L2_VALUES", (1e-2,))  # a fit takes half a second
     folder = train(probe_flags(tmp_path, trained_digits(), "EVAL.SUSPECTS=true"), cpu)
     listed = read_rows(folder / "suspects" / "suspects.csv")
     margins = [float(row["margin"]) for row in listed]

@@ -74,6 +74,7 @@ main_single_gpu.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_no_optional_package_before_its_first_step(tmp_path):
     flags = [f"-data_path={jpegs(tmp_path / 'data')}", *FOLDER, f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
     command = [sys.executable, "-c", AT_FIRST_STEP, *flags, "DATA.NUM_WORKERS=0", "TRAIN.MAX_STEPS=1"]
