@@ -37,7 +37,6 @@ REPLACED = (
     (r"RUN \[RUN \.\.\.\]", "RUN RUN2"),
     (r"(main_multi_gpu.py)( \.\.\.|$)", r"\1 -cfg=configs/vit_digits.yaml"),
     (r" \.\.\.", " -dataset=fake"),
-    (r"DIR/test.csv", "DIR/train.csv"),
     (r"DIR/images|DIR/(train|test)(?= |$)", "DIR"),
     (r"torchrun (--standalone )?--nproc_per_node=\d", "torchrun --standalone --nproc_per_node=2"),
     (r"0\.\.4", "0..1"),

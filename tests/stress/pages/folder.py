@@ -134,7 +134,7 @@ class Workshop:
 
 
 def write_images(folder: Path, classes: Sequence[str] = ("cat", "dog"), count: int = 20) -> None:
-    """A folder per class, `train.csv`, and `groups.csv` beside the folder."""
+    """A folder per class, `train.csv`, `test.csv` of ids as Kaggle's, and `groups.csv` beside the folder."""
     table, groups = ["image_path,target,id,breed,patient"], ["path,group"]
     for name, number in product(classes, range(count)):
         file = f"{name}/p{number // 3:02d}_{number:03d}.jpg"
@@ -144,6 +144,8 @@ def write_images(folder: Path, classes: Sequence[str] = ("cat", "dog"), count: i
         groups.append(f"{file},{number // 3}")
     if folder.name == "DIR":
         (folder / "train.csv").write_text("\n".join(table) + "\n")
+        ids = (path.relative_to(folder).with_suffix("") for path in sorted(folder.glob("*/*.jpg")))
+        (folder / "test.csv").write_text("\n".join(["id", *map(str, ids)]) + "\n")
         (folder.parent / "groups.csv").write_text("\n".join(groups) + "\n")
 
 
