@@ -145,8 +145,8 @@ class Loader:
         is_cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if is_cuda else None
         workers, _ = num_workers(reader, context)
-        if len(sampler) == 1 and reader.data.num_workers is None:
-            workers = 0  # one worker would read the batch, after seconds for its start
+        if reader.data.num_workers is None:  # each has a batch; a single batch would wait for the start of a worker
+            workers = min(workers, len(sampler)) if len(sampler) > 1 else 0
         self._reader = copy.copy(reader)  # with slots of this loader
         source_timeout = _SOURCE_TIMEOUT_SHARE * reader.timeout_seconds
         self._reader.samples, batch_sampler = reader.samples.for_loader(sampler, source_timeout)

@@ -25,7 +25,7 @@ from configs.schema import Data
 from datasets.batch import Batch
 from datasets.decoding.decode import LazyImage
 from datasets.loading import loader as loading
-from datasets.loading.loader import BatchReader, Loader, num_workers
+from datasets.loading.loader import BatchReader, Loader, build_eval_loader, num_workers
 from datasets.loading.sampler import EvalSampler, Key
 from datasets.loading.workers import default_num_workers, start_worker_server
 from datasets.sources.in_memory import FakeImages, ImageArray
@@ -223,6 +223,14 @@ def test_number_of_workers_of_a_rank(in_memory, train, options, on_cpu, on_gpu):
     data = Data.model_validate({"NUM_WORKERS": 9})
     number, note = num_workers(BatchReader(samples, data, transform), context)
     assert number == 9 and "8 cores" in note  # more workers than cores are a line of the log
+
+
+@pytest.mark.parametrize(("images", "workers"), [(8, 0), (24, 3), (800, 16)])
+def test_no_worker_is_without_a_batch(images, workers):
+    data, samples = Data.model_validate({"BATCH_SIZE_EVAL": 8}), cifar(images)
+    samples.in_memory = False
+    context = ProcessContext(0, 0, 1, 1, torch.device("cpu"), core_share=CoreShare(16, "16 cores"))
+    assert build_eval_loader(data, samples, context, timeout_seconds=9)._batches.num_workers == workers
 
 
 def test_workers_map_images_in_memory(tmp_path, monkeypatch):
