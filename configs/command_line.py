@@ -133,9 +133,8 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         if arguments.profile:
             others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
             others["MODEL.TUNE probe"] = config.model.tune.solves_head
-            if given := [flag for flag, is_given in others.items() if is_given]:
-                problem = f"-profile starts a new short run and cannot be combined with {given[0]}"
-                raise UserError(f"{problem}; remove one of them")
+            for flag in (flag for flag, is_given in others.items() if is_given):
+                raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")
         replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in arguments.replaced]
         command = Command(
             config=config,
@@ -150,8 +149,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
             prediction=prediction,
             split=arguments.split,
         )
-        unused = _warn_of_unused(layers, command.checked_name, prediction)
-        commands.append(replace(command, notes=(*command.notes, *unused)))
+        commands.append(replace(command, notes=(*command.notes, *_warn_of_unused(layers, command))))
     return replace(commands[0], others=tuple(commands[1:]))
 
 
@@ -220,18 +218,18 @@ def unused_keys(command: str, path: str | None = None) -> list[str]:
     return f"{_UNUSED.get(command, '')} {_DATA_SET if path else ''} {_TABLE if path and not is_table else ''}".split()
 
 
-def _warn_of_unused(layers: OptionLayers, command: str, prediction: Prediction | None) -> list[Note]:
+def _warn_of_unused(layers: OptionLayers, command: Command) -> list[Note]:
     """A warning that names the flags, and the keys of -opts, that the command does not use; none for keys of files."""
-    if prediction:
-        command = "embed" if prediction.embeds else "predict"
-    patterns = unused_keys(command, prediction.path if prediction else None)
+    prediction = command.prediction
+    name = "embed" if prediction and prediction.embeds else command.checked_name
+    patterns = unused_keys(name, prediction.path if prediction else None)
     flags: dict[str, list[bool]] = {}  # by flag or, of -opts, by key: is each key unused?
     for key in layers.given():
         source = layers.origin(tuple(key.split("."))).removesuffix(": ")
         if source.startswith("-"):
-            name = key if source in ("-opts", "-set") else source
-            flags.setdefault(name, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
-    unused = [name for name, are_unused in flags.items() if all(are_unused)]
-    title = "MODEL.TUNE probe" if command == "probe" else f"-{command}"
+            flag = key if source in ("-opts", "-set") else source
+            flags.setdefault(flag, []).append(any(fnmatchcase(key, pattern) for pattern in patterns))
+    unused = [flag for flag, are_unused in flags.items() if all(are_unused)]
+    title = "MODEL.TUNE probe" if name == "probe" else f"-{name}"
     title += " PATH" if prediction and prediction.path else ""
     return [Note("warning", f"{title} does not use {', '.join(unused)}")] if unused else []

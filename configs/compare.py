@@ -13,15 +13,14 @@ from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
 from utils.tables import wrap_parts
 
-_INITIAL_WEIGHTS = ("MODEL.RESUME", "MODEL.PRETRAINED")
 _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 _OF_EXPERIMENT = (
     "DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS", "SEED",
 )  # fmt: skip
-# They change how the model is trained or computed, but not its weights.
-_SAME_WEIGHTS = (
-    "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH",
-    "MODEL.TUNE",
+# Initial weights, and keys that change how the model is trained or computed, but not its weights.
+_SAME_ARCHITECTURE = (
+    "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.GRAD_CHECKPOINTING", "MODEL.ATTENTION", "MODEL.DROPOUT",
+    "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH", "MODEL.TUNE",
 )  # fmt: skip
 _OF_ARCHITECTURE = ("MODEL.TYPE", "MODEL.EMBED_DIM", "MODEL.DEPTH")
 # They end a training, or change with the number of devices.
@@ -76,7 +75,7 @@ def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
     if key in _OF_EXPERIMENT:
         return True
     if key.startswith("MODEL."):
-        return key not in (*_INITIAL_WEIGHTS, *_SAME_WEIGHTS)
+        return key not in _SAME_ARCHITECTURE
     if config.eval.enabled:
         return False
     if key == "NAME":

@@ -20,6 +20,7 @@ from configs.schema.config import fields, is_section
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import Model, Tune
 from configs.schema.section import Section
+from configs.yaml_io import format_value
 from utils.errors import UserError, did_you_mean
 
 _COLUMNS = 120
@@ -126,11 +127,7 @@ def _key(name: str, field: FieldInfo) -> Key:
 
 def _value(value: Any) -> str:
     """The value as YAML writes it."""
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_value, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else f"{value}"
+    return f"[{', '.join(map(_value, value))}]" if isinstance(value, tuple) else format_value(value)
 
 
 def _type(annotation: Any) -> str:

@@ -1,7 +1,6 @@
 """Layers of options: BASE files < YAML file < flags < -opts; where each value comes from; a line for each mistake."""
 
 import argparse
-import copy
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,13 +54,6 @@ class OptionLayers:
 
     def add_key(self, dotted: str, value: Any, source: str) -> None:
         self.add(nest({dotted: value}), source)
-
-    def copy(self) -> "OptionLayers":
-        """A copy whose values can be changed."""
-        other = copy.copy(self)
-        other.values, other.origins = copy.deepcopy(self.values), dict(self.origins)
-        other._levels, other._sources = dict(self._levels), list(self._sources)
-        return other
 
     def level(self, dotted: str) -> int:
         """The position of the option layer that gives the key, from 1; 0 for a default value."""

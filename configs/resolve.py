@@ -53,7 +53,7 @@ def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
 
     Raises UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
     """
-    layers, notes, failure = given.copy(), list[Note](), None
+    layers, notes, failure = copy.deepcopy(given), list[Note](), None
     _check_family(layers)
     try:
         for rule in RULES:
@@ -76,10 +76,10 @@ def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
 
 def _check_family(layers: OptionLayers) -> None:
     """Raises UserError if MODEL.TYPE names no family, or one that timm does not have."""
-    model, origin = layers.values.get("MODEL"), layers.origin(("MODEL", "TYPE"))
-    if model is not None and not isinstance(model, dict):
+    model, origin = layers.values.get("MODEL", {}), layers.origin(("MODEL", "TYPE"))
+    if not isinstance(model, dict):
         raise UserError(f"{layers.origin(('MODEL',))}MODEL is {shorten(model)}: must be a section of keys")
-    name, known = (model or {}).get("TYPE", "vit"), ", ".join(MODEL_SECTIONS)
+    name, known = model.get("TYPE", "vit"), ", ".join(MODEL_SECTIONS)
     if not isinstance(name, str):
         raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
     if (family := name.lower()) in MODEL_SECTIONS:
@@ -180,18 +180,25 @@ def dtype_follows_model(options: OptionLayers) -> list[Note]:
 
 
 def defaults_follow_family(options: OptionLayers) -> list[Note]:
-    """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's."""
+    """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's. With -model, only MODEL has
+    them; with weights also the mean and the standard deviation.
+    """
     name = model_type(options.values)
     family = FAMILIES.get(name)
     if not family:
         return []
     other_scaling = "SQRT_SCALED_LR" in options.values.get("TRAIN", {})
     other_optimizer = str(options.get("TRAIN.OPTIMIZER.NAME", "AdamW")).lower() not in ("adamw", "adamwdl")
+    with_weights = {f"DATA.{key}" for key in NORMALIZATION} if options.get("MODEL.PRETRAINED") else set()
     used = []
     for key, value in flatten(dict(family.defaults)):
-        replaced = options.model_only or (other_scaling and key == "TRAIN.LINEAR_SCALED_LR")
-        replaced |= other_optimizer and key.startswith("TRAIN.OPTIMIZER.")
-        if (key.startswith("MODEL.") or not replaced) and options.set_default(key, copy.deepcopy(value)):
+        if other_scaling and key == "TRAIN.LINEAR_SCALED_LR":
+            continue
+        if other_optimizer and key.startswith("TRAIN.OPTIMIZER."):
+            continue
+        if options.model_only and not key.startswith("MODEL.") and key not in with_weights:
+            continue
+        if options.set_default(key, copy.deepcopy(value)):
             used.append(key)
     texts = [f"Defaults of MODEL.TYPE {name}: {', '.join(used)}"] if used else []
     texts += [f"{family.title}, unlike PaddleViT's: {correction}" for correction in family.corrections]
@@ -206,15 +213,6 @@ def amp_keys_need_amp(options: OptionLayers) -> list[Note]:
     keys = [key for key in options.given() if key.startswith("AMP.") and key not in _WITHOUT_AMP]
     unused = [key for key in keys if options.origin(tuple(key.split("."))) == "-opts: "]
     return [Note("warning", f"{', '.join(unused)}: no effect without -amp")] if unused else []
-
-
-def normalization_follows_weights_of_family(options: OptionLayers) -> list[Note]:
-    """With -model and weights of a family of PaddleViT's, mean and standard deviation are the family's."""
-    family = FAMILIES.get(model_type(options.values))
-    if family and options.model_only and options.get("MODEL.PRETRAINED"):
-        for key in NORMALIZATION:
-            options.set_default(f"DATA.{key}", family.defaults["DATA"][key])
-    return []
 
 
 def normalization_follows_channels(options: OptionLayers) -> list[Note]:
@@ -283,16 +281,16 @@ def probe_has_one_epoch(options: OptionLayers) -> list[Note]:
             return []
     if (strategy := options.get("PARALLEL.STRATEGY", "ddp")) != "ddp":
         raise UserError(f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp")
-    sections = {"TRAIN": Train().model_dump(mode="json", by_alias=True), "EVAL_RAW": False, **_PROBE_DATA}
-    used = dict(flatten(sections)) | {EPOCHS: 1, WARMUP: 0}
-    del used["TRAIN.SMOOTHING"]  # of the loss
-    present = dict(flatten(options.values))
-    unused = [key for key, value in options.given().items() if key in used and used[key] != value]
-    size, own = options.get(_SIZE, Data.model_fields["batch_size"].default), options.get(_EVAL_SIZE)
-    size = size if own in (None, AUTO) else own
+    train = Train().model_dump(mode="json", by_alias=True, exclude={"smoothing"})  # which the loss of the probe has
+    used = dict(flatten({"TRAIN": train, "EVAL_RAW": False, **_PROBE_DATA})) | {EPOCHS: 1, WARMUP: 0}
+    unused = [key for key, value in options.given().items() if used.get(key, value) != value]
+    size = options.get(_EVAL_SIZE)
+    if size in (None, AUTO):
+        size = options.get(_SIZE, Data.model_fields["batch_size"].default)
     if size == AUTO:
         raise UserError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
-    changed = {key: value for key, value in used.items() if key in present} | {EPOCHS: 1, WARMUP: 0}
+    present = {EPOCHS, WARMUP, *(key for key, _ in flatten(options.values))}
+    changed = {key: value for key, value in used.items() if key in present}
     for key, value in (changed | {_SIZE: 1, _EVAL_SIZE: size}).items():
         options.set(key, value)
     return [Note("warning", f"MODEL.TUNE probe: {', '.join(unused)} have no effect")] if unused else []
@@ -306,7 +304,6 @@ RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
     dtype_follows_model,
     defaults_follow_family,
     amp_keys_need_amp,
-    normalization_follows_weights_of_family,
     normalization_follows_channels,
     loss_follows_labels,
     batch_of_rate_follows_rate,

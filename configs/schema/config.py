@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from configs.schema.compute import Amp, Parallel
 from configs.schema.data import AUTO, Data
 from configs.schema.families.family import ViT
-from configs.schema.families.registry import MODEL_SECTIONS, AnyModel
+from configs.schema.families.registry import MODEL_SECTIONS, AnyModel, type_of
 from configs.schema.model import FIXED_KEYS, FREEZE_BACKBONE
 from configs.schema.section import Name, Names, Path, Section, as_names, option
 from configs.schema.train import Loss, Train
@@ -153,6 +153,5 @@ def is_section(field: FieldInfo) -> bool:
 
 def model_type(values: dict[str, Any]) -> str:
     """MODEL.TYPE of options, or its default."""
-    model = values.get("MODEL")
-    name = model.get("TYPE") if isinstance(model, dict) else None
-    return name.lower() if isinstance(name, str) and name.lower() in MODEL_SECTIONS else "vit"
+    name = type_of(values.get("MODEL"))
+    return name if name in MODEL_SECTIONS else "vit"

@@ -49,7 +49,7 @@ class GatedMLP(Model):
     mixer: GatedMLPKeys = GatedMLPKeys()
 
 
-_mlp = partial(arguments, "img_size", "mixer.embed_dim", num_blocks="mixer.depth", dropout=["proj_drop_rate"])
+_mlp = partial(arguments, "img_size mixer.embed_dim", num_blocks="mixer.depth", dropout="proj_drop_rate")
 _MLP_TRAINING = {"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}
 
 MIXER = Family(
@@ -63,7 +63,7 @@ RESMLP = replace(
     MIXER,
     title="ResMLP",
     keys=ResMLP,
-    arguments=_mlp("mixer.patch_size", "mixer.mlp_ratio"),
+    arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
 )
 GATED_MLP = replace(
@@ -102,7 +102,7 @@ def _convmixer_renames(model: ConvMixer) -> Sequence[Rename]:
 CONVMIXER = Family(
     title="ConvMixer",
     keys=ConvMixer,
-    arguments=arguments("cnn.dim", "cnn.depth", "cnn.kernel_size", "cnn.patch_size", "cnn.activation"),
+    arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
     defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}),
     renames=_convmixer_renames,
 )
@@ -121,7 +121,7 @@ CONVNEXT = Family(
     title="ConvNeXt",
     keys=ConvNeXt,
     timm="convnext_tiny",
-    arguments=arguments("depths", "dims", "patch_size"),
+    arguments=arguments("depths dims patch_size"),
     defaults=family_defaults(
         train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True, "MODEL_EMA_DECAY": 0.9999}
     ),

@@ -78,9 +78,7 @@ _HALONET_TRAINING = {
 HALONET = Family(
     title="HaloNet",
     keys=HaloNet,
-    arguments=arguments(
-        *("stages", "widths", "block_size", "halo_size"), strides="stride", num_heads="num_head", activation="act"
-    ),
+    arguments=arguments("stages widths block_size halo_size", strides="stride", num_heads="num_head", activation="act"),
     defaults=family_defaults(data={"IMAGE_SIZE": 256, "CROP_PCT": 0.95}, train=_HALONET_TRAINING),
     renames=[
         (r"^stage(\d)\.blocks\.", shifted("stages.", ".", by=-1)),
@@ -137,7 +135,7 @@ def _mobileone_block(match: re.Match[str]) -> str:
 MOBILEONE = Family(
     title="MobileOne",
     keys=MobileOne,
-    arguments=arguments("widths", "strides", "num_branches", "use_se", depths="num_blocks"),
+    arguments=arguments("widths strides num_branches use_se", depths="num_blocks"),
     defaults=family_defaults(train=MOBILE_TRAINING),
     renames=[
         (rf"^stages\.(\d+)\.(\d+)\.({'|'.join(_PARTS)})\.", _mobileone_block),

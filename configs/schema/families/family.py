@@ -67,7 +67,7 @@ class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a fie
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 
 # timm's arguments for DROPOUT of PaddleViT's transformers.
-DROPOUTS = ("pos_drop_rate", "proj_drop_rate")
+DROPOUTS = "pos_drop_rate proj_drop_rate"
 
 # Values that many families of PaddleViT share in their `config.py`.
 _IMAGENET = {"IMAGENET_MEAN": (0.485, 0.456, 0.406), "IMAGENET_STD": (0.229, 0.224, 0.225)}
@@ -97,20 +97,20 @@ def per_stage(default: tuple[Any, ...], meaning: str) -> Any:
     return option(default, meaning, min_length=len(default), max_length=len(default))
 
 
-def arguments(*keys: str, dropout: Sequence[str] = (), **renamed: str) -> Callable[[Model, Data], dict[str, Any]]:
+def arguments(*keys: str, dropout: str = "", **renamed: str) -> Callable[[Model, Data], dict[str, Any]]:
     """The rule that makes arguments of a constructor from the section MODEL.
 
-    keys: arguments and the keys of the same names, "cnn.dim" for the key DIM of the section CNN; "img_size" is
-    DATA.IMAGE_SIZE. renamed: arguments with other names. dropout: the arguments that are DROPOUT; PaddleViT has none
-    before the head.
+    keys: words, the arguments and the keys of the same names, "cnn.dim" for the key DIM of the section CNN; "img_size"
+    is DATA.IMAGE_SIZE. renamed: arguments with other names. dropout: words, the arguments that are DROPOUT; PaddleViT
+    has none before the head.
     """
-    paths = (
-        {key.rpartition(".")[2]: key for key in keys if key != "img_size"} | renamed | dict.fromkeys(dropout, "dropout")
-    )
+    words = " ".join(keys).split()
+    paths = {word.rpartition(".")[2]: word for word in words} | renamed | dict.fromkeys(dropout.split(), "dropout")
+    has_size = paths.pop("img_size", None) is not None
 
     def build(model: Model, data: Data) -> dict[str, Any]:
         values = {name: attrgetter(path)(model) for name, path in paths.items()}
-        if "img_size" in keys:
+        if has_size:
             values["img_size"] = data.image_size
         return values | ({"drop_rate": 0.0} if dropout else {})
 

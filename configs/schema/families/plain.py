@@ -21,8 +21,8 @@ from configs.schema.model import Model
 from configs.schema.section import Counts, Floats, Section, as_tuple, option
 
 # timm's arguments have the names of the keys.
-_KEYS = ("img_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias")
-_transformer = partial(arguments, *_KEYS, dropout=DROPOUTS)
+_KEYS = "img_size patch_size embed_dim depth num_heads mlp_ratio qkv_bias"
+_transformer = partial(arguments, _KEYS, dropout=DROPOUTS)
 
 
 class DeiT(PlainTransformer):
@@ -78,7 +78,7 @@ BEIT = Family(
     title="BEiT",
     keys=BEiT,
     timm="beit_base_patch16_224",
-    arguments=_transformer("use_abs_pos_emb", "use_rel_pos_bias", "init_values"),
+    arguments=_transformer("use_abs_pos_emb use_rel_pos_bias init_values"),
     defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_BEIT_TRAINING),
     dropped=[r".*\.relative_position_index"],
     corrections=["MODEL.DROPPATH, DROPOUT and ATTENTION_DROPOUT have an effect; PaddleViT's BEiT ignores them"],
@@ -97,7 +97,7 @@ CAIT = Family(
     title="CaiT",
     keys=CaiT,
     timm="cait_xxs24_224",
-    arguments=_transformer("init_values", "depth_token_only", mlp_ratio_token_only="mlp_ratio"),
+    arguments=_transformer("init_values depth_token_only", mlp_ratio_token_only="mlp_ratio"),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
     renames=[(r"^patch_embed\.patch_embed\.", "patch_embed.proj.")],
 )
@@ -120,7 +120,7 @@ XCIT = Family(
     title="XCiT",
     keys=XCiT,
     timm="xcit_nano_12_p16_224",
-    arguments=_transformer("eta", "tokens_norm", "cls_attn_layers", use_pos_embed="use_pos"),
+    arguments=_transformer("eta tokens_norm cls_attn_layers", use_pos_embed="use_pos"),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
     teacher_distils=True,
     renames=[(r"^pos_embeder\.", "pos_embed.")],
@@ -203,8 +203,8 @@ MAE_FINETUNING = Family(
     title="MAE",
     keys=MAE,
     arguments=arguments(
-        *("img_size", "trans.patch_size", "trans.encoder.embed_dim", "trans.encoder.depth", "trans.encoder.num_heads"),
-        *("trans.mlp_ratio", "trans.qkv_bias"),
+        "img_size trans.patch_size trans.mlp_ratio trans.qkv_bias",
+        "trans.encoder.embed_dim trans.encoder.depth trans.encoder.num_heads",
         dropout=DROPOUTS,
     ),
     defaults=family_defaults(data={"RANDOM_CROP_SCALE": (0.05, 1.0)}, train=_MAE_TRAINING),

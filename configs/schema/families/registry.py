@@ -46,7 +46,8 @@ NOT_IN_TIMM = {
 }
 
 
-def _model_type(section: Any) -> str | None:
+def type_of(section: Any) -> str | None:
+    """MODEL.TYPE of a section MODEL in lower case; None if it is no name."""
     if isinstance(section, Model):
         return section.type
     name = section.get("TYPE", "vit") if isinstance(section, dict) else None
@@ -59,5 +60,5 @@ if TYPE_CHECKING:
 else:
     AnyModel = Annotated[
         Union[tuple(Annotated[keys, Tag(name)] for name, keys in MODEL_SECTIONS.items())],  # noqa: UP007  # a list
-        Discriminator(_model_type),
+        Discriminator(type_of),
     ]

@@ -37,10 +37,10 @@ SWIN = Family(
     keys=Swin,
     timm="swin_tiny_patch4_window7_224",
     arguments=arguments(
-        *("img_size", "patch_size", "window_size", "embed_dim", "num_heads", "mlp_ratio", "qkv_bias"),
+        "img_size patch_size window_size embed_dim num_heads mlp_ratio qkv_bias",
         depths="stage_depths",
         drop_path_rate="droppath",  # also 0: timm's default is 0.1
-        dropout=["proj_drop_rate"],
+        dropout="proj_drop_rate",
     ),
     defaults=family_defaults(
         data={"CROP_PCT": 0.9},
@@ -76,12 +76,12 @@ PVTV2 = Family(
     keys=PVTv2,
     timm="pvt_v2_b0",
     arguments=arguments(
-        *("num_heads", "qkv_bias", "linear"),
+        "num_heads qkv_bias linear",
         embed_dims="embed_dim",
         depths="stage_depth",
         mlp_ratios="mlp_ratio",
         sr_ratios="sr_ratio",
-        dropout=["proj_drop_rate"],
+        dropout="proj_drop_rate",
     ),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train={"END_LR": 1e-5}),
     renames=[
@@ -114,9 +114,7 @@ PIT = Family(
     title="PiT",
     keys=PiT,
     timm=lambda model: "pit_ti_distilled_224" if model.distilled else "pit_ti_224",
-    arguments=arguments(
-        *("img_size", "patch_size", "stride", "base_dims", "depth", "mlp_ratio"), heads="num_heads", dropout=DROPOUTS
-    ),
+    arguments=arguments("img_size patch_size stride base_dims depth mlp_ratio", heads="num_heads", dropout=DROPOUTS),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train={"MODEL_EMA": True, "MODEL_EMA_DECAY": 0.99996}),
     renames=[(r"^pools\.(\d+)\.", shifted("transformers.", ".pool.", by=1))],
 )
@@ -169,7 +167,7 @@ LEVIT = Family(
     title="LeViT",
     keys=LeViT,
     timm="levit_128s",
-    arguments=arguments("distilled", "img_size", "embed_dim", "key_dim", "depth", "num_heads", "attn_ratio"),
+    arguments=arguments("distilled img_size embed_dim key_dim depth num_heads attn_ratio"),
     defaults=family_defaults(model={"DROPPATH": 0.1}, train=_LEVIT_TRAINING),
     renames=_levit_renames,
     dropped=[r".*\.attn_bias_idxs"],
@@ -199,8 +197,7 @@ COAT = Family(
     title="CoaT",
     keys=CoaT,
     arguments=arguments(
-        *("img_size", "embed_dims", "serial_depths", "parallel_depth", "mlp_ratios", "qkv_bias"),
-        dropout=["proj_drop_rate"],
+        "img_size embed_dims serial_depths parallel_depth mlp_ratios qkv_bias", dropout="proj_drop_rate"
     ),
     defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "BASE_LR": 4e-3, "END_LR": 1e-5, "MODEL_EMA": True}),
     renames=[
@@ -239,10 +236,10 @@ VOLO_FAMILY = Family(
     title="VOLO",
     keys=VOLO,
     arguments=arguments(
-        *("img_size", "stem_hidden_dim", "trans.layers", "trans.num_heads", "trans.embed_dims", "trans.downsamples"),
-        *("trans.outlook_attention", "trans.qkv_bias"),
+        "img_size stem_hidden_dim trans.layers trans.num_heads trans.embed_dims trans.downsamples",
+        "trans.outlook_attention trans.qkv_bias",
         mlp_ratio="trans.mlp_ratios",
-        dropout=["pos_drop_rate"],
+        dropout="pos_drop_rate",
     ),
     defaults=family_defaults(train={"WARMUP_EPOCHS": 3, "BASE_LR": 1e-3, "END_LR": 1e-5, "LINEAR_SCALED_LR": 128}),
     renames=[
