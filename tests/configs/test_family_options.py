@@ -90,6 +90,7 @@ MISTAKES = {
     ("vit", "MODEL={POS_EMBED: sincos2d, EMBED_DIM: 30, NUM_HEADS: 3}"): "MODEL.POS_EMBED sincos2d needs",
     ("cait", "MODEL.TYPE=swn"): "MODEL.TYPE: unknown family swn; did you mean swin",
     ("deit", "TRAIN=3"): "TRAIN is 3: must be a section of keys",
+    ("deit", "MODEL=null"): "MODEL is None: must be a section of keys",
 }  # fmt: skip
 
 
