@@ -93,6 +93,4 @@ class UnreadableImage(BadImage, Unavailable):
 
 
 class MissingImage(UnreadableImage):
-    """An image that is not a file. kind: what the path has in common with others."""
-
-    kind = ""
+    """An image that is not a file."""

@@ -248,10 +248,10 @@ def _check_images(splits: Sequence[ImageFiles], data: Data, decode_seconds: floa
 
 
 def error_of(bad: Sequence[BadImage]) -> UserError:
-    """One error about unusable images; missing ones are one problem for each kind."""
+    """One error about unusable images; missing ones with one fix are one problem."""
     groups: dict[object, list[BadImage]] = {}
     for image in bad:
-        groups.setdefault(image.kind if isinstance(image, MissingImage) else id(image), []).append(image)
+        groups.setdefault(image.fix if isinstance(image, MissingImage) else id(image), []).append(image)
     for first, *others in groups.values():
         first.reason += f", and {len(others)} others" if others else ""
     problems = [first if len(bad) > 1 else first.with_hint() for first, *_ in groups.values()]
@@ -325,7 +325,6 @@ def check_files(samples: ImageFiles, channels: int, seconds: float, decode_secon
             found |= {index: problem for index, problem in of_chunk.items() if problem}
     finally:
         pool.shutdown(cancel_futures=True)
-    samples.explain_missing({index: one for index, one in sorted(found.items()) if isinstance(one, MissingImage)})
     checked.bad = [found[index] for index in sorted(found)]
     return checked
 

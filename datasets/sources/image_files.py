@@ -1,30 +1,22 @@
 """Samples with one file per image: their listing, before they are read, and the files."""
 
-import glob
 import os
-import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS, BadImage, MissingImage
-from datasets.sources.names import word_in
+from datasets.decoding.images import BadImage, MissingImage
 from datasets.sources.samples import EncodedImages, read_error
-from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays, to_nfc
-from utils.errors import Finding, did_you_mean
+from datasets.sources.shared_arrays import PackedStrings, StringPacker, share_arrays, strings_in, to_arrays
+from utils.errors import Finding
 from utils.files import file_state, read_regular_file
 from utils.notes import Note
 
 _FIX = "restore the file or remove it from the list"
 _FEW_FILES = 20
-_MAX_NAMES = 10_000  # that are compared with a missing one
-_MAX_EXPLAINED = 1000
-_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 
 
 @dataclass
@@ -138,11 +130,8 @@ class ImageFiles(EncodedImages):
 
     def find_missing_files(self) -> Sequence[Finding]:
         errors = [self.missing_image(index) for index in self._few]
-        if not errors or not (first := errors[0]) or not all(errors):
-            return []
-        path, near = self.listing.paths[self._few[0]], NearFiles(self.listing.root)
-        first.fix = near.fix(path) or near.fix_folder(path) or first.fix
-        return [first]
+        first, *others = errors or [None]
+        return [first] if first and all(others) else []
 
     def missing_image(self, index: int) -> MissingImage | None:
         """The error for an image that is not a file; None for a file."""
@@ -152,62 +141,5 @@ class ImageFiles(EncodedImages):
             reason = f"{shorten(self.listing.paths[index])} is a broken link, to {shorten(os.readlink(path))}"
             return MissingImage(self.location(index), reason, "restore its target, or remove the link")
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
-        fix = "restore the file, or write paths relative to the folder"
-        if not self.listing.root.is_dir():
-            fix = "this folder does not exist; correct DATA.IMAGE_ROOT"
+        fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
         return MissingImage(self.location(index), reason, fix)
-
-    def explain_missing(self, missing: Mapping[int, MissingImage]) -> None:
-        """Gives images that are not files the fix by the file that is there instead."""
-        near = NearFiles(self.listing.root)
-        for index, error in islice(missing.items(), _MAX_EXPLAINED):
-            folder, name = os.path.split(self.name(index))
-            if is_broken_link(self.name(index)):
-                error.kind = "link"
-            elif fix := near.fix(self.listing.paths[index]):
-                error.kind, error.fix = "near", fix
-            elif index == min(missing):
-                error.fix += did_you_mean(name, near.names(folder).values())
-
-
-class NearFiles:
-    """The files in a folder, of which a list has other paths."""
-
-    def __init__(self, root: Path) -> None:
-        self._root, self._names = str(root), dict[str, dict[str, str]]()
-
-    def names(self, folder: str) -> dict[str, str]:
-        """The names of a few files in a folder, by their forms without case, ending and leading zeros."""
-        if folder not in self._names:
-            self._names[folder] = {}
-            with suppress(OSError), os.scandir(folder) as entries:
-                for name in sorted(entry.name for entry in islice(entries, _MAX_NAMES) if entry.is_file()):
-                    for form in _forms(name):
-                        self._names[folder].setdefault(form, name)
-        return self._names[folder]
-
-    def fix(self, path: str) -> str:
-        """How to change paths such as `path`; '' if no file of the folder is near."""
-        parts = path.replace("\\", "/").split("/")
-        for start in range(len(parts)):
-            *folders, name = parts[start:]
-            known = self.names(os.path.join(self._root, *folders))
-            if found := next((known[form] for form in _forms(name) if form in known), None):
-                return f"write the names of the files, as in {shorten('/'.join((*folders, found)))}"
-        return ""
-
-    def fix_folder(self, path: str) -> str:
-        """How to read paths such as `path`, if such a file is in a folder below; '' if there is none."""
-        name, root = glob.escape(path), Path(self._root)
-        patterns = f"*/{name}", f"*/{name}.*", f"*/*/{name}", f"*/*/{name}.*"  # the nearest file first
-        files = [file for pattern in patterns for file in root.glob(pattern)]
-        others = (file for file in files if "test" not in map(word_in, file.parent.relative_to(root).parts))
-        found = next(others, files[0] if files else None)
-        return f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={found.parents[path.count(os.sep)]}')}" if found else ""
-
-
-def _forms(name: str) -> tuple[str, ...]:
-    """The forms in which names are compared, the nearest first."""
-    stem, ending = os.path.splitext(to_nfc(name).casefold())
-    stem = stem if ending in _ENDINGS else stem + ending
-    return name, to_nfc(name).casefold(), f"{stem}.", f"{stem.lstrip('0')}."

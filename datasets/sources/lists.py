@@ -18,7 +18,7 @@ from configs.data_sets import properties_of
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_folders import other_form
-from datasets.sources.image_files import ImageFiles, Listing, NearFiles, listing_arrays
+from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source
@@ -272,12 +272,9 @@ def _to_listing(
     if rows.outside:  # often of another machine
         (line, path), others = rows.outside[0], len(rows.outside) - 1
         problem = f"path {shorten(path)} is not inside {rows.root}{f', nor {others} others' if others else ''}"
-        fix = NearFiles(rows.root).fix(path) or "write paths relative to it, or set DATA.IMAGE_ROOT"
-        folders = {os.path.dirname(os.path.abspath(rows.root / outside)) for _, outside in rows.outside}
-        folder = os.path.commonpath(folders)
-        if os.path.isfile(rows.root / path) and os.path.abspath(f"{folder}/{path}").startswith(f"{folder}/"):
-            fix = f"set -opts {shlex.quote(f'DATA.IMAGE_ROOT={folder}')}"
-        rows.add_finding(line, f"{problem}; {fix}")
+        rows.add_finding(
+            line, f"{problem}; write paths relative to it, or set DATA.IMAGE_ROOT to the folder of all images"
+        )
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
     used = {name for names in names_of.values() for name in names}.union(known)

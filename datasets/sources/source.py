@@ -124,10 +124,6 @@ _PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",)}
 
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set. Raises UserError: an unknown data set; a package is not installed."""
-    if dataset == "packed":
-        problem = "DATA.DATASET: packed was removed"
-        fix = "write the images as shards with scripts/make_shards.py -size N, and use -dataset=tar"
-        raise UserError(f"{problem}; {fix}")
     if dataset not in DATA_SETS:
         hint = did_you_mean(dataset, DATA_SETS)
         if re.fullmatch(r"imagenet\W?(1k|ilsvrc)?|(imagenet\W?)?ilsvrc\W?(2012)?", dataset.lower()):

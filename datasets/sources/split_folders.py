@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, islice, product
 from pathlib import Path
@@ -24,6 +25,7 @@ from utils.notes import Note
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
+_IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _ALL_CLASSES = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_TRIED = 10  # folders in which images are looked for
@@ -242,70 +244,131 @@ def _folders_in(folder: Path) -> set[str]:
         return set()
 
 
-def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Path]] | None:
-    """Finds folders that are read as classes, but may be splits, variants, copies or the folder of all classes.
+class Tree:
+    """Folders that are read as classes.
 
-    These are: one folder alone; folders with two or more equal folders in them; a folder that contains a folder with
-    the name of another class; a folder with two or more folders and no image of its own that contains nine tenths of
-    all images, or folders of splits only.
-
-    all_classes: DATA.CLASS_FOLDERS, which confirms them. Returns an error, and the folders of classes to give instead.
+    paths: of each class folder that has images, the folders with images, relative to it. tops: their common part.
+    inside: the names (NFC) of the folders in it. several: those of `inside` with two or more names.
     """
-    root, sizes, names = listing.root, listing.sizes, listing.class_names
-    paths: defaultdict[str, list[str]] = defaultdict(list)  # of the folders with images, relative to each class folder
-    for folder in sizes:
-        name, _, path = folder.partition("/")
-        paths[name].append(path)
-    tops = {name: os.path.commonpath(below) for name, below in paths.items()}
-    inside = {
-        name: {to_nfc(path.removeprefix(tops[name]).strip("/").partition("/")[0]) for path in below} - {""}
-        for name, below in paths.items()
-    }
-    several = {name: folders for name, folders in inside.items() if len(folders) > 1}
 
-    def refuse(problem: str, folders: Iterable[str], fix: str, is_class: str = "") -> tuple[str, list[Path]]:
-        found = _usable(root / name / tops[name] for name in folders if name in several)
-        fixes = [f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN]] or [fix]
-        return f"{problem}: {' or '.join(fixes)}{f'; if {is_class}: {_ALL_CLASSES}' if is_class else ''}", found
+    def __init__(self, listing: Listing) -> None:
+        self.root, self.sizes, self.names = listing.root, listing.sizes, listing.class_names
+        paths: defaultdict[str, list[str]] = defaultdict(list)
+        for folder in self.sizes:
+            name, _, path = folder.partition("/")
+            paths[name].append(path)
+        self.paths, self.tops = paths, {name: os.path.commonpath(below) for name, below in paths.items()}
+        self.inside = {
+            name: {to_nfc(path.removeprefix(self.tops[name]).strip("/").partition("/")[0]) for path in below} - {""}
+            for name, below in paths.items()
+        }
+        self.several = {name: folders for name, folders in self.inside.items() if len(folders) > 1}
 
-    if len(names) == 1 and paths:
-        fix = other_form(root) or "give the folder that contains all classes"
-        return refuse(f"{root}: contains only one folder, {next(iter(paths))}", paths, fix)
-    if all_classes:
+
+@dataclass
+class Question:
+    """Why the folders of a tree may not be classes.
+
+    folders: class folders which may contain the classes. fix: without a usable one. is_class: DATA.CLASS_FOLDERS
+    confirms it; '' if it cannot.
+    """
+
+    problem: str
+    fix: str
+    folders: Iterable[str] = ()
+    is_class: str = ""
+
+
+def _one_folder(tree: Tree) -> Question | None:
+    """data/{cat,dog}: one folder alone."""
+    if len(tree.names) > 1 or not tree.paths:
         return None
-    is_shared = {name for name, count in Counter(chain.from_iterable(several.values())).items() if count > 1}
-    for one, other in combinations((name for name in several if len(several[name] & is_shared) > 1), 2):
-        if len(equal := several[one] & several[other]) > 1:
-            same = sorted(name for name in several if len(several[name] & equal) > 1)
-            shown = f"{list_names(same, _MAX_SHOWN)} contain the same folders, {list_names(sorted(equal), _MAX_SHOWN)}"
-            fix = "give the folder of the classes"
-            if all(map(word_in, equal)):
-                fix = f"move them above the classes, as {sorted(equal)[0]}/{same[0]}"
-            elif masks := sorted(name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)):
-                fix = f"move the folders {list_names(masks)} out of {root}"
-            return refuse(f"{root}: {shown}, as variants or splits do", same, fix, "they are the classes")
-    classes, total = set(names), sum(sizes.values())
-    for name in sorted(paths):
-        if repeated := ((inside[name] | set(tops[name].split("/"))) & classes) - {to_nfc(name)}:
-            shown = list_names(sorted(repeated), _MAX_SHOWN)
-            problem = f"{root / name}: contains {shown}, as {root} does, and may be a copy or a split"
-            return refuse(problem, [name], f"move it out of {root}", "it is a class")
-    number_parts = {re.sub(r"\d+", "", name) for name in paths}
-    if len(number_parts) == 1 < len(paths) and _PART.search(number_parts.pop()):
-        problem = f"{root}: {list_names(sorted(paths), _MAX_SHOWN)} differ in a number only, as parts of a data set do"
-        return refuse(problem, [], other_form(root) or "move their classes into one folder", "they are the classes")
-    for name in filter(_ALL_IMAGES.fullmatch, sorted(paths) if len(paths) > 1 else []):
-        beside = list_names(sorted({*paths} - {name}), _MAX_SHOWN)
-        problem = f"{root}: is {shorten(name)} a class, beside {beside}, or the folder of all images"
-        return refuse(problem, [name], other_form(root) or "give the folder of the classes", "it is a class")
-    nested = [name for name in several if "" not in paths[name]]
-    for name in nested:
-        count = sum(sizes[os.path.join(name, path)] for path in paths[name])
-        if (len(nested) == 1 and 10 * count >= 9 * total) or several[name] <= {*filter(word_in, several[name])}:
-            problem = f"{root}: {count} of {total} images are in the folders of {Path(name, tops[name])}"
-            is_class = f"{name} is a class" if len(paths) == len(names) else ""
-            return refuse(problem, [name], "give the folder of the classes", is_class)
+    fix = other_form(tree.root) or "give the folder that contains all classes"
+    return Question(f"{tree.root}: contains only one folder, {next(iter(tree.paths))}", fix, tree.paths)
+
+
+def _same_folders(tree: Tree) -> Question | None:
+    """{color,gray}/{cat,dog}, {cat,dog}/{train,val}, {1,2,3}/{ill,well}: folders with two or more equal folders."""
+    several, counts = tree.several, Counter(chain.from_iterable(tree.several.values()))
+    shared = ({one for one in inside if counts[one] > 1} for inside in several.values())
+    pairs = combinations([folders for folders in shared if len(folders) > 1], 2)
+    equal = next((both for one, other in pairs if len(both := one & other) > 1), set[str]())
+    if not equal:
+        return None
+    same = sorted(name for name in several if len(several[name] & equal) > 1)
+    shown = f"{list_names(same, _MAX_SHOWN)} contain the same folders, {list_names(sorted(equal), _MAX_SHOWN)}"
+    stems = {name: _IDENTIFIER.sub("", name) for name in same}
+    numbers = Counter(stems.values())
+    offered = [name for name in same if numbers[stems[name]] < 3]  # one patient of many is a part of the data
+    fix = "write a table with columns image_path, target and the folder as a column for DATA.GROUPS"
+    if all(map(word_in, equal)):
+        fix = f"move them above the classes, as {sorted(equal)[0]}/{same[0]}"
+    elif masks := sorted(name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)):
+        fix = f"move the folders {list_names(masks)} out of {tree.root}"
+    return Question(f"{tree.root}: {shown}, as variants, patients or splits do", fix, offered, "they are the classes")
+
+
+def _copy_of_classes(tree: Tree) -> Question | None:
+    """{cat,dog} beside pets/{cat,dog}: a folder that contains a folder with the name of another class."""
+    for name in sorted(tree.paths):
+        inside = tree.inside[name] | set(tree.tops[name].split("/"))
+        if repeated := sorted((inside & set(tree.names)) - {to_nfc(name)}):
+            problem = f"{tree.root / name}: contains {list_names(repeated, _MAX_SHOWN)}, as {tree.root} does"
+            return Question(
+                f"{problem}, and may be a copy or a split", f"move it out of {tree.root}", [name], "it is a class"
+            )
     return None
+
+
+def _parts(tree: Tree) -> Question | None:
+    """images_{001,002}, fold{1,2}/{cat,dog}: all names differ in a number only, and one word in them is of a part."""
+    stems = {re.sub(r"\d+", "", name) for name in tree.paths}
+    if len(tree.paths) < 2 or len(stems) > 1 or not _PART.search(stems.pop()):
+        return None
+    problem = (
+        f"{tree.root}: {list_names(sorted(tree.paths), _MAX_SHOWN)} differ in a number only, as parts of a data set do"
+    )
+    fix = other_form(tree.root) or "move their classes into one folder"
+    return Question(problem, fix, is_class="they are the classes")
+
+
+def _all_images(tree: Tree) -> Question | None:
+    """images/{cat,dog} beside masks: a folder with the name of all images."""
+    name = next(filter(_ALL_IMAGES.fullmatch, sorted(tree.paths)), None)
+    if name is None or len(tree.paths) < 2:
+        return None
+    beside = list_names(sorted({*tree.paths} - {name}), _MAX_SHOWN)
+    problem = f"{tree.root}: is {shorten(name)} a class, beside {beside}, or the folder of all images"
+    return Question(problem, other_form(tree.root) or "give the folder of the classes", [name], "it is a class")
+
+
+def _most_images(tree: Tree) -> Question | None:
+    """data/{cat,dog} beside examples: a folder of folders with nine tenths of all images, or of splits only."""
+    nested = [name for name in tree.several if "" not in tree.paths[name]]
+    for name in nested:
+        count, total = sum(tree.sizes[os.path.join(name, path)] for path in tree.paths[name]), sum(tree.sizes.values())
+        if (len(nested) == 1 and 10 * count >= 9 * total) or all(map(word_in, tree.several[name])):
+            problem = f"{tree.root}: {count} of {total} images are in the folders of {Path(name, tree.tops[name])}"
+            is_class = f"{name} is a class" if len(tree.paths) == len(tree.names) else ""
+            return Question(problem, "give the folder of the classes", [name], is_class)
+    return None
+
+
+_LAYOUTS = (_one_folder, _same_folders, _copy_of_classes, _parts, _all_images, _most_images)
+
+
+def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Path]] | None:
+    """The error of the first of `_LAYOUTS` that fits, and the folders of classes to give instead.
+
+    all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone.
+    """
+    tree = Tree(listing)
+    if not (question := next(filter(None, (fits(tree) for fits in _LAYOUTS[: 1 if all_classes else None])), None)):
+        return None
+    found = _usable(tree.root / name / tree.tops[name] for name in question.folders if name in tree.several)
+    fixes = [f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN]] or [question.fix]
+    confirm = f"; if {question.is_class}: {_ALL_CLASSES}" if question.is_class else ""
+    return f"{question.problem}: {' or '.join(fixes)}{confirm}", found
 
 
 def _usable(folders: Iterable[Path]) -> list[Path]:

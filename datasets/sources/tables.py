@@ -20,7 +20,7 @@ from typing import Any
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.image_files import Listing, NearFiles, listing_arrays
+from datasets.sources.image_files import Listing, listing_arrays
 from datasets.sources.names import MASK, SPLIT_NAMES, split_of, split_of_images, word_in
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from utils.errors import Finding, UserError, combine_findings, error_from
@@ -490,8 +490,10 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
             listed.add(record[place])
     if found and found not in (file.parent, Path(given_root or file.parent)):
         notes.append(Note("log", f"{file}: the images are in {found}"))
-    elif not found and len(rows.paths) and (fix := NearFiles(rows.root).fix_folder(rows.paths.strings()[0])):
-        notes.append(Note("warning", f"{file}: its images are not in {file.parent}; {fix}"))
+    elif not found:
+        notes.append(
+            Note("warning", f"{file}: its images are not in {file.parent}; set DATA.IMAGE_ROOT to their folder")
+        )
     if rows.findings:
         raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
     if not len(rows.paths):

@@ -123,8 +123,6 @@ def test_data_options_that_do_not_fit(cpu):
         samples_for(parse_command_line(["-dataset=imagenet"]).config, cpu, "train")
     with pytest.raises(UserError, match=r"unknown data set cifar1; did you mean cifar10"):
         samples_for(parse_command_line(["-dataset=cifar1"]).config, cpu, "train")
-    with pytest.raises(UserError, match=r"packed was removed; .*make_shards\.py -size N, and use -dataset=tar$"):
-        samples_for(parse_command_line(["-dataset=packed"]).config, cpu, "train")
     with pytest.raises(UserError, match=r"1437 .* do not fill .* 1500 .*; lower DATA\.GLOBAL_BATCH_SIZE"):
         samples_for(config_for("DATA.GLOBAL_BATCH_SIZE=1500"), cpu, "train", "val")
 

@@ -50,7 +50,7 @@ def test_the_folder_of_the_classes_is_named(tmp_path, cpu, sizes, found):
             assert train.class_names == names and len(train) + len(val) == sum(sizes.values())
 
 
-ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\n"}
+ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\nb.jpg 1\n"}
 
 
 def test_test_images_without_labels_are_not_evaluated(tmp_path):
@@ -76,8 +76,8 @@ def test_lists_and_tables(tmp_path, dataset):
         (tmp_path / f"{split}.csv").write_text("image_path,target\n" + rows.replace(" ", ","))
     assert find_test(given) == (True, None)
     train, val, test = (source_class(dataset)(given).read(split) for split in ("train", "val", "test"))
-    assert test.targets.tolist() == [0]
-    assert Note("warning", "1 image(s) are in both train and test, such as 'a.jpg'") in notes_on(train, val, test)
+    assert test.targets.tolist() == [0, 1]
+    assert Note("warning", "2 image(s) are in both train and test, such as 'a.jpg'") in notes_on(train, val, test)
 
 
 def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, cpu):

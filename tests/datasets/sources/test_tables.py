@@ -4,7 +4,6 @@ import csv
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pandas
 import pytest
@@ -277,7 +276,7 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
     files = [f"{folder}/{number}.png" for folder in folders for number in range(30)]
     file = table(table_name, files, id=range(30), label=LABELS)
     if expected is None:
-        with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT="):
+        with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT"):
             read(file, cpu, checked=True)
         return
     for samples in read(file, cpu, checked=True):
@@ -301,27 +300,6 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
     assert len(read(tmp_path, cpu, dataset="csv")) == 2 + has_test
 
 
-def test_of_several_folders_with_the_images_the_one_of_test_is_not_proposed(table, tmp_path, cpu, monkeypatch):
-    glob = Path.glob
-    monkeypatch.setattr(Path, "glob", lambda path, pattern: sorted(glob(path, pattern)))  # the one of test first
-    files = [f"{folder}/{number}.png" for folder in ("a-test", "b", "z") for number in range(30)]
-    with pytest.raises(UserError) as error:
-        read(table("labels.csv", files, id=range(30), label=LABELS), cpu, checked=True)
-    root = re.search(r"IMAGE_ROOT=(\S+)", str(error.value))[1]
-    assert root == f"{tmp_path}/b" and len(read(tmp_path / "labels.csv", cpu, checked=True, image_root=root)[0]) == 26
-
-
-@pytest.mark.parametrize("path", ["../images/{}/{}", "{root}/images/{}/{}"])
-def test_the_advice_for_paths_out_of_the_folder_works(table, tmp_path, path, cpu):
-    names = [path.format(label, name, root=tmp_path) for label, name in zip(LABELS, FILES, strict=True)]
-    files = [f"images/{label}/{name}" for label, name in zip(LABELS, FILES, strict=True)]
-    file = table("csv/train.csv", files, id=names, label=LABELS)
-    with pytest.raises(UserError) as error:
-        read(file, cpu, checked=True)
-    root = re.search(r"IMAGE_ROOT=(\S+)", str(error.value))[1]
-    assert len(read(file, cpu, checked=True, image_root=root)[0]) == 26
-
-
 def test_labels_in_lists_of_one_and_with_invisible_signs(table, tmp_path, cpu):
     table("images.csv", FILES, id=FILES, label=LABELS)
     rows = [{"file_name": name, "label": [label]} for name, label in zip(FILES, LABELS, strict=True)]
@@ -336,37 +314,17 @@ def test_labels_in_lists_of_one_and_with_invisible_signs(table, tmp_path, cpu):
 def test_other_folders_than_those_of_splits_are_not_taken(table, tmp_path, name, path, cpu):
     """Masks beside labels.csv; paths that lead out of a table's folder."""
     files = [f"{folder}/{number}.png" for number in range(30) for folder in (name, "images")]
-    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT=|is not inside"):
+    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT|is not inside"):
         read(table(f"{name}.csv", files, id=map(path.format, range(30)), label=LABELS), cpu, checked=True)
 
 
-@pytest.mark.parametrize(
-    ("listed", "files"),
-    [
-        ("x\\{}.png", "x/{}.png"),
-        ("x{}.png", "X{}.PNG"),
-        ("1{}", "001{}.png"),
-        ("/home/me/data/x/{}.png", "x/{}.png"),
-        ("C:\\data\\x\\{}.png", "x/{}.png"),
-        ("e\u0301{}.png", "\u00e9{}.png"),
-        ("y/{}.png", "a b/z/y/{}.png"),
-    ],
-)
-def test_near_paths_are_one_line(table, tmp_path, listed, files, cpu):
-    paths = [listed.format(number) for number in range(30)]
-    file = table(files=[files.format(number) for number in range(30)], file=paths, label=LABELS)
+def test_missing_images_are_one_problem_and_broken_links_another(table, tmp_path, cpu):
+    (tmp_path / "24.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(UserError) as error:
-        read(file, cpu, checked=True)
-    fixes = [f"as in {files.format(number)!r}" for number in range(30)]
-    fixes += [f"set -opts 'DATA.IMAGE_ROOT={tmp_path}/a b/z'"] if "a b" in files else []
-    assert str(error.value).endswith(tuple(fixes)) and "\n" not in str(error.value)
-
-
-def test_a_few_near_paths_are_counted(table, cpu):
-    with pytest.raises(UserError) as error:
-        read(table(files=[*FILES[:24], "24.PNG", "25.PNG", "026.png"], file=FILES, label=LABELS), cpu, checked=True)
+        read(table(files=FILES[:24], file=FILES, label=LABELS), cpu, checked=True)
     headline, *lines = str(error.value).split("\n  ")
-    assert headline.startswith("6 images cannot be read") and [line.count(" 2 others;") for line in lines] == [1, 1]
+    assert headline.startswith("6 images cannot be read") and len(lines) == 2
+    assert sum("and 4 others" in line for line in lines) == 1 and sum("gone.png" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.tsv", "DATA.CSV"])

@@ -107,7 +107,10 @@ def test_trees_that_are_read(name, tmp_path, cpu):
 BOTH = "-opts DATA.CLASS_FOLDERS=true"
 REFUSED = {
     "PlantVillage": (["{color,grayscale,segmented}/{apple,corn}"], ["color", "grayscale", "segmented"], BOTH),
-    "folds": (["fold{1,2,3,4,5}/{a,b}"], ["fold1", "fold2", "fold3"], BOTH),
+    "folds": (["fold{1,2,3,4,5}/{a,b}"], [], BOTH),
+    "IDC": (["{10253,10254,8863}/{0,1}"], [], "column for DATA.GROUPS"),
+    "MURA": (["{train,valid}/XR_{WRIST,HAND}/patient0000{1,2,3}/study1_{negative,positive}"], [], BOTH),
+    "sites": (["site{A,B,C}/{a,b}", "color/{a,b}"], ["color"], BOTH),
     "eyes in splits": (["{train,val}/{healthy,ill}/{left,right}"], ["train/healthy", "train/ill"], BOTH),
     "wrapped": (["{color,gray}/images/{a,b}"], ["color/images", "gray/images"], BOTH),
     "twice": (["{2020,2021}/{color,gray}/{a,b}"], ["2020/color", "2020/gray", "2021/color"], BOTH),
