@@ -67,10 +67,7 @@ def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogate
 
 
 def _find_encoding(file: Path, given: str | None) -> str:
-    """UTF-8 or, by its byte order mark, UTF-16; else `given`. Every file is text in some encoding of one byte.
-
-    Raises UserError: another encoding.
-    """
+    """UTF-8 or, by its byte order mark, UTF-16; else `given`, as any file is text in some encoding of one byte."""
     for encoding in ("utf-8-sig", "utf-16", *([given] if given else [])):
         with contextlib.suppress(UnicodeError):
             if not any("\0" in line for line in read_lines(file, encoding, "strict")):
@@ -194,18 +191,11 @@ def find_layout(table: Table, data: Data) -> Layout:
     labels = _names([name for name in header if name not in paths], given.get("label"), _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values = _distinct_values(table, paths)
-    split = given["split"] if "split" in given else _find_split(table, others, values, given)
-    split_of = _splits_of(split, values.get(split, ())) if split else {}
-    if split and not split_of:
-        fix = "write train, val or test in it, or give a column is_valid of 0 and 1"
-        raise UserError(f"{table.file}:1: column {shorten(split)} (DATA.COLUMNS) is not of splits; {fix}")
-    if "split" not in given and not split:
-        split_of = _splits_of(_PATH_FOLDER, values[_PATH_FOLDER])
+    split, split_of = _find_split(table, others, values, given)
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     is_one_hot = not isinstance(given.get("label") or "", str)
-    binary = [name for name in rest if _are(_BINARY, values[name])]
-    if not labels and len(rest) > 1 and binary == rest:
+    if not labels and len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
         labels, is_one_hot = rest, True
     elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
         labels = rest  # its values recur
@@ -216,7 +206,7 @@ def find_layout(table: Table, data: Data) -> Layout:
             images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
             path = [*paths, *images, "NAME"][0]
             rest = [name for name in rest if name not in {path, *of_objects}]
-            binary = [name for name in binary if name in rest]
+            binary = [name for name in rest if _are(_BINARY, values[name])]
             few = sorted(rest, key=lambda name: (len(values[name]) < 2, len(values[name])))
             label = [*labels, *([binary] if len(binary) > 1 else few), "NAME"][0]
             raise _unclear(table, key, names, _option(given, path=path, label=label))
@@ -226,10 +216,8 @@ def find_layout(table: Table, data: Data) -> Layout:
 
 def _unclear(table: Table, key: str, names: Sequence[str], option: str) -> UserError:
     fix, header = f"name the columns, such as {option}", table.header
-    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
-        fix = "write the names of the columns into the first line"
-    elif len(header) < 2:
-        fix = "write a table with columns of paths and labels, and their names in the first line"
+    if len(header) < 2 or any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+        fix = "write the names of the columns, of paths and labels, into the first line"
     elif any(header.count(name) > 1 for name in names):
         fix = "give each column a name of its own"
     problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(header)}"
@@ -280,11 +268,15 @@ def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
 
 def _find_split(
     table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], given: Mapping[Any, Any]
-) -> str | None:
-    """The column of splits among the `others`; one whose values name a single split is none.
-
-    Raises UserError: several columns may be one, or one whose values are not understood, by its name.
-    """
+) -> tuple[str | None, Mapping[str, str]]:
+    """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
+    if "split" in given:
+        split = given["split"]
+        split_of = _splits_of(split, values.get(split, ())) if split else {}
+        if split and not split_of:
+            fix = "write train, val or test in it, or give a column is_valid of 0 and 1"
+            raise UserError(f"{table.file}:1: column {shorten(split)} (DATA.COLUMNS) is not of splits; {fix}")
+        return split, split_of
     usable, unclear = list[str](), list[str]()
     for name in others:
         plain, split_of = _plain(name), _splits_of(name, values[name])
@@ -296,10 +288,10 @@ def _find_split(
             is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
             is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values[name])
             is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values[name])  # of MatConvNet
-            if is_named:
-                unclear.append(name)
+            unclear += [name] if is_named else []
     if len(usable) < 2 and not unclear:
-        return next(iter(usable), None)
+        split = next(iter(usable), None)
+        return split, _splits_of(split or _PATH_FOLDER, values[split or _PATH_FOLDER])
     names, values_of = dict.fromkeys([*usable, *unclear]), values[(unclear or usable)[0]]
     use = f"name it: {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
     raise UserError(
