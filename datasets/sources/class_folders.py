@@ -209,9 +209,8 @@ def has_images(folder: Path, deep: bool) -> bool:
 class FoundFiles:
     """Error messages, links that are ignored, and counts of files by their endings, of folders in `root`.
 
-    others: are no images. recognized: images without the ending of one. undecodable: the images of each kind that this
-    machine cannot decode; they count as images with `keep_undecodable`. broken: links to folders or files that are
-    missing. sizes: the images in each folder, by its path relative to `root`.
+    others: are no images. undecodable: the images of each kind without a decoder here; they count as images with
+    `keep_undecodable`. broken: links to what is missing. sizes: the images in each folder, by its path in `root`.
     """
 
     root: Path
@@ -221,7 +220,6 @@ class FoundFiles:
     broken: list[str] = field(default_factory=list)
     sizes: Counter[str] = field(default_factory=Counter)
     others: Counter[str] = field(default_factory=Counter)
-    recognized: Counter[str] = field(default_factory=Counter)
     undecodable: Counter[str] = field(default_factory=Counter)
 
     def select_images(self, folder: str | Path, names: list[str]) -> list[str]:
@@ -247,7 +245,6 @@ class FoundFiles:
             described = ("hidden " if is_hidden else "") + (ending or "without ending")
             self.others[name if is_hidden and not ending else described] += 1
             return False
-        self.recognized[ending or "without ending"] += kind is not None
         return True  # a damaged photo is an image, too: an error reports it
 
     def select_folders(self, names: list[str]) -> list[str]:
@@ -262,12 +259,9 @@ class FoundFiles:
             Note("warning", f"{self.root}: {count} {kind} image(s) cannot be decoded{effect}; {missing_decoder(kind)}")
             for kind, count in self.undecodable.items()
         ]
-        for files, text in (
-            (self.recognized, "file(s) without the ending of an image are images, by their first bytes"),
-            (self.others, "file(s), hidden folders and folders of the system are no images, and are ignored"),
-        ):
-            if counts := [f"{count} {ending!r}" for ending, count in files.most_common(_MAX_ENDINGS)]:
-                notes.append(Note("log", f"{self.root}: {files.total()} {text}: {', '.join(counts)}"))
+        if counts := [f"{count} {ending!r}" for ending, count in self.others.most_common(_MAX_ENDINGS)]:
+            text = "file(s), hidden folders and folders of the system are no images, and are ignored"
+            notes.append(Note("log", f"{self.root}: {self.others.total()} {text}: {', '.join(counts)}"))
         if links := len(self.links):
             problem = "link(s) to parent folders or to folders already read are ignored; the first is"
             notes.append(Note("log", f"{self.root}: {links} {problem} {self.links[0]!r}"))

@@ -23,7 +23,6 @@ from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
-from datasets.sources.split_folders import has_class_folders
 from datasets.sources.tables import LABEL_DIGITS, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
 from utils.errors import UserError
 from utils.notes import Note
@@ -113,13 +112,6 @@ class Tables(Source):
         found = {split: file for split, file in files.items() if file.is_file()}
         if not {"train", "val"} & found.keys():
             metadata = [root / name for name in METADATA if (root / name).is_file()]
-            if not found and not metadata and root.is_dir():  # class folders are read on request: a table may be lost
-                has_lists = any(root.glob("*_list.txt"))
-                form = "to read its lists: -dataset=imagenet2012" if has_lists else other_form(root)
-                if not form and has_class_folders(root):
-                    form = "to read its class folders: -dataset=folder"
-                if form:
-                    raise UserError(f"{root}: contains no train.csv; {form}")
             found |= {"all": metadata[0]} if metadata else {} if found else dict(islice(files.items(), 1))
         return {split: Table(file, data.encoding) for split, file in found.items()}
 

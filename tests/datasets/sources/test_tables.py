@@ -382,7 +382,3 @@ def test_tables_with_other_names_and_empty_rows(table, tmp_path, cpu):
         table(name, files, file=files, label=LABELS[: len(files)])
         (tmp_path / name).write_text((tmp_path / name).read_text().replace("\n", "\n,\n\n"))
     assert list(map(len, read(tmp_path, cpu, dataset="csv"))) == [20, 10]
-    (tmp_path / "Train.csv").rename(tmp_path / "x.csv")
-    (tmp_path / "VALID.csv").unlink()
-    with pytest.raises(UserError, match=f"-data_path={tmp_path}/x.csv"):
-        read(tmp_path, cpu, dataset="csv")
