@@ -4,11 +4,11 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations, islice, product
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 from configs.schema import Data
 from configs.yaml_io import shorten
@@ -245,36 +245,33 @@ def _folders_in(folder: Path) -> set[str]:
 
 
 class Tree:
-    """Folders that are read as classes.
+    """Folders that are read as classes: `paths` of the folders with images in each, `tops`: the common part of these.
 
-    paths: of each class folder that has images, the folders with images, relative to it. tops: their common part.
-    inside: the names (NFC) of the folders in it. several: those of `inside` with two or more names.
+    inside: the names (NFC) of the folders below `tops`. several: those of `inside` with two or more names.
     """
 
     def __init__(self, listing: Listing) -> None:
-        self.root, self.sizes, self.names = listing.root, listing.sizes, listing.class_names
-        paths: defaultdict[str, list[str]] = defaultdict(list)
-        for folder in self.sizes:
+        self.root, self.sizes, self.names = listing.root, listing.sizes, set(listing.class_names)
+        self.paths: defaultdict[str, list[str]] = defaultdict(list)
+        for folder in sorted(self.sizes):
             name, _, path = folder.partition("/")
-            paths[name].append(path)
-        self.paths, self.tops = paths, {name: os.path.commonpath(below) for name, below in paths.items()}
+            self.paths[name].append(path)
+        self.tops = {name: os.path.commonpath(below) for name, below in self.paths.items()}
         self.inside = {
             name: {to_nfc(path.removeprefix(self.tops[name]).strip("/").partition("/")[0]) for path in below} - {""}
-            for name, below in paths.items()
+            for name, below in self.paths.items()
         }
         self.several = {name: folders for name, folders in self.inside.items() if len(folders) > 1}
 
+    def shown(self, names: Iterable[str]) -> str:
+        return list_names(sorted(names), _MAX_SHOWN)
 
-@dataclass
-class Question:
-    """Why the folders of a tree may not be classes.
 
-    folders: class folders which may contain the classes. fix: without a usable one. is_class: DATA.CLASS_FOLDERS
-    confirms it; '' if it cannot.
-    """
+class Question(NamedTuple):
+    """A problem, the fix, class folders that may contain the classes, and what DATA.CLASS_FOLDERS confirms, if any."""
 
     problem: str
-    fix: str
+    fix: str = "give the folder of the classes"
     folders: Iterable[str] = ()
     is_class: str = ""
 
@@ -283,74 +280,65 @@ def _one_folder(tree: Tree) -> Question | None:
     """data/{cat,dog}: one folder alone."""
     if len(tree.names) > 1 or not tree.paths:
         return None
-    fix = other_form(tree.root) or "give the folder that contains all classes"
-    return Question(f"{tree.root}: contains only one folder, {next(iter(tree.paths))}", fix, tree.paths)
+    return Question(f"contains only one folder, {next(iter(tree.paths))}", folders=tree.paths)
 
 
 def _same_folders(tree: Tree) -> Question | None:
-    """{color,gray}/{cat,dog}, {cat,dog}/{train,val}, {1,2,3}/{ill,well}: folders with two or more equal folders."""
-    several, counts = tree.several, Counter(chain.from_iterable(tree.several.values()))
-    shared = ({one for one in inside if counts[one] > 1} for inside in several.values())
+    """{color,gray}/{cat,dog}, {cat,dog}/{train,val}, {1,2,3}/{ill,well}: two or more equal folders in several."""
+    counts = Counter(chain.from_iterable(tree.several.values()))
+    shared = ({one for one in inside if counts[one] > 1} for inside in tree.several.values())
     pairs = combinations([folders for folders in shared if len(folders) > 1], 2)
-    equal = next((both for one, other in pairs if len(both := one & other) > 1), set[str]())
-    if not equal:
+    if not (equal := next((both for one, other in pairs if len(both := one & other) > 1), None)):
         return None
-    same = sorted(name for name in several if len(several[name] & equal) > 1)
-    shown = f"{list_names(same, _MAX_SHOWN)} contain the same folders, {list_names(sorted(equal), _MAX_SHOWN)}"
-    stems = {name: _IDENTIFIER.sub("", name) for name in same}
-    numbers = Counter(stems.values())
-    offered = [name for name in same if numbers[stems[name]] < 3]  # one patient of many is a part of the data
+    same = sorted(name for name, inside in tree.several.items() if len(inside & equal) > 1)
+    numbers = Counter(_IDENTIFIER.sub("", name) for name in same)
+    offered = [name for name in same if numbers[_IDENTIFIER.sub("", name)] < 3]  # one of many patients is no data set
     fix = "write a table with columns image_path, target and the folder as a column for DATA.GROUPS"
     if all(map(word_in, equal)):
-        fix = f"move them above the classes, as {sorted(equal)[0]}/{same[0]}"
-    elif masks := sorted(name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)):
-        fix = f"move the folders {list_names(masks)} out of {tree.root}"
-    return Question(f"{tree.root}: {shown}, as variants, patients or splits do", fix, offered, "they are the classes")
+        fix = f"move them above the classes, as {min(equal)}/{same[0]}"
+    elif masks := [name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)]:
+        fix = f"move the folders {tree.shown(masks)} out of {tree.root}"
+    problem = f"{tree.shown(same)} contain the same folders, {tree.shown(equal)}, as variants, patients or splits do"
+    return Question(problem, fix, offered, "they are the classes")
 
 
 def _copy_of_classes(tree: Tree) -> Question | None:
     """{cat,dog} beside pets/{cat,dog}: a folder that contains a folder with the name of another class."""
-    for name in sorted(tree.paths):
-        inside = tree.inside[name] | set(tree.tops[name].split("/"))
-        if repeated := sorted((inside & set(tree.names)) - {to_nfc(name)}):
-            problem = f"{tree.root / name}: contains {list_names(repeated, _MAX_SHOWN)}, as {tree.root} does"
-            return Question(
-                f"{problem}, and may be a copy or a split", f"move it out of {tree.root}", [name], "it is a class"
-            )
+    for name in tree.paths:
+        if repeated := (tree.inside[name] | {*tree.tops[name].split("/")}) & tree.names - {to_nfc(name)}:
+            problem = f"{name} contains {tree.shown(repeated)}, as this folder does, and may be a copy or a split"
+            return Question(problem, f"move it out of {tree.root}", [name], "it is a class")
     return None
 
 
 def _parts(tree: Tree) -> Question | None:
-    """images_{001,002}, fold{1,2}/{cat,dog}: all names differ in a number only, and one word in them is of a part."""
+    """images_{001,002}, fold{1,2}/{cat,dog}: names that differ in a number only, with the word of a part."""
     stems = {re.sub(r"\d+", "", name) for name in tree.paths}
     if len(tree.paths) < 2 or len(stems) > 1 or not _PART.search(stems.pop()):
         return None
-    problem = (
-        f"{tree.root}: {list_names(sorted(tree.paths), _MAX_SHOWN)} differ in a number only, as parts of a data set do"
-    )
-    fix = other_form(tree.root) or "move their classes into one folder"
-    return Question(problem, fix, is_class="they are the classes")
+    problem = f"{tree.shown(tree.paths)} differ in a number only, as parts of a data set do"
+    return Question(problem, "move their classes into one folder", is_class="they are the classes")
 
 
 def _all_images(tree: Tree) -> Question | None:
     """images/{cat,dog} beside masks: a folder with the name of all images."""
-    name = next(filter(_ALL_IMAGES.fullmatch, sorted(tree.paths)), None)
-    if name is None or len(tree.paths) < 2:
-        return None
-    beside = list_names(sorted({*tree.paths} - {name}), _MAX_SHOWN)
-    problem = f"{tree.root}: is {shorten(name)} a class, beside {beside}, or the folder of all images"
-    return Question(problem, other_form(tree.root) or "give the folder of the classes", [name], "it is a class")
+    for name in filter(_ALL_IMAGES.fullmatch, tree.paths if len(tree.paths) > 1 else ()):
+        problem = (
+            f"is {shorten(name)} a class, beside {tree.shown({*tree.paths} - {name})}, or the folder of all images"
+        )
+        return Question(problem, folders=[name], is_class="it is a class")
+    return None
 
 
 def _most_images(tree: Tree) -> Question | None:
     """data/{cat,dog} beside examples: a folder of folders with nine tenths of all images, or of splits only."""
-    nested = [name for name in tree.several if "" not in tree.paths[name]]
+    nested, total = [name for name in tree.several if "" not in tree.paths[name]], sum(tree.sizes.values())
     for name in nested:
-        count, total = sum(tree.sizes[os.path.join(name, path)] for path in tree.paths[name]), sum(tree.sizes.values())
+        count = sum(tree.sizes[os.path.join(name, path)] for path in tree.paths[name])
         if (len(nested) == 1 and 10 * count >= 9 * total) or all(map(word_in, tree.several[name])):
-            problem = f"{tree.root}: {count} of {total} images are in the folders of {Path(name, tree.tops[name])}"
+            problem = f"{count} of {total} images are in the folders of {Path(name, tree.tops[name])}"
             is_class = f"{name} is a class" if len(tree.paths) == len(tree.names) else ""
-            return Question(problem, "give the folder of the classes", [name], is_class)
+            return Question(problem, folders=[name], is_class=is_class)
     return None
 
 
@@ -363,12 +351,13 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
     all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone.
     """
     tree = Tree(listing)
-    if not (question := next(filter(None, (fits(tree) for fits in _LAYOUTS[: 1 if all_classes else None])), None)):
+    question = next(filter(None, (fits(tree) for fits in _LAYOUTS[: 1 if all_classes else None])), None)
+    if not question:
         return None
     found = _usable(tree.root / name / tree.tops[name] for name in question.folders if name in tree.several)
-    fixes = [f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN]] or [question.fix]
+    fix = " or ".join(f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN])
     confirm = f"; if {question.is_class}: {_ALL_CLASSES}" if question.is_class else ""
-    return f"{question.problem}: {' or '.join(fixes)}{confirm}", found
+    return f"{tree.root}: {question.problem}: {fix or other_form(tree.root) or question.fix}{confirm}", found
 
 
 def _usable(folders: Iterable[Path]) -> list[Path]:

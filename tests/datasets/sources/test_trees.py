@@ -116,7 +116,7 @@ REFUSED = {
     "twice": (["{2020,2021}/{color,gray}/{a,b}"], ["2020/color", "2020/gray", "2021/color"], BOTH),
     "splits in classes": (["{a,b}/{train,test}"], [], "move them above the classes, as test/a; "),
     "flowers": (["{daisy,rose}", "flowers/{daisy,rose}"], ["flowers"], BOTH),
-    "some": (["{daisy,rose}", "new/daisy"], [], "new: contains 'daisy'"),
+    "some": (["{daisy,rose}", "new/daisy"], [], "new contains 'daisy'"),
     "Caltech": (["101_ObjectCategories/{a,b}"], ["101_ObjectCategories"], "only one folder"),
     "Food-101": (["images/{pie,rice}", "meta/train.txt!"], ["images"], "images are in the folders of images"),
     "CUB-200": (["images/{001.a,002.b}", "attributes/x!", "images.txt!"], ["images"], "images"),
