@@ -51,8 +51,11 @@ def evaluate(command: Command, context: ProcessContext) -> int:
         logger.record.update(state="finished", exit_status=0)
         contents = contents_of(logger.record, config, files.values)
         score = f"{metrics.metric.text(metrics.score)}{error_of(contents, contents.evaluation)}"
-        logger.info(f"----- {plan.title} {metrics.metric.title}: {score}{class_figures(contents)}")
+        logger.info(f"----- {plan.title} {metrics.metric.title}: {score}")
+        if classes := class_figures(contents):
+            logger.info(f"----- Classes: {classes}")
         logger.info(f"----- Report: {write_report(folder)}")
+        logger.log(f"----- Tables: {files.folder}")
         if shift := shift_by_weights(contents):
             logger.warn(shift)
     logger.begin(*session.lines)

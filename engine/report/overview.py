@@ -109,8 +109,8 @@ def class_tiles(run: RunContents) -> Tiles:
 
 
 def class_figures(run: RunContents) -> str:
-    """', macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
-    return "".join(f", {name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in class_tiles(run))
+    """'macro F1 82.90%, worst class F1 0.00% (newt, 3 images)'; '' without these figures."""
+    return ", ".join(f"{name} {value}{f' ({remark})' if remark else ''}" for name, value, remark in class_tiles(run))
 
 
 def shift_by_weights(run: RunContents) -> str:

@@ -444,10 +444,12 @@ def _log_end(trainer: Trainer, end: str, resume: str, predict: str) -> None:
         logger.warn(shift)
     if result["epoch"] is not None:
         best = f"{metric.text(score)}{error_of(contents, contents.evaluation)} (epoch {result['epoch']})"
-        logger.info(f"----- Best {metric.title}: {best}{class_figures(contents)}")
-    if test is not None:
-        of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} held-out images)"
-        logger.info(f"----- Test {metric.title}: {metric.text(test)}{of_images}")
+        if test is not None:
+            of_images = f"{error_of(contents, contents.test)} ({contents.test_result['samples']} images)"
+            best += f"; test: {metric.text(test)}{of_images}"
+        logger.info(f"----- Best {metric.title}: {best}")
+        if classes := class_figures(contents):
+            logger.info(f"----- Classes: {classes}")
     average, raw = result["average_score"] or 0.0, result["raw_score"] or 0.0
     if abs(average - raw) > 1:
         both = f"of the average {metric.text(average)}, of the raw weights {metric.text(raw)}"
