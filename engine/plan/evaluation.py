@@ -122,7 +122,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     images = _describe(samples, config, prediction, split if has_split else None)
     notes.append(images)
     notes += [Note("screen", f"Data: {split_note}")] if split_note else []
-    notes.append(Note("log", f"Class names: {names_note or name_outputs(samples, record, config)}"))
+    notes.append(Note("screen", f"Class names: {names_note or name_outputs(samples, record, config)}"))
     mask = None
     if properties_of(config.data.dataset).synsets and not (prediction and prediction.path):
         mask = class_mask(config.data.dataset, samples.class_names)

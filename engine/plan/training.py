@@ -135,7 +135,7 @@ def plan_training(
     found = find_on_all_ranks(config, context, logger, locks)
     if config.model.resume and not found:
         text = f"no run in {config.save} is of this experiment; starting a new run (-resume=RUN continues another)"
-        logger.announce(f"Resume: {text}")
+        logger.note(Note("screen", f"Resume: {text}"))
     resumed, record = dict[str, Any](), None if found else weights_record(config.model)
     if found:
         options = parse_value(found.state["options"])

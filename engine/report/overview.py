@@ -72,15 +72,15 @@ def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
 def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
     """' +/- 1.23%', the standard error of the metric that decides: of top-1 the binomial one; '' if it is not known.
 
-    Of another metric, and by group, it is a quarter of the width of the 95% interval.
+    Of another metric, of 0 and 100%, and by group, it is a quarter of the width of the 95% interval.
     """
     if not interval_of(run, evaluation) or not evaluation:
         return ""
     low, high = evaluation.values["interval"]
-    error, share = (high - low) / 3.92, (to_float(evaluation.values.get("top1")) or 0.0) / 100
+    share, error = (to_float(evaluation.values.get("top1")) or 0.0) / 100, 0.0
     if run.metric.name == "top1" and not run.options["DATA.GROUPS"]:
         error = 100 * math.sqrt(share * (1 - share) / evaluation.values["samples"])
-    return f" +/- {error:.2f}%"
+    return f" +/- {error or (high - low) / 3.92:.2f}%"
 
 
 def class_tiles(run: RunContents) -> Tiles:

@@ -23,7 +23,7 @@ from utils.status import RANK_LOG, RUN_LOG
 from utils.tables import MAX_COLUMNS
 
 _NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG
-_MAX_LINES, _MAX_NOTES = 8, 3  # on the screen before the first step; of notes and warnings in them
+_MAX_NOTES = 3  # on the screen before the first step, warnings included
 _MARK = "----- "  # of lines in the files that are no steps
 
 
@@ -43,7 +43,6 @@ class _Console(logging.Handler):
         super().__init__(logging.INFO)
         self.setFormatter(_LineFormatter())
         self._waiting: list[tuple[int, str]] | None = []  # levels and lines
-        self._lines = 0
         self.has_file = False  # with all lines in full
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -59,10 +58,8 @@ class _Console(logging.Handler):
         """Writes lines, and under them the notes so far, warnings first: few, each cut, if a log file has them all."""
         waiting, self._waiting = self._waiting or [], None
         notes = [line for _, line in sorted(waiting, key=lambda note: -note[0])]
-        room = min(_MAX_NOTES, max(1, _MAX_LINES - self._lines - len(lines)))
-        if self.has_file and len(notes) > room:
-            more = f" (and {len(notes) - room} more in {LOG})"
-            notes[room - 1 :] = [_fitted(notes[room - 1], more)]
+        if self.has_file and (hidden := len(notes) - _MAX_NOTES) > 0:
+            notes[_MAX_NOTES - 1 :] = [_fitted(notes[_MAX_NOTES - 1], f" (and {hidden} more in {LOG})")]
         for line in (*lines, *notes):
             self._write(_fitted(line) if self.has_file else line)
 
@@ -70,7 +67,6 @@ class _Console(logging.Handler):
         self._write(_fitted(line))
 
     def _write(self, line: str) -> None:
-        self._lines += 1
         tqdm.write(escape_control_characters(line), file=sys.stdout)
         sys.stdout.flush()
 

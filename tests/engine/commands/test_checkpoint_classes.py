@@ -89,15 +89,17 @@ def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp
     folder = only_run(tmp_path / "evaluated", "eval")
     log = (folder / "log.txt").read_text()
     assert "----- Data: 12 images of 2 of 10 classes\n" in log and read_result(folder)["top1"] in (0, 50)
-    assert re.search(r"Validation top-1: \d+\.00%, macro F1 \d+\.\d\d%, worst class F1 0\.00% \([37], 6 images", log)
+    assert re.search(
+        r"Validation top-1: \d+\.00%.*\n.*macro F1 \d+\.\d\d%, worst class F1 0\.00% \([37], 6 images", log
+    )
     with pytest.raises(UserError, match="nowhere"):
         run(parse_command_line([*argv, "-data_path=nowhere"]), cpu)
 
 
-def test_the_figure_of_images_of_the_training_has_a_warning(trained, images, tmp_path, cpu):
+def test_the_figure_of_images_of_the_training_has_a_warning(trained, images, tmp_path, cpu, capsys):
     """The folder was moved, so that all its images are evaluated."""
-    _, log = evaluate(trained / "best.pth", shutil.copytree(images, tmp_path / "moved"), tmp_path / "out", cpu)
-    assert "Warning: 72 of 80 image(s) to evaluate" in log.partition("Validation top-1:")[2]
+    evaluate(trained / "best.pth", shutil.copytree(images, tmp_path / "moved"), tmp_path / "out", cpu)
+    assert "Warning: Data: 72 of 80 image(s) to evaluate" in capsys.readouterr().out.partition("Validation top-1:")[2]
 
 
 def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):

@@ -53,7 +53,8 @@ def test_the_best_weights_are_tested_when_the_last_are_worse(argv, cpu, tmp_path
     assert log.count("Test Loss") == 1 and f"Epoch 2, best.pth, Test Loss: {best:.4f}, Test Acc@1: " in log
     assert "24 for validation, 34 for the test at the end" in log
     best = json.loads((folder / "evaluation" / "summary.json").read_text())
-    assert f"----- Best top-1: {best['top1']:.2f}% (epoch 2), macro F1 {best['f1']:.2f}%, worst class F1 " in log
+    assert f"macro F1 {best['f1']:.2f}%, worst class F1 " in log
+    assert f"Best top-1: {best['top1']:.2f}%" in log and f" (epoch 2); test: {test['top1']:.2f}%" in log
     summary = json.loads((folder / "evaluation-test" / "summary.json").read_text())
     assert (summary["epoch"], summary["samples"], summary["top1"]) == (2, 34, test["top1"])
     classes = read_rows(folder / "evaluation-test" / "per_class.csv")

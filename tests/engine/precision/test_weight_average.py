@@ -62,11 +62,12 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
 
 
 @pytest.mark.parametrize("warmup", [True, False])
-def test_a_short_training_with_the_default_decay(digits_argv, cpu, capsys, warmup):
+def test_a_short_training_with_the_default_decay(digits_argv, cpu, warmup):
     """With constant decay, 99.6% of the average are the initial weights."""
     options = ["TRAIN.MODEL_EMA=true", "TRAIN.BASE_LR=1e-2", *([] if warmup else ["TRAIN.MODEL_EMA_WARMUP=false"])]
-    result = read_result(train([*digits_argv, *options, "DATA.BATCH_SIZE=32", "MODEL.EMBED_DIM=32"], cpu))
-    average, raw, log = result["average_score"], result["raw_score"], capsys.readouterr().out
+    folder = train([*digits_argv, *options, "DATA.BATCH_SIZE=32", "MODEL.EMBED_DIM=32"], cpu)
+    result, log = read_result(folder), (folder / "log.txt").read_text()
+    average, raw = result["average_score"], result["raw_score"]
     assert result["finished"] and raw > 30 and (raw - average < 5) == warmup
     line = f"Last epoch: top-1 of the average {average:.2f}%, of the raw weights {raw:.2f}%"
     assert (line in log) == (abs(average - raw) > 1)
