@@ -222,7 +222,10 @@ def session_for(argv: list[str], context: ProcessContext) -> Any:
     from engine.training.session import build_session
 
     logger = RunLogger(None, context)
-    return build_session(plan_training(parse_command_line(argv), context, logger, find_batch_size), context, logger)
+    plan = plan_training(parse_command_line(argv), context, logger, find_batch_size)
+    session = build_session(plan, context, logger)
+    logger.begin()
+    return session
 
 
 @pytest.fixture(scope="session")
