@@ -165,7 +165,7 @@ def read_index(data: bytes, origin: str) -> Index:
 
     Raises UserError: it is damaged, of another version, or contradicts itself.
     """
-    with suppress(Exception), np.load(io.BytesIO(data)) as file:  # numpy raises almost any type for a damaged file
+    with suppress(Exception), np.load(io.BytesIO(data), allow_pickle=False) as file:  # numpy raises almost any type
         if any(part.compress_type != zipfile.ZIP_STORED for part in file.zip.infolist()):
             raise ValueError  # a small file could fill the memory
         about, rows, class_names, label_key, group_key = json.loads(file["about"].tobytes())

@@ -33,7 +33,7 @@ from engine.run.log import RunLogger
 from models.blocks import FeatureModel
 from utils.distributed import broadcast_object
 from utils.errors import UserError, error_from
-from utils.files import atomic_write, open_atomically, space_fix
+from utils.files import atomic_write, open_atomically, own_file, space_fix
 from utils.status import RUN_LOG
 from utils.tables import safe_cell
 
@@ -97,7 +97,7 @@ def _new_array(temporary: Path, shape: tuple[int, int], path: Path) -> np.memmap
     temporary.unlink(missing_ok=True)  # of a killed process, or a link
     values = np.lib.format.open_memmap(temporary, "w+", np.float32, shape)
     try:
-        with open(temporary, "r+b") as file:
+        with open(temporary, "r+b", opener=own_file) as file:
             os.posix_fallocate(file.fileno(), 0, values.offset + values.nbytes)
     except OSError as error:
         problem = f"{path}: {error.strerror}: {values.nbytes / 1e6:,.1f} MB of features"

@@ -102,6 +102,7 @@ def test_pickle_may_ask_our_datasets_for_any_name():
     assert not hasattr(importlib.import_module("datasets"), "torch")
 
 
+@pytest.mark.slow
 def test_a_worker_has_the_parts_without_the_file(plugin):
     """The rank sends the text: the file may have changed since it ran."""
     code = "import pickle, sys; _, part = pickle.load(sys.stdin.buffer); print(part.__module__, part.__name__)"

@@ -74,7 +74,14 @@ class NoInitialization(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", [name for name, facts in FILES.items() if any(f["status"] == "same" for f in facts)])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "XCiT"))  # 28 files
+        for name, facts in FILES.items()
+        if any(fact["status"] == "same" for fact in facts)
+    ],
+)
 def test_files_build_paddles_model(family, tmp_path, monkeypatch):
     monkeypatch.setattr("models.build.check_image_size", lambda *_: None)  # a forward pass: in test_families.py
     facts = [fact for fact in FILES[family] if fact["status"] == "same"]

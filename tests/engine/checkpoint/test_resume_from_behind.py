@@ -46,7 +46,7 @@ def best_score(folder: Path) -> float:
 
 SHORTER, OTHER = ("TRAIN.MAX_STEPS=13",), ("TRAIN.NUM_EPOCHS=6", "TRAIN.BASE_LR=1e-6")
 RESUMES = {
-    "epoch-001.pth": OTHER, "epoch-004": SHORTER, "best.pth": OTHER, "last.pth": OTHER, "previous.pth": SHORTER,
+    "epoch-001.pth": OTHER, "epoch-004": SHORTER, "best.pth": OTHER, "previous.pth": SHORTER,
     "": OTHER, "auto": SHORTER,
 }  # fmt: skip
 

@@ -132,6 +132,7 @@ def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -
     assert (compiled - eager).norm() < 0.05 * (eager - initial).norm()
 
 
+@pytest.mark.slow
 def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     config = parse_command_line(["-opts", *TINY_VIT]).config

@@ -133,7 +133,10 @@ BUDGETS = {  # ops, GB
 }
 
 
-@pytest.mark.parametrize("variant", BUDGETS)
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[pytest.mark.slow] * (", " in name and "stream" not in name)) for name in BUDGETS],
+)
 def test_the_traffic_of_a_step_stays_within_its_budget(variant):
     options, max_ops, max_gigabytes = BUDGETS[variant]
     traffic = traffic_of_step(*VIT_B, *options)

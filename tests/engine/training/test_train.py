@@ -91,7 +91,7 @@ def test_a_run_ends_after_its_patience_and_continues_with_a_larger_one(argv, cpu
     assert not read_result(folder)["stopped_early"] and not read_run(folder)["stopped_early"]
 
 
-@pytest.mark.parametrize("stop", [7, 10])
+@pytest.mark.parametrize("stop", [7, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_resumed_run_counts_from_the_best_epoch(argv, cpu, stop):
     folder = train([*argv, f"TRAIN.MAX_STEPS={stop}"], cpu)
     assert not read_result(folder)["stopped_early"] and read_json(folder / STATUS)["state"] == "stopped"
