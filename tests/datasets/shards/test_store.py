@@ -72,6 +72,7 @@ def test_ranges_of_files(store):
             read(store, start, 5)
 
 
+@pytest.mark.slow
 def test_threads_share_a_store_and_another_process_opens_its_own(store):
     """Threads of obstore do not survive in another process."""
     with ThreadPoolExecutor(8) as threads:
