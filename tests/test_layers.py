@@ -141,3 +141,4 @@ def test_a_training_command_imports_no_other_command_no_page_and_no_optional_pac
     unused += r"|engine\.commands\.(evaluate|predict|profile|dry_run)$"
     assert {"engine.training.step", "engine.parallel.strategy"} < loaded
     assert not {module for module in loaded if re.match(unused, module)} | loaded & OPTIONAL_MODULES
+    assert not loaded_with("scripts.make_shards", "scripts.index_shards") & OPTIONAL_MODULES

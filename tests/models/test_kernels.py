@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from conftest import GREY, TINY_RESNET, states, train
+from conftest import GREY, TINY_RESNET, session_for, states, train
 from timm.layers import Attention
 from torch import nn
 
@@ -67,36 +67,30 @@ def test_splitting_before_the_transposition_has_the_bits_of_timm(options, call):
     assert all(map(torch.equal, *results))
 
 
-def test_fused_kernels_are_named():
-    model, images = timm.create_model("test_vit"), torch.zeros(2, 3, 160, 160)
+@pytest.mark.parametrize(
+    ("name", "options", "kernel"),
+    [
+        ("test_vit", {}, "flash_attention"),
+        ("vit_tiny_patch16_224", {"attn_drop_rate": 0.1}, "math"),  # on a CPU the flash kernel has no dropout
+        # The norms of queries and keys return float32, which autocast casts to the dtype of the values
+        ("vit_medium_patch16_rope_reg1_gap_256", {"qk_norm": True}, "flash_attention"),
+    ],
+)
+def test_fused_kernels_are_named(name, options, kernel):
+    model, images = timm.create_model(name, depth=1, img_size=64, **options), torch.zeros(2, 3, 64, 64)
     use_attention(model, FUSED)
-    assert fused_kernels(model, images) == ["flash_attention"] and model.training
-    torch.backends.cuda.enable_flash_sdp(False)
-    assert fused_kernels(model, images) == ["math"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused_kernels(model, images) == [kernel] and model.training
+        assert fused_kernels(model.eval(), images) == ["flash_attention"] and not model.training
+        torch.backends.cuda.enable_flash_sdp(False)
+        assert fused_kernels(model, images) == ["math"]
     use_attention(model, EXPLICIT)
     assert fused_kernels(model, images) == []
 
 
-def test_the_kernel_is_the_one_for_the_dtype_of_autocast():
-    """The norms of queries and keys return float32, which autocast casts to the dtype of the values."""
-    model = timm.create_model("vit_medium_patch16_rope_reg1_gap_256", depth=1, qk_norm=True, img_size=64)
-    use_attention(model, FUSED)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert fused_kernels(model, torch.zeros(2, 3, 64, 64)) == ["flash_attention"]
-
-
-def test_the_kernel_depends_on_the_dropout_of_training():
-    """On a CPU the flash kernel has no dropout."""
-    model = timm.create_model("vit_tiny_patch16_224", depth=1, img_size=32, attn_drop_rate=0.1)
-    use_attention(model, FUSED)
-    for is_training, kernel in ((False, "flash_attention"), (True, "math")):
-        assert fused_kernels(model.train(is_training), torch.zeros(2, 3, 32, 32)) == [kernel]
-        assert model.training == is_training
-
-
 def test_cudnn_needs_a_gpu(digits_argv, cpu):
     with pytest.raises(UserError, match=r"^MODEL\.ATTENTION cudnn: "):
-        train([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
+        session_for([*digits_argv, "MODEL.ATTENTION=cudnn"], cpu)
 
 
 def test_cudnn_allows_no_other_kernel():

@@ -1,9 +1,7 @@
 """timm's models by name: further arguments of the class, published weights, and weights of another image size."""
 
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from inspect import signature
-from threading import Thread
 
 import pytest
 import timm
@@ -70,23 +68,13 @@ DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions betwee
 
 
 @pytest.mark.parametrize("name", ["regnetx_002", "hrnet_w18_small"])
-def test_a_recipe_makes_no_request(name):
+def test_a_recipe_makes_no_request(name, monkeypatch):
     """The classes of these models take **kwargs, and timm's functions take the weights' address out of them."""
     requests = []
-
-    class Server(BaseHTTPRequestHandler):
-        def do_GET(self):
-            requests.append(self.path)
-            self.send_error(404)
-
-    with HTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        overlay = f"{{url: 'http://127.0.0.1:{server.server_port}/weights.pth', hf_hub_id: null, file: null}}"
-        with pytest.raises(UserError, match=r"^MODEL.KWARGS: pretrained\S* is no further argument of \w+[^\n]*$"):
-            model_of(name, pretrained=True, pretrained_cfg_overlay=overlay)
-        server.shutdown()
-        thread.join()
+    monkeypatch.setattr("socket.create_connection", lambda *address, **_: requests.append(address) or 1 / 0)
+    overlay = "{url: 'http://127.0.0.1:9/weights.pth', hf_hub_id: null, file: null}"
+    with pytest.raises(UserError, match=r"^MODEL.KWARGS: pretrained\S* is no further argument of \w+[^\n]*$"):
+        model_of(name, pretrained=True, pretrained_cfg_overlay=overlay)
     assert not requests
 
 

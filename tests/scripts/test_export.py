@@ -13,15 +13,11 @@ import pytest
 import timm
 import torch
 from conftest import CPU, ROOT, TINY_VIT, noise_folder, only_run, read_result, train
-from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import resolve_model_data_config
 
 from configs.command_line import parse_command_line
 from configs.schema import Amp, Data
-from datasets.decoding.decode import open_image
 from datasets.sources.samples import Samples
-from datasets.transforms.device import Normalize
-from datasets.transforms.host import build_eval_host_transform
 from engine.checkpoint.weights_record import describe_data, read_record
 from engine.commands.run import run
 from models.build import build_model
@@ -46,11 +42,6 @@ def digits_run(trained_digits) -> Path:
 @pytest.fixture(scope="module")
 def opened(digits_run) -> tuple[TrainedModel, Samples]:
     return open_trained(parse_command_line(["-eval", f"-pretrained={locate_weights(digits_run)}"]), CPU)
-
-
-@pytest.fixture(scope="module")
-def trained(opened) -> TrainedModel:
-    return opened[0]
 
 
 @pytest.fixture(scope="module")
@@ -221,15 +212,16 @@ def test_tensors_with_two_names_are_written_twice(tmp_path):
     assert write_export(*family_model("CoaT"), "safetensors", tmp_path / "coat.safetensors") < 1e-5
 
 
-def test_a_difference_leaves_the_old_file(trained, reference, tmp_path, monkeypatch):
+def test_a_difference_leaves_the_old_file(opened, reference, tmp_path, monkeypatch):
     file = tmp_path / "digits.safetensors"
     file.write_text("old")
     write, load = _PROGRAMS["safetensors"]
     shifted = (write, lambda *args: lambda images: load(*args)(images) + 2e-3)
     monkeypatch.setitem(_PROGRAMS, "safetensors", shifted)
-    source = build_model(trained.config.model, trained.config.data, torch.device("cpu"), EVALUATE)[0].eval()
+    config = opened[0].config
+    source = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)[0].eval()
     with pytest.raises(UserError, match=r"differ by 0.002, more than 0.001; nothing was written"):
-        write_export(source, trained, reference, "safetensors", file)
+        write_export(source, opened[0], reference, "safetensors", file)
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
 
 
@@ -261,19 +253,11 @@ def test_logits_that_prove_nothing(opened, reference):
         make_reference(model, samples, trained.config.data)
 
 
-@pytest.mark.parametrize(
-    "channels, resize, crop_pct, side",
-    [(3, "crop", 0.875, 32), (3, "crop", 1.0, 48), (1, "crop", 0.9, 32), (3, "squash", 0.875, 32), (3, "pad", 0.9, 48)],
-)
-def test_timms_transform_gives_our_pixels(channels, resize, crop_pct, side, tmp_path):
-    """With the options of -format hf; up to the rounding of the bicubic resize to whole values of 0..255."""
-    smooth = torch.rand((1, channels, 9, 12), generator=torch.Generator().manual_seed(0))
-    pixels = torch.nn.functional.interpolate(smooth, (75, 100), mode="bicubic")[0].clamp(0, 1).mul(255).byte()
-    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy().squeeze())
-    picture.save(tmp_path / "a.png")
-    normalization = {"IMAGENET_MEAN": (0.4,) * channels, "IMAGENET_STD": (0.2,) * channels}
-    data = Data(IMAGE_SIZE=side, IMAGE_CHANNELS=channels, RESIZE=resize, CROP_PCT=crop_pct, **normalization)
-    image = open_image((tmp_path / "a.png").read_bytes(), channels, lambda: "a.png")
-    ours = Normalize(data)(build_eval_host_transform(data)(image, 0, 0, 0)[0][None])[0]
-    theirs = create_transform(**data_config(describe_data(data, None)["preprocessing"]))(picture)
-    assert (ours - theirs).abs().max() * 0.2 * 255 < 1.01
+@pytest.mark.parametrize(("resize", "mode"), [("crop", "center"), ("squash", "squash"), ("pad", "border")])
+def test_timm_gets_our_preprocessing(resize, mode):
+    """tests/datasets/transforms compares the pixels of timm's modes."""
+    options = {"IMAGE_SIZE": 32, "IMAGE_CHANNELS": 1, "RESIZE": resize, "CROP_PCT": 0.9, "INTERPOLATION": "bilinear"}
+    data = Data.model_validate(options | {"IMAGENET_MEAN": [0.4], "IMAGENET_STD": [0.2]})
+    found = data_config(describe_data(data, None)["preprocessing"])
+    expected = {"crop_mode": mode, "crop_pct": 0.9, "interpolation": "bilinear", "input_size": (1, 32, 32)}
+    assert expected | {"mean": (0.4,), "std": (0.2,)} == {key: found[key] for key in (*expected, "mean", "std")}

@@ -4,7 +4,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from test_layers import loaded_with
 
 from configs.schema import Data
 from datasets.decoding.images import BadImage
@@ -39,8 +38,6 @@ def test_the_index_of_a_folder_needs_no_other_package(folder, tmp_path, monkeypa
     assert len(read_index((tmp_path / "copy").read_bytes(), "i")) == 32
     with pytest.raises(UserError, match="missing/i"):
         main(flags(folder, tmp_path, f"-output={tmp_path / 'missing' / 'i'}"))
-    loaded = loaded_with("scripts.make_shards", "scripts.index_shards")
-    assert "datasets.shards.data_set" in loaded and not loaded & {"obstore", "braceexpand"}
 
 
 def test_the_index_of_a_web_server_is_used_beside_its_shards(folder, tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from webdataset.tariterators import base_plus_ext
 from configs.command_line import parse_command_line
 from datasets.decoding.images import BadImage
 from datasets.registry import read_samples
-from datasets.shards.index import INDEX_NAME, INFO_FILE, read_index
+from datasets.shards.index import INDEX_NAME, INFO_FILE
 from scripts import make_shards
 from scripts.make_shards import unique_keys
 from utils.errors import UserError
@@ -140,19 +140,6 @@ def test_stored_pixels_are_pillows_resize_of_the_upright_image(folders, cpu, cha
             assert difference.max() <= (1 if short > 38 else 0), path
             sizes.add(image.size)
     assert {(35, 40), (38, 57), (38, 42)} < sizes
-
-
-def test_the_index_describes_the_shards_wherever_they_are_copied(folders):
-    output = write(folders)
-    index = read_index((output / INDEX_NAME).read_bytes(), "")
-    assert [shard.name for shard in index.shards] == [path.name for path in shards_of(output)]
-    assert len(index) == 30 and index.class_names is None
-    for position, shard in enumerate(index.shards):
-        content = (output / shard.name).read_bytes()
-        assert (shard.num_bytes, shard.version) == (len(content), None)
-        columns = (index.of_shard(position).arrays[name].tolist() for name in ("offsets", "lengths", "targets"))
-        images = [(content[start : start + length], label) for start, length, label in zip(*columns, strict=True)]
-        assert images == list(by_webdataset([output / shard.name]).values())
 
 
 def test_keys_are_what_webdataset_finds():

@@ -105,7 +105,7 @@ def test_it_does_not_change_loss_and_gradient_and_is_not_mixed(image_folder, tmp
         assert torch.allclose(value, whole[name], atol=1e-7) and torch.allclose(without[name], whole[name], atol=1e-6)
 
 
-def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
+def test_a_run_counts_and_lists_bad_images_and_resumes_bit_for_bit(image_folder, tmp_path, cpu, capsys):
     folder = train(argv_for(image_folder, tmp_path / "out"), cpu)
     assert [row["skipped_images"] for row in rows(folder / "metrics.csv")] == ["3", "3"]
     assert_lists_each_once(folder)
@@ -113,6 +113,15 @@ def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
     assert printed.count("3 of 40 training images could not be read and were skipped: see bad_images_*.csv") == 2
     # twice, and once more if the evaluation files of the best epoch were not written in time
     assert printed.count("1 of 7 images skipped: see bad_images_*.csv") in (2, 3)
+
+    argv = argv_for(image_folder, tmp_path / "stopped")
+    stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
+    resumed = train([f"-resume={stopped}", *argv], cpu)
+    one, other = (load_checkpoint(run / "last.pth") for run in (folder, resumed))
+    for part in ("model", "optimizer", "sums", "best"):
+        assert_same_state(one[part], other[part], part)
+    assert [row["skipped_images"] for row in rows(resumed / "metrics.csv")] == ["3", "3"]
+    assert_lists_each_once(resumed)
 
     argv = argv_for(image_folder, tmp_path / "out", f"MODEL.PRETRAINED={folder / 'best.pth'}", "EVAL=true")
     run(parse_command_line(argv), cpu)
@@ -125,18 +134,6 @@ def test_a_run_counts_and_lists_bad_images(image_folder, tmp_path, cpu, capsys):
     result = read_result(only_run(tmp_path / "without", "eval"))
     assert result["top1"] == read_result(evaluated)["top1"]
     assert result["loss"] == pytest.approx(read_result(evaluated)["loss"], abs=1e-6)
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(image_folder, tmp_path, cpu):
-    unbroken = train(argv_for(image_folder, tmp_path / "unbroken"), cpu)
-    argv = argv_for(image_folder, tmp_path / "stopped", "DATA.NUM_WORKERS=1")
-    stopped = train([*argv, "TRAIN.MAX_STEPS=3"], cpu)
-    resumed = train([f"-resume={stopped}", *argv], cpu)
-    one, other = (load_checkpoint(folder / "last.pth") for folder in (unbroken, resumed))
-    for part in ("model", "optimizer", "sums", "best"):
-        assert_same_state(one[part], other[part], part)
-    assert [row["skipped_images"] for row in rows(resumed / "metrics.csv")] == ["3", "3"]
-    assert_lists_each_once(resumed)
 
 
 @pytest.mark.parametrize(

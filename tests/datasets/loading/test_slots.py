@@ -35,7 +35,7 @@ def loader_of(workers: int, num_samples: int = 106) -> Loader:
     return Loader(reader, EvalSampler(num_samples, 4), CPU, None)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_batches_can_be_held_and_all_others_poisoned(workers):
     """Over several iterations of the same workers; a batch is also poisoned while it is in use, as by a transform."""
     expected, loader = list(loader_of(0)), loader_of(workers)
@@ -73,6 +73,7 @@ class WorkerIds(Images):
         return image
 
 
+@pytest.mark.slow
 def test_torch_asks_for_no_more_batches_than_the_slots_assume():
     """Batch n is of worker n mod W, and no batch after n + W * P is asked for when the rank receives batch n."""
     asked, workers = [], 3
@@ -114,6 +115,7 @@ def test_full_shared_memory_is_found_for_training_and_evaluation_before_a_worker
     assert training._batches._iterator is None
 
 
+@pytest.mark.slow
 def test_a_loader_uses_the_memory_of_one_that_is_idle():
     validation = loader_of(2)
     first = [batch.images.clone() for batch in validation]

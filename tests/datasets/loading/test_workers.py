@@ -148,7 +148,7 @@ def test_workers_that_stop_in_the_middle_of_a_message_are_killed(monkeypatch):
 
     monkeypatch.setattr("datasets.loading.workers.START_SECONDS", 0.0)
     monkeypatch.setattr("datasets.loading.workers.TICK_SECONDS", 0.1)
-    loader = loader_of(Images(), timeout_seconds=1)
+    loader = loader_of(Images(), timeout_seconds=1, workers=1)
     batches = iter(loader)
     loader._batches._iterator._data_queue.get = wait_for_the_writers
     with pytest.raises(UserError, match=r"no loading worker has answered for 1 s"):
@@ -183,7 +183,7 @@ def test_a_worker_between_two_evaluations(how):
 
 def test_a_bug_in_a_worker_keeps_its_traceback():
     with pytest.raises(RuntimeError, match=r"(?s)Original Traceback.*test_workers.py.*a bug"):
-        list(loader_of(Images("a bug")))
+        list(loader_of(Images("a bug"), workers=1))
 
 
 @pytest.mark.parametrize(("cores", "on_cpu", "on_gpu"), [(0, 1, 1), (2, 2, 1), (4, 4, 2), (16, 16, 14), (64, 16, 16)])
