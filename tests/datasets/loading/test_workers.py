@@ -324,9 +324,9 @@ REFUSED = {  # what a program is replaced by, None for few open files -> the lin
 @pytest.mark.parametrize("line", REFUSED)
 def test_workers_that_cannot_start(line, request, monkeypatch):
     """One line, before a worker runs; the signals of the rank stay as they are."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     loader, before = loader_of(Images()), multiprocessing.active_children()
     monkeypatch.setattr("datasets.loading.workers._SHARED_MEMORY", os.devnull)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if REFUSED[line]:
         monkeypatch.setattr(*REFUSED[line])
     else:
