@@ -45,9 +45,8 @@ def changed_options(then: str, now: str) -> dict[str, tuple[Any, Any]]:
 
 def changes_training(key: str) -> bool:
     """Returns whether the option changes how the weights are trained; the length of the training does not count."""
-    return key in ("AMP.ENABLED", "AMP.LEVEL", "AMP.DTYPE") or (
-        key.startswith(("TRAIN.", "LOSS.")) and key not in _OF_LENGTH
-    )
+    is_of_training = key.startswith(("TRAIN.", "LOSS.")) and key not in _OF_LENGTH
+    return is_of_training or key in ("AMP.ENABLED", "AMP.LEVEL", "AMP.DTYPE")
 
 
 def experiment_mismatch(options_file: Path, config: Config) -> str | None:
@@ -80,9 +79,8 @@ def _is_of_experiment(key: str, then: Any, config: Config) -> bool:
         return False
     if key == "NAME":
         return None not in (config.name, then)
-    return changes_training(key) or (
-        key == "TRAIN.NUM_EPOCHS" and isinstance(then, int) and then > config.train.num_epochs
-    )
+    is_shorter = isinstance(then, int) and then > config.train.num_epochs
+    return changes_training(key) or (key == "TRAIN.NUM_EPOCHS" and is_shorter)
 
 
 def check_same_architecture(before: dict[str, Any], config: Config) -> None:

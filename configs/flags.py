@@ -73,9 +73,7 @@ FLAGS = {
         Flag("dataset", ("DATA.DATASET",), str, "imagenet2012, folder, csv, tar, digits, ...: docs/data.md"),
         Flag("data_path", ("DATA.DATA_PATH",), str, "folder of the data set, or URL of tar shards"),
         Flag("batch_size", ("DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"), _batch_size, "images per device, or auto"),
-        Flag(
-            "memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the free memory of the GPU)"
-        ),
+        Flag("memory_gb", ("DATA.MEMORY_GB",), float, "limit of -batch_size=auto (default: the free GPU memory)"),
         Flag("batch_size_eval", ("DATA.BATCH_SIZE_EVAL",), int, "the same for evaluation (default: -batch_size)"),
         Flag("image_size", ("DATA.IMAGE_SIZE",), parse_value, "pixels of the input: a number, or HEIGHT,WIDTH"),
         Flag("num_workers", ("DATA.NUM_WORKERS",), int, "worker processes per rank"),
@@ -327,7 +325,7 @@ def read_prediction(arguments: argparse.Namespace) -> Prediction | None:
             raise UserError(f"-{name} is a flag of -{' and -'.join(commands)}; add the command, or remove it{training}")
     if value is None:
         return None
-    for name in (name for name in {"predict", "eval", "profile"} - {command} if getattr(arguments, name)):
+    for name in (name for name in ("predict", "eval", "profile") if name != command and getattr(arguments, name)):
         raise UserError(f"-{command} and -{name} are two commands; remove one of them")
     path = None if value is True else value
     if path == "":

@@ -114,9 +114,7 @@ def all_keys() -> list[Key]:
 def _keys(section: type[Section], prefix: str = "") -> list[Key]:
     """The keys that have values, without MODEL.TYPE."""
     others = ("MODEL", "MODEL.TYPE")
-    return [
-        _key(name, field) for name, field in fields(section, prefix) if not is_section(field) and name not in others
-    ]
+    return [_key(name, field) for name, field in fields(section, prefix) if not (is_section(field) or name in others)]
 
 
 def _key(name: str, field: FieldInfo) -> Key:

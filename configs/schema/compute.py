@@ -41,19 +41,13 @@ class Amp(Section):
         "ENABLED, LEVEL and loss scaling of another system, or the op lists of bf16_stream (docs/amp.md); keys beside "
         "it win",
     )
-    dtype: Literal["float16", "bfloat16"] | None = option(
-        None, "half-precision dtype; null: float16 on a GPU, else bfloat16"
-    )
-    level: Literal["O1", "O2", "O3"] = option(
-        "O1", "O1: autocast; O2: half weights, fp32 master weights; O3: half weights"
-    )
+    dtype: Literal["float16", "bfloat16"] | None = option(None, "half precision; null: float16 on a GPU, else bfloat16")
+    level: Literal["O1", "O2", "O3"] = option("O1", "O1: autocast; O2: half and master weights; O3: half weights")
     tf32: bool | None = option(None, "TensorFloat-32 for fp32 operations on a GPU; null: as ENABLED")
     init_loss_scaling: float = option(65536.0, "float16: initial loss scale", ge=1e-6, le=1e38)
     use_dynamic_loss_scaling: bool = option(True, "float16: change the loss scale after overflows")
     incr_ratio: float = option(2.0, "growth factor of the loss scale", gt=1)
-    incr_every_n_steps: int = option(
-        2000, "consecutive steps without overflow before the loss scale grows", ge=1, lt=2**31
-    )
+    incr_every_n_steps: int = option(2000, "consecutive steps without overflow until the scale grows", ge=1, lt=2**31)
     decr_ratio: float = option(0.5, "backoff factor of the loss scale", gt=0, lt=1)
     decr_every_n_nan_or_inf: int = option(1, "consecutive overflows before the loss scale shrinks", ge=1)
     min_loss_scaling: float = option(1.0, "minimum loss scale", ge=1e-6, le=1e38)

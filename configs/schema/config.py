@@ -28,7 +28,7 @@ class Evaluation(Section):
     )
     save_logits: bool = option(False, "write the logits of each image, float16, to evaluation/logits.npz")
     suspects: bool = option(
-        False, "MODEL.TUNE probe: list the training images whose label may be wrong, in suspects/suspects.csv"
+        False, "MODEL.TUNE probe: list training images with doubtful labels in suspects/suspects.csv"
     )
     best_metric: MetricName | None = option(
         None,

@@ -51,9 +51,7 @@ class Data(Section):
         "images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / devices "
         "that fits into the memory, found before the run; a resumed run keeps it",
     )
-    memory_gb: float | None = option(
-        None, "BATCH_SIZE auto: limit of the peak memory, GB; null: the free GPU memory", gt=0
-    )
+    memory_gb: float | None = option(None, "BATCH_SIZE auto: limit of the peak memory, GB; null: free GPU memory", gt=0)
     global_batch_size: int | None = option(
         None,
         "images per optimizer step over all devices; sets the accumulation steps, and drops the incomplete step at "
@@ -85,9 +83,7 @@ class Data(Section):
         "number the classes by name in the order natural (timm: 1, 2, 10, without case) or bytes (torchvision: 1, 10, "
         "2), or as a file names them, one per line or a JSON list; null: bytes. A checkpoint with names decides itself",
     )
-    multi_label: bool = option(
-        False, "data sets csv, tar: an image has no, one or several labels; LOSS.NAME is then bce"
-    )
+    multi_label: bool = option(False, "data set csv, tar: images have no, one or several labels; LOSS.NAME is then bce")
     on_bad_image: Literal["error", "skip"] = option("error", "unreadable images: abort the run, or skip and list them")
     max_pixels: int = option(
         MAX_PIXELS, "larger images are unreadable: decoding takes up to 20 bytes per pixel", ge=1, le=10**10
@@ -100,25 +96,15 @@ class Data(Section):
         "crop: random crops in training, CROP_PCT in evaluation; squash, pad: the whole image in both, in other "
         "proportions or with a border in the mean color; CROP_PCT counts for published weights only",
     )
-    crop_pct: float = option(
-        0.875, "evaluation: centre crop / shorter side; above 1: a black border", gt=0, le=MAX_CROP_PCT
-    )
+    crop_pct: float = option(0.875, "evaluation: centre crop / shorter side; > 1: black border", gt=0, le=MAX_CROP_PCT)
     interpolation: Literal["bicubic", "bilinear"] = option("bicubic", "filter that resizes all crops, antialiased")
-    shuffle_shards: int = option(
-        16, "data set tar: samples are shuffled within windows of so many shards", ge=1, le=10**6
-    )
+    shuffle_shards: int = option(16, "data set tar: samples are shuffled in windows of so many shards", ge=1, le=10**6)
     cache_dir: Path | None = option(None, "data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
-    cache_gb: float = option(
-        0.0, "data set tar: size of the cache of remote shards, GB; 0: none is cached", ge=0, le=10**6
-    )
-    num_workers: int | None = option(
-        None, "per rank; null: one per core, two fewer with a GPU, 0 for data in memory", ge=0
-    )
+    cache_gb: float = option(0.0, "data set tar: size of the cache of remote shards, GB; 0: no cache", ge=0, le=10**6)
+    num_workers: int | None = option(None, "per rank; null: one per core, 2 fewer with a GPU; data in memory: 0", ge=0)
     imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
     imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
-    val_fraction: float | None = option(
-        None, "validation fraction of data without that split; null: its default", gt=0, lt=1
-    )
+    val_fraction: float | None = option(None, "validation share of data without that split; null: default", gt=0, lt=1)
     folds: int | None = option(None, "cross-validation: folds of data without a validation split", ge=2, le=100)
     fold: int | None = option(None, "the fold that is held out, from 0; needs FOLDS", ge=0)
     groups: str | None = option(
@@ -135,9 +121,7 @@ class Data(Section):
     repeated_augmentation: int = option(
         1, "training: crops of an image per epoch, in place of other images (DeiT: 3)", ge=1, le=100
     )
-    balanced_sampling: bool = option(
-        False, "training: equally many images of each class in an epoch of as many batches"
-    )
+    balanced_sampling: bool = option(False, "training: equally many images per class in an epoch of as many batches")
     affine_prob: Probability = option(1.0, "training: probability of the random affine map")
     affine_degrees: float = option(0.0, "training: maximum random rotation, degrees", ge=0, le=180)
     affine_translate: float = option(0.0, "training: maximum random shift / image size", ge=0, le=1)

@@ -104,9 +104,7 @@ class Lora(Section):
     targets: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(as_names)] | None = option(
         None, "linear layers with adapters: paths or their ends, as [qkv, mlp.fc1]; null: all inside blocks"
     )
-    dropout: float = option(
-        0.0, "dropout rate of the inputs of A; one mask for all tokens of a forward pass", ge=0, lt=1
-    )
+    dropout: float = option(0.0, "dropout rate of A's inputs; one mask for all tokens of a forward pass", ge=0, lt=1)
 
 
 class Model(Section):
@@ -114,9 +112,7 @@ class Model(Section):
     type: str = "vit"
     name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")
-    pretrained: OptionalPath = option(
-        None, "initial weights: a file, an hf folder, hf-hub:ORG/NAME; TYPE timm: also 'timm'"
-    )
+    pretrained: OptionalPath = option(None, "initial weights: a file, hf folder, hf-hub:ORG/NAME; TYPE timm: also timm")
     weights_entry: Name | None = option(
         None,
         "weights to read of a file with several: raw, average, or the name of an entry or a prefix; "
@@ -173,9 +169,8 @@ class Model(Section):
     @property
     def image_size_multiple(self) -> int:
         """The height and width of the images must be a multiple of this number of pixels."""
-        multiple: int = (
-            attrgetter(self.size_multiple)(self) if isinstance(self.size_multiple, str) else self.size_multiple
-        )
+        key = self.size_multiple
+        multiple: int = attrgetter(key)(self) if isinstance(key, str) else key
         return multiple
 
     @model_validator(mode="before")

@@ -65,9 +65,7 @@ class Augmentation(Section):
     )
     mixup_off_epoch: int = option(0, "no mixup and CutMix from this epoch, counted from 0; 0: never", ge=0)
     cutmix_alpha: float = option(0.0, "CutMix: Beta parameter; 0: off", ge=0)
-    cutmix_minmax: Pair | None = option(
-        None, "CutMix: range of the box sides / image size, instead of CUTMIX_ALPHA; null: off"
-    )
+    cutmix_minmax: Pair | None = option(None, "CutMix: range of side / image size, instead of CUTMIX_ALPHA; null: off")
     random_erase_prob: Probability = option(0.0, "probability of random erasing per training image")
     random_erase_mode: Literal["const", "rand", "pixel"] = option(
         "pixel", "erased pixels become the mean color, one random color per rectangle, or noise"

@@ -103,7 +103,7 @@ CONVMIXER = Family(
     title="ConvMixer",
     keys=ConvMixer,
     arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
-    defaults=family_defaults(train={"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}),
+    defaults=family_defaults(train=_MLP_TRAINING),
     renames=_convmixer_renames,
 )
 

@@ -34,9 +34,7 @@ class HaloNet(Model):
     depth: Counts = per_stage((3, 4, 6, 3), "blocks of each stage: the lengths of STAGE1_BLOCK ... STAGE4_BLOCK")
     block_size: int = option(8, "height and width of a block of queries, pixels of the feature map", ge=1)
     halo_size: int = option(3, "pixels around a block whose keys and values it uses", ge=1)
-    hidden_channel: int | None = option(
-        1024, "channels before a stage that begins with attention; null: no stage does", ge=1
-    )
+    hidden_channel: int | None = option(1024, "channels before a stage that begins with attention; null: none", ge=1)
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:

@@ -35,9 +35,7 @@ class ViT(PlainTransformer):
     global_pool: Literal["token", "avg"] = option(
         "token", "input of the head: the class token, or the mean of the patches (without a class token)"
     )
-    pos_embed: Literal["learned", "sincos2d"] = option(
-        "learned", "position embedding: learned, or fixed sines and cosines"
-    )
+    pos_embed: Literal["learned", "sincos2d"] = option("learned", "position embedding: learned, or sines and cosines")
     stem: str | None = option(None, "timm network, such as resnet10t: features of stride PATCH_SIZE are the patches")
     init_values: float | None = option(None, "initial value of the layer scale; null: no layer scale", gt=0)
 
@@ -58,9 +56,7 @@ OWN_KEYS = {
 
 class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     type: Literal["timm"] = option("timm", "the timm model NAME")
-    kwargs: dict[str, Any] | None = option(
-        None, "other arguments of the model's class, such as {reg_tokens: 4, qk_norm: true}"
-    )
+    kwargs: dict[str, Any] | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
 
 
 # A regular expression and its replacement, for the names of tensors.
