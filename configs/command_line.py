@@ -62,6 +62,7 @@ class Command:
     split: Split | None
     others: tuple["Command", ...] = ()
     reason: str = ""
+    debug: bool = False
 
     @property
     def name(self) -> str:
@@ -148,6 +149,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
             notes=(*replaced, *plugin_notes, *notes),
             prediction=prediction,
             split=arguments.split,
+            debug=arguments.debug,
         )
         commands.append(replace(command, notes=(*command.notes, *_warn_of_unused(layers, command))))
     return replace(commands[0], others=tuple(commands[1:]))

@@ -204,7 +204,7 @@ def entry_parser(prog: str) -> Parser:
     add_flag(group, "device", choices=("cuda", "cpu"), help="default: the visible GPUs, or the CPU without one")
     add_flag(group, "dry_run", action="store_true", help="check the options, data and weights, print sizes, and exit")
     add_flag(group, "profile", action="store_true", help="train a few steps and report how long each part takes")
-    add_flag(group, "debug", action="store_true", help="show the traceback of an error")
+    add_flag(group, "debug", action="store_true", help="show the traceback of an error, and all notes of a dry run")
     add_flag(group, "local_rank", type=int, help=argparse.SUPPRESS)  # from python -m torch.distributed.launch
     return parser
 

@@ -39,8 +39,8 @@ class _LineFormatter(logging.Formatter):
 class _Console(logging.Handler):
     """Writes lines above the progress bar; notes and warnings wait for `begin`, and are one line each after it."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
+    def __init__(self, shows_all: bool) -> None:
+        super().__init__(logging.DEBUG if shows_all else logging.INFO)
         self.setFormatter(_LineFormatter())
         self._waiting: list[tuple[int, str]] | None = []  # levels and lines
         self.has_file = False  # with all lines in full
@@ -48,9 +48,9 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         line = self.format(record).removeprefix(_MARK)
         if record.levelno == logging.INFO:
-            self._write(line)
+            self.show(line, is_cut=False)
         elif self._waiting is None:
-            self._write(_fitted(line))
+            self.show(line)
         else:
             self._waiting.append((record.levelno, line))
 
@@ -61,13 +61,10 @@ class _Console(logging.Handler):
         if self.has_file and (hidden := len(notes) - _MAX_NOTES) > 0:
             notes[_MAX_NOTES - 1 :] = [_fitted(notes[_MAX_NOTES - 1], f" (and {hidden} more in {LOG})")]
         for line in (*lines, *notes):
-            self._write(_fitted(line) if self.has_file else line)
+            self.show(line, is_cut=self.has_file)
 
-    def announce(self, line: str) -> None:
-        self._write(_fitted(line))
-
-    def _write(self, line: str) -> None:
-        tqdm.write(escape_control_characters(line), file=sys.stdout)
+    def show(self, line: str, is_cut: bool = True) -> None:
+        tqdm.write(escape_control_characters(_fitted(line) if is_cut else line), file=sys.stdout)
         sys.stdout.flush()
 
 
@@ -109,14 +106,14 @@ class RunLogger:
 
     `info`, `log`, `fact`, `warn` and `note` are for the run, on the main process only: all to log.txt; `info` and some
     notes, see `begin`, to the screen. `rank` logs to log_{rank}.txt of one of several processes. Lines from before the
-    folder is known are kept until it is opened.
+    folder is known are kept until it is opened. shows_all: prints all notes.
     """
 
-    def __init__(self, folder: Path | None, context: ProcessContext) -> None:
+    def __init__(self, folder: Path | None, context: ProcessContext, shows_all: bool = False) -> None:
         self.record, self.started = RunRecord(context.is_main), time.perf_counter()
         self._run, self._rank = _new_logger(RUN_LOG), _new_logger(RANK_LOG)
         self._files = [(self._rank, f"log_{context.rank}.txt" if context.world_size > 1 else LOG)]
-        self._console = _Console() if context.is_main else None
+        self._console = _Console(shows_all) if context.is_main else None
         if self._console:
             self._run.addHandler(self._console)
             self._run.addHandler(_Warnings(self.record))
@@ -145,7 +142,7 @@ class RunLogger:
         """Logs a line, and prints it at once, cut to the width of the screen."""
         self.log(f"{_MARK}{message}")
         if self._console:
-            self._console.announce(message)
+            self._console.show(message)
 
     def begin(self, *lines: str) -> None:
         """Prints the first lines on the screen: of the run, then a few of its warnings and notes for the screen.

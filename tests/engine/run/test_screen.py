@@ -10,7 +10,7 @@ from PIL import Image
 
 import main_single_gpu
 from engine.run.log import RunLogger
-from utils.errors import escape_control_characters
+from utils.errors import UserError, escape_control_characters
 from utils.notes import Note
 
 
@@ -67,6 +67,24 @@ def test_a_few_warnings_are_shown_and_the_others_counted(number, tmp_path, cpu, 
     hidden = sum(map(int, re.findall(r"\(and (\d+) more in log.txt\)", notes[-1])))
     assert hidden == number + 1 - 3
     assert [note[:10] for note in notes] == ["Warning: 0", "Warning: 1", "Warning: 2" if number > 2 else "a note"]
+
+
+def test_notes_of_a_run_that_ends_before_its_first_lines_are_printed(tmp_path, capsys):
+    argv = [*digits_flags(tmp_path / "out"), "AMP.LEVEL=O2", "MODEL.PRETRAINED=none.pth"]
+    with pytest.raises(UserError, match=r"none\.pth"):
+        main_single_gpu.main(argv)
+    assert any(line.startswith("Warning: ") and "AMP.LEVEL" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_dry_run_prints_all_warnings_and_with_debug_all_notes(tmp_path, capsys):
+    argv = [*digits_flags(tmp_path / "out"), "AMP.LEVEL=O2", "TRAIN.WARMUP_EPOCHS=1.5", "TRAIN.END_LR=1"]
+    shown = []
+    for flags in ([], ["-debug"]):
+        assert main_single_gpu.main([*flags, "-dry_run", *argv]) == 0
+        shown.append(capsys.readouterr().out.splitlines())
+    few, more = ({line for line in lines if not line.startswith("Pixel")} for lines in shown)
+    assert few < more and sum(line.startswith("Warning: ") for line in few) >= 3
+    assert any(line.startswith("Preprocessing: ") for line in more - few)
 
 
 def test_without_a_log_file_all_warnings_are_printed_in_full(cpu, capsys):
