@@ -11,7 +11,6 @@ from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import present_keys
 from configs.yaml_io import format_value, parse_value, read_yaml, shorten
 from utils.errors import UserError
-from utils.tables import wrap_parts
 
 _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 _OF_EXPERIMENT = (
@@ -129,14 +128,3 @@ def differing_from_defaults(options: dict[str, Any]) -> dict[str, tuple[Any, Any
 def non_default_options(config: Config) -> dict[str, str]:
     """The options that differ from their defaults by dotted key, as short texts."""
     return {key: format_value(value) for key, (value, _) in differing_from_defaults(_values(config)).items()}
-
-
-def non_default_lines(config: Config) -> str:
-    """'KEY=value, ...' for each option that differs from its default, in indented lines of at most 120 columns.
-
-    Without the options of the training, if the run only evaluates.
-    """
-    unused: tuple[str, ...] = ("TRAIN.", "LOSS.") if config.eval.enabled else ()
-    options = non_default_options(config).items()
-    parts = [part for key, value in options if not (part := f"{key}={value}").startswith(unused)]
-    return "\n".join(wrap_parts(parts or ["none"], indent="      ", first_indent="      "))

@@ -77,17 +77,14 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 MAX_COLUMNS = 120
 
 
-def wrap_parts(parts: Iterable[str], indent: str = "  ", first_indent: str = "") -> list[str]:
-    """Joins the parts with ', ' to lines of at most 120 columns. A part is never split; a longer one has its own line.
-
-    indent: of every line but the first.
-    """
+def wrap_parts(parts: Iterable[str]) -> list[str]:
+    """Joins the parts with ', ' to lines of at most 120 columns; a longer part has its own line."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + len(f", {part}") <= MAX_COLUMNS:
             lines[-1] += f", {part}"
         else:
-            lines.append(f"{indent if lines else first_indent}{part}")
+            lines.append(f"{'  ' if lines else ''}{part}")
     return lines
 
 

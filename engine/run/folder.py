@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from configs.command_line import Command, recipe_options, to_yaml
-from configs.compare import changed_options, non_default_lines
+from configs.compare import changed_options, non_default_options
 from configs.load import RUN_OPTIONS, flatten
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from configs.yaml_io import parse_value
@@ -63,8 +63,8 @@ def recipe_line(command: Command) -> str:
 
 def log_options(command: Command, logger: RunLogger) -> None:
     """The options that differ from the defaults, and how the model family differs."""
-    lines = non_default_lines(command.config)
-    logger.log(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}):\n{lines}")
+    options = ", ".join(f"{key}={value}" for key, value in non_default_options(command.config).items())
+    logger.log(f"----- Options that differ from the defaults (all: {RUN_OPTIONS}): {options or 'none'}")
     for note in command.notes:
         logger.note(note)
 
