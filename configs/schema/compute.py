@@ -37,9 +37,7 @@ class Amp(Section):
 
     enabled: bool = option(False, "mixed precision in training and evaluation")
     preset: Preset | None = option(
-        None,
-        "ENABLED, LEVEL and loss scaling of another system, or the op lists of bf16_stream (docs/amp.md); keys beside "
-        "it win",
+        None, "ENABLED, LEVEL, loss scaling of another system, or op lists of bf16_stream (docs/amp.md); other keys win"
     )
     dtype: Literal["float16", "bfloat16"] | None = option(None, "half precision; null: float16 on a GPU, else bfloat16")
     level: Literal["O1", "O2", "O3"] = option("O1", "O1: autocast; O2: half and master weights; O3: half weights")

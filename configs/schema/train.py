@@ -47,7 +47,7 @@ def check_policy(text: str) -> str:
 class Augmentation(Section):
     color_jitter: float = option(
         0.0,
-        "maximum change of brightness, contrast and saturation; applied if no policy is on, or with a 3a policy",
+        "maximum change of brightness, contrast and saturation; applied without a policy, or with a 3a policy",
         ge=0,
     )
     auto_augment: bool = option(False, "AutoAugment's ImageNet policy, as PaddleViT has it")
@@ -251,10 +251,7 @@ class Loss(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
         None, "asl: {gamma_neg: 4, gamma_pos: 1, clip: 0.05}; or the options of a plugin's loss"
     )
     target_threshold: float | None = option(
-        None,
-        "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets",
-        ge=0,
-        lt=1,
+        None, "bce: targets above it, smoothed and mixed, become 1, others 0; null: soft targets", ge=0, lt=1
     )
     class_weights: Literal["balanced"] | Floats | None = option(
         None,
