@@ -28,7 +28,7 @@ from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import names_of_labels
 from datasets.sources.samples import EncodedImages, Samples
-from utils.distributed import ProcessContext, broadcast_object, call_on_main, gather_objects
+from utils.distributed import ProcessContext, call_on_main, gather_objects
 from utils.errors import Finding, UserError, combine_findings
 from utils.files import open_descriptor, open_regular_file
 from utils.notes import Note
@@ -165,21 +165,21 @@ def _notes_on_grey_levels(samples: Samples) -> list[Note]:
 def check_same_data(splits: Sequence[Samples], context: ProcessContext) -> None:
     """Checks that all ranks have the same samples in the same order. A collective call.
 
-    Raises UserError: on all ranks; it names the first rank that differs from rank 0, its host and the first difference.
+    Raises UserError: on all ranks; it names the first rank that differs from rank 0, its host, and the numbers of both.
     """
     if context.world_size == 1:
         return
-    digests = gather_objects([sha256(_fingerprints(samples).data).hexdigest() for samples in splits], context)
-    for rank, (split, samples) in product(range(context.world_size), enumerate(splits)):
-        if digests[rank][split] != digests[0][split]:
-            own = _fingerprints(samples)
-            other = broadcast_object(own, context)
-            length = min(len(own), len(other))
-            first = int(np.append(own[:length] != other[:length], True).argmax())
-            first = gather_objects(first, context)[rank]
-            texts = gather_objects(_describe(samples, first), context)
-            problem = f"{context.name(rank)} has other data than {context.name(0)}: {texts[rank]}, not {texts[0]}"
-            raise UserError(f"{problem}; copy the data of one host to the others, or use a folder that all hosts share")
+    own = [
+        f"{len(samples)} images in {len(samples.class_names)} classes, digest "
+        f"{sha256(_fingerprints(samples).data).hexdigest()[:16]}"
+        for samples in splits
+    ]
+    texts = gather_objects(own, context)
+    for rank, split in product(range(context.world_size), range(len(splits))):
+        if texts[rank][split] != texts[0][split]:
+            both = f"{texts[rank][split]}, not {texts[0][split]}"
+            fix = "copy the data of one host to the others, or use a folder that all hosts share"
+            raise UserError(f"{context.name(rank)} has other data than {context.name(0)}: {both}; {fix}")
 
 
 def digest_of(samples: Samples) -> str:
@@ -188,8 +188,10 @@ def digest_of(samples: Samples) -> str:
 
 
 def _fingerprints(samples: Samples) -> np.ndarray:
-    """A checksum of the classes of each sample and the checksum of its content: uint64 (N,)."""
-    targets, classes = samples.targets, _classes(samples)
+    """A checksum of the classes of each sample, 'none' of the label -1, and that of its content: uint64 (N,)."""
+    targets = samples.targets
+    number = targets.shape[1] if targets.ndim == 2 else targets.max(initial=-1) + 1
+    classes = [*(f"{label} {name}" for label, name in enumerate(names_of_labels(samples, number))), "none"]
     numbers = np.array([zlib.crc32(name.encode(errors="surrogateescape")) for name in classes], np.uint64)
     if targets.ndim == 1:
         of_samples = numbers[targets]
@@ -198,21 +200,6 @@ def _fingerprints(samples: Samples) -> np.ndarray:
         of_samples = np.zeros(len(targets), np.uint64)
         np.add.at(of_samples, rows, numbers[labels])
     return of_samples << np.uint64(32) | samples.checksums()
-
-
-def _classes(samples: Samples) -> list[str]:
-    """The label and the name of each class; the last one is of samples without a label, -1."""
-    number = samples.targets.shape[1] if samples.targets.ndim == 2 else samples.targets.max(initial=-1) + 1
-    return [*(f"{label} {name}" for label, name in enumerate(names_of_labels(samples, number))), "none"]
-
-
-def _describe(samples: Samples, index: int) -> str:
-    if index >= len(samples):
-        return f"{len(samples)} images"
-    target, classes = samples.targets[index], _classes(samples)
-    named = ", ".join(classes[label] for label in (np.flatnonzero(target) if target.ndim else [target]))
-    content = f"class {named}; checksum {samples.checksums()[index]:08x}"
-    return f"image {index} of {len(samples)} is {samples.name(index)} ({content})"
 
 
 def check_images(splits: Sequence[Samples], data: Data, context: ProcessContext, decode_seconds: float = 0.0) -> None:

@@ -271,7 +271,7 @@ class Question(NamedTuple):
     """A problem, the fix, class folders that may contain the classes, and what DATA.CLASS_FOLDERS confirms, if any."""
 
     problem: str
-    fix: str = "give the folder of the classes"
+    fix: str = ""
     folders: Iterable[str] = ()
     is_class: str = ""
 
@@ -317,7 +317,8 @@ def _parts(tree: Tree) -> Question | None:
     if len(tree.paths) < 2 or len(stems) > 1 or not _PART.search(stems.pop()):
         return None
     problem = f"{tree.shown(tree.paths)} differ in a number only, as parts of a data set do"
-    return Question(problem, "move their classes into one folder", is_class="they are the classes")
+    fix = other_form(tree.root) or "move their classes into one folder"
+    return Question(problem, fix, is_class="they are the classes")
 
 
 def _all_images(tree: Tree) -> Question | None:
@@ -356,8 +357,9 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
         return None
     found = _usable(tree.root / name / tree.tops[name] for name in question.folders if name in tree.several)
     fix = " or ".join(f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN])
+    fix = fix or question.fix or other_form(tree.root) or "give the folder of the classes"
     confirm = f"; if {question.is_class}: {_ALL_CLASSES}" if question.is_class else ""
-    return f"{tree.root}: {question.problem}: {fix or other_form(tree.root) or question.fix}{confirm}", found
+    return f"{tree.root}: {question.problem}: {fix}{confirm}", found
 
 
 def _usable(folders: Iterable[Path]) -> list[Path]:

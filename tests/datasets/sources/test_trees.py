@@ -134,7 +134,7 @@ REFUSED = {
     "flat splits": (["{train,val}"], [], "train: contains no folders"),
     "one folder": (["Dataset/{a,b}", "__MACOSX/"], ["Dataset"], "only one folder"),
     "wrong folder": (["{train,val}/Dataset/{a,b}"], ["train/Dataset"], "only one folder"),
-    "COVID-19 Radiography": (["{COVID,Normal}/{images,masks}"], [], "move the folders 'masks' out of"),
+    "COVID-19 Radiography": (["{COVID,Normal}/{images,masks}", "list.xlsx!"], [], "move the folders 'masks' out of"),
     "CIFAR-10": (["data_batch_1!", "test_batch!"], [], "use -dataset=cifar10"),
     "masks": (["images", "masks"], [], "is 'images' a class, beside 'masks'"),
     "ChestX-ray14": (["images_{001,002,012}/images"], [], BOTH),
