@@ -264,9 +264,7 @@ def _to_listing(
     if rows.outside:  # often of another machine
         (line, path), others = rows.outside[0], len(rows.outside) - 1
         problem = f"path {shorten(path)} is not inside {rows.root}{f', nor {others} others' if others else ''}"
-        rows.add_finding(
-            line, f"{problem}; write paths relative to it, or set DATA.IMAGE_ROOT to the folder of all images"
-        )
+        rows.add_finding(line, f"{problem}; write paths relative to it, or set DATA.IMAGE_ROOT to the folder of all")
     if not rows.target_ids and not rows.findings:
         rows.findings.append(f"{rows.file}: lists no images; add one line per image")
     used = {name for names in names_of.values() for name in names}.union(known)

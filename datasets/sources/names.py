@@ -198,18 +198,17 @@ def number_by(
     twice = [name for label in used if numbers[name := samples.class_names[label]] > 1]
     missing = sorted(set(known).difference(samples.class_names)) if needs_all else []
     findings = [f"{source}: {list_names(twice)}: the name of several classes; rename them"] if twice else []
-    hint = "".join(f"; {variants} differ only in case" for variants in case_variants([*unknown, *known]))
     if unknown and needs_all:
         findings.append(
             f"{data_path}: new class {list_names(unknown)}; a resumed run has the classes of its checkpoint "
-            f"({list_names(known)}){hint}. To train with it, start from the weights: python main_single_gpu.py "
+            f"({list_names(known)}). To train with it, start from the weights: python main_single_gpu.py "
             f"-cfg=RUN/config.yaml -pretrained=RUN/best.pth -data_path={shlex.quote(data_path)} "
             "-opts MODEL.NUM_CLASSES=null"
         )
     elif unknown:
         findings.append(
             f"{data_path}: {list_names(unknown)}: not a class of {source}; rename or remove it ({source} has "
-            f"{list_names(known)}){hint}; -predict {shlex.quote(data_path)} labels unsorted images"
+            f"{list_names(known)}); -predict {shlex.quote(data_path)} labels unsorted images"
         )
     if missing:
         text = f"{data_path}: {list_names(missing)}: a class of the checkpoint that the data does not have"

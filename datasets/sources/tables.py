@@ -288,7 +288,8 @@ def _find_split(
             is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
             is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values[name])
             is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values[name])  # of MatConvNet
-            unclear += [name] if is_named else []
+            if is_named:
+                unclear.append(name)
     if len(usable) < 2 and not unclear:
         split = next(iter(usable), None)
         return split, _splits_of(split or _PATH_FOLDER, values[split or _PATH_FOLDER])

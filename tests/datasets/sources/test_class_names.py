@@ -84,7 +84,7 @@ def test_equal_names_are_refused_and_names_of_other_case_are_warned_about(tmp_pa
     write_classes(tmp_path / "case", dog=2, Dog=2)
     (samples,) = read(tmp_path / "case", cpu, "all", class_names=None)
     assert [*map(str, samples.notes)] == ["Warning: classes 'Dog', 'dog' differ only in case"]
-    with pytest.raises(UserError, match=r"'Dog': not a class .*; 'Dog', 'dog' differ only in case"):
+    with pytest.raises(UserError, match=r"'Dog': not a class "):
         read(tmp_path / "case", cpu, "all")
     write_classes(tmp_path / "twice", **dict.fromkeys([normalize(form, "Ähre") for form in ("NFC", "NFD")], 1))
     with pytest.raises(UserError, match=r"twice: two classes are named 'Ähre', in two Unicode forms; merge them"):
