@@ -251,7 +251,7 @@ class Tree:
     """
 
     def __init__(self, listing: Listing) -> None:
-        self.root, self.sizes, self.names = listing.root, listing.sizes, set(listing.class_names)
+        self.root, self.sizes, self.names = listing.root, listing.sizes, listing.class_names
         self.paths: defaultdict[str, list[str]] = defaultdict(list)
         for folder in sorted(self.sizes):
             name, _, path = folder.partition("/")
@@ -305,7 +305,7 @@ def _same_folders(tree: Tree) -> Question | None:
 def _copy_of_classes(tree: Tree) -> Question | None:
     """{cat,dog} beside pets/{cat,dog}: a folder that contains a folder with the name of another class."""
     for name in tree.paths:
-        if repeated := (tree.inside[name] | {*tree.tops[name].split("/")}) & tree.names - {to_nfc(name)}:
+        if repeated := (tree.inside[name] | {*tree.tops[name].split("/")}) & {*tree.names} - {to_nfc(name)}:
             problem = f"{name} contains {tree.shown(repeated)}, as this folder does, and may be a copy or a split"
             return Question(problem, f"move it out of {tree.root}", [name], "it is a class")
     return None
