@@ -27,7 +27,7 @@ def output_faults() -> list[Fault]:
         folder.rename(running.scene.folder / "elsewhere")
 
     gone = "cd $(mktemp -d); rmdir $PWD; {}"
-    full = r"(No space left|last.pth|cannot be saved|cannot be written)"
+    full = r"(No space left|last.pth|cannot be saved|cannot be written|fewer than two fit)"
     return [
         Fault("output: a file", a_file, r"file: is not writable: Not a directory"),
         Fault("output: no folder for files", given("-output=/proc/none"), r"/proc/none:? is not writable"),
