@@ -34,6 +34,7 @@ METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face
 _KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
 _GROUP = re.compile(rf"patients?|({_KINDS})[ _-]?(id|no|nr|number)", re.IGNORECASE)
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
+_FEW = 10  # images: so few may be all of class 0
 Part = tuple[Table, str | None]
 
 
@@ -137,10 +138,11 @@ class Tables(Source):
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         try:
             part = cls.parts(data).get("test")
-            labels = [*filter(None, table_rows(part[0], data, part[1]).target_ids)] if part else []
+            rows = table_rows(part[0], data, part[1]) if part else Rows(path)
         except UserError:  # an unreadable table is reported when it is read
             return "has no column of labels"
-        if len(labels) == 1 and re.fullmatch(r"(-1|0)(\.0*)?", labels[0]):
+        labels, few = [*filter(None, rows.target_ids)], len(rows.lines) < _FEW
+        if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
             return f"all labels of the split test are {labels[0]}, as of images without labels"
         return None if labels else "no row of the split test has a label"
 

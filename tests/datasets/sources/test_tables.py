@@ -293,10 +293,12 @@ def test_images_beside_the_folder_of_the_table(table, tmp_path, cpu):
     assert train.listing.root == tmp_path / "Task3_Training_Input" and train.class_names == ["MEL", "NV"]
 
 
-@pytest.mark.parametrize(("labels", "has_test"), [([-1] * 4, False), ([0.0] * 4, False), ([0, 0, 1, 0], True)])
+@pytest.mark.parametrize(
+    ("labels", "has_test"), [([-1] * 4, False), ([0] * 4, True), ([0.0] * 20, False), ([*[0] * 19, 1], True)]
+)
 def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_path, labels, has_test, cpu):
     table("train.csv", FILES, file=FILES, label=[0, 1] * 15)
-    table("test.csv", [f"t{name}" for name in FILES[:4]], file=[f"t{name}" for name in FILES[:4]], label=labels)
+    table("test.csv", (names := [f"t{name}" for name in FILES[: len(labels)]]), file=names, label=labels)
     assert len(read(tmp_path, cpu, dataset="csv")) == 2 + has_test
 
 

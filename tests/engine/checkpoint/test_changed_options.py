@@ -6,6 +6,7 @@ import re
 import pytest
 from conftest import CPU, session_for
 
+from engine.run.log import print_waiting_notes
 from utils.errors import UserError
 
 STOPPED = ("TRAIN.MAX_STEPS=3", "AMP.ENABLED=true", "AMP.DTYPE=float16", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=16")
@@ -41,6 +42,7 @@ def check(folder, argv: list[str], key: str, value: str, capsys) -> None:
     fresh, before = session_for([*argv, f"{key}={value}"], CPU), session_for(argv, CPU)
     capsys.readouterr()
     resumed = session_for([f"-resume={folder}", *argv, f"{key}={value}"], CPU)
+    print_waiting_notes()
     assert re.search(rf"differ from the checkpoint: .*{re.escape(key)}: ", capsys.readouterr().out), key
     assert in_use(resumed) == in_use(fresh) != in_use(before), key
     rate = resumed.state.schedule.lr_at(resumed.position.progress.step - 1)
@@ -62,6 +64,7 @@ def test_every_option_of_a_resume_takes_effect(digits_run, digits_argv, capsys):
 def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digits_run, digits_argv, capsys):
     words = [f"-resume={digits_run(*STOPPED)}", *digits_argv, *STOPPED]
     session_for([*words, "TRAIN.MINUTES=5"], CPU)
+    print_waiting_notes()
     out = capsys.readouterr().out
     assert "TRAIN.MINUTES has no effect" in out and "TRAIN.MINUTES:" not in out
     with pytest.raises(UserError, match=r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
