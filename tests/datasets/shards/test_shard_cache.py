@@ -246,7 +246,8 @@ def test_a_warning_is_in_the_log_and_the_record_of_the_run_once(tmp_path, store,
     logger, cache = RunLogger(None, cpu), ShardCache(tmp_path / "cache", 1, store)
     assert not cache.download(Shard("0.tar", SIZE, "1"))
     logger.open(tmp_path)
+    logger.begin()
     assert not cache.download(Shard("1.tar", SIZE, "1"))
     ((warning, count),) = logger.record.values["warnings"].items()
     assert count == 1 and "DATA.CACHE_GB" in warning
-    assert (tmp_path / "log.txt").read_text().count(warning) == capsys.readouterr().out.count(warning) == 1
+    assert (tmp_path / "log.txt").read_text().count(warning) == capsys.readouterr().out.count("Warning: ") == 1
