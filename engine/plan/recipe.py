@@ -118,6 +118,6 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
         place = None if model.kwargs else find_on_hub(*published_on_hub(model.name))
     except (UserError, RuntimeError) as error:  # timm's of an unknown tag
         return False, f"no weights: {to_single_line(str(error))}", []
-    missing = "not in the cache or on the Hub: -pretrained=FILE reads others"
+    missing = "not found; -pretrained=FILE reads some"
     missing = "not used with MODEL.KWARGS, unless -pretrained=timm is given" if model.kwargs else missing
     return bool(place), f"weights of {model.name} {place or missing}", []
