@@ -23,7 +23,7 @@ from utils.status import RANK_LOG, RUN_LOG
 from utils.tables import MAX_COLUMNS
 
 _NOTE = logging.INFO + 5  # level of the notes for the screen; what is only for the files has DEBUG
-_MAX_NOTES = 3  # on the screen before the first step, warnings included
+_MAX_LINES, _MAX_WARNINGS = 8, 3  # on the screen before the first step: notes included, and below them
 _MARK = "----- "  # of lines in the files that are no steps
 
 
@@ -55,12 +55,17 @@ class _Console(logging.Handler):
             self._waiting.append((record.levelno, line))
 
     def begin(self, lines: Sequence[str]) -> None:
-        """Writes lines, and under them the notes so far, warnings first: few, each cut, if a log file has them all."""
+        """Writes lines, and under them the notes and then the warnings so far: few, each cut, if a log file has all."""
         waiting, self._waiting = self._waiting or [], None
-        notes = [line for _, line in sorted(waiting, key=lambda note: -note[0])]
-        if self.has_file and (hidden := len(notes) - _MAX_NOTES) > 0:
-            notes[_MAX_NOTES - 1 :] = [_fitted(notes[_MAX_NOTES - 1], f" (and {hidden} more in {LOG})")]
-        for line in (*lines, *notes):
+        notes = [line for level, line in waiting if level < logging.WARNING]
+        warnings = [line for level, line in waiting if level >= logging.WARNING]
+        if self.has_file:
+            shown = [*lines, *notes][:_MAX_LINES] + warnings[:_MAX_WARNINGS]
+            if hidden := len(lines) + len(waiting) - len(shown):
+                shown[-1] = _fitted(shown[-1], f" (and {hidden} more in {LOG})")
+        else:
+            shown = [*lines, *notes, *warnings]
+        for line in shown:
             self.show(line, is_cut=self.has_file)
 
     def show(self, line: str, is_cut: bool = True) -> None:
@@ -145,7 +150,7 @@ class RunLogger:
             self._console.show(message)
 
     def begin(self, *lines: str) -> None:
-        """Prints the first lines on the screen: of the run, then a few of its warnings and notes for the screen.
+        """Prints the first lines on the screen: of the run, then a few of its notes for the screen and its warnings.
 
         Without a log file, all of them. Later ones are printed at once.
         """

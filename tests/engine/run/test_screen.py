@@ -44,9 +44,9 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     assert main_single_gpu.main(flags) == 0
     folder, printed = only_run(tmp_path / "out"), capsys.readouterr().out
     first = printed.partition("Epoch[001/001], Step[")[0].splitlines()
-    assert 4 <= len(first) <= 8 and max(map(len, first)) <= 120
     warnings = sum(line.startswith("Warning: ") for line in first)
-    assert warnings <= 3 and first[:-1][-warnings:] != first[:1]
+    assert 4 <= len(first) - warnings <= 8 and max(map(len, first)) <= 120
+    assert warnings <= 3 and all(line.startswith("Warning: ") for line in first[len(first) - warnings :])
     last = re.split(r"Epoch\[001/001\], epoch time.*\n", printed)[1].splitlines()
     assert 4 <= len(last) <= 6 and len([line for line in last if not re.search("[/]", line) and len(line) > 120]) == 0
     log = (folder / "log.txt").read_text()
@@ -54,19 +54,22 @@ def test_the_screen_is_short_and_the_log_is_complete(flags, tmp_path, monkeypatc
     assert read_result(folder)["finished"]
 
 
-@pytest.mark.parametrize("number", [2, 3, 7])
-def test_a_few_warnings_are_shown_and_the_others_counted(number, tmp_path, cpu, capsys):
+@pytest.mark.parametrize(("warnings", "notes"), [(2, 1), (3, 7), (7, 1), (7, 9)])
+def test_a_few_notes_and_warnings_are_shown_and_the_others_counted(warnings, notes, tmp_path, cpu, capsys):
     logger = RunLogger(None, cpu)
-    logger.note(Note("screen", "a note"))
-    for index in range(number):
+    for index in range(warnings):
         logger.warn(f"{index} " + "x" * 200)
+    for index in range(notes):
+        logger.note(Note("screen", f"note {index}"))
     logger.open(tmp_path)
     logger.begin("Data: x")
-    data, *notes = capsys.readouterr().out.splitlines()
-    assert len(notes) == 3 and data == "Data: x" and max(map(len, notes)) <= 120
-    hidden = sum(map(int, re.findall(r"\(and (\d+) more in log.txt\)", notes[-1])))
-    assert hidden == number + 1 - 3
-    assert [note[:10] for note in notes] == ["Warning: 0", "Warning: 1", "Warning: 2" if number > 2 else "a note"]
+    lines = capsys.readouterr().out.splitlines()
+    shown_notes, shown_warnings = min(notes, 7), min(warnings, 3)
+    assert [line[:10] for line in lines] == [
+        "Data: x", *(f"note {index}" for index in range(shown_notes)), *(f"Warning: {n}" for n in range(shown_warnings))
+    ]  # fmt: skip
+    hidden = sum(map(int, re.findall(r"\(and (\d+) more in log.txt\)", lines[-1])))
+    assert hidden == warnings + notes - shown_notes - shown_warnings and max(map(len, lines)) <= 120
 
 
 def test_notes_of_a_run_that_ends_before_its_first_lines_are_printed(tmp_path, capsys):
