@@ -15,12 +15,12 @@ CEILINGS = {
     "datasets/sources": 3609, "datasets/transforms": 702,
     "engine": 139, "engine/checkpoint": 881, "engine/commands": 334, "engine/evaluation": 1382, "engine/features": 552,
     "engine/parallel": 436, "engine/plan": 638, "engine/precision": 923, "engine/profiling": 237, "engine/report": 1462,
-    "engine/run": 1988, "engine/training": 2662,
+    "engine/run": 1993, "engine/training": 2662,
     "models": 1228, "models/weights": 948,
     "scripts": 997, "scripts/benchmarks": 1250, "scripts/exporting": 541, "scripts/kubernetes": 33,
     "scripts/weights": 215,
     "utils": 2180, "utils/file_formats": 373, "utils/processes": 470,
-    "tests": 1460, "tests/configs": 1231, "tests/datasets": 6743, "tests/engine": 12638, "tests/fixtures": 72,
+    "tests": 1458, "tests/configs": 1231, "tests/datasets": 6743, "tests/engine": 12641, "tests/fixtures": 72,
     "tests/models": 2327, "tests/scripts": 1816, "tests/stress": 2895, "tests/utils": 1984,
 }  # fmt: skip
 MAX_PRODUCT_FILES = 168
