@@ -15,7 +15,7 @@ from rank_pool import environment
 
 from engine.run.record import read_run
 from main_multi_gpu import _prepare, check_num_processes
-from utils.errors import Unavailable, UserError
+from utils.errors import Unavailable, UserError, from_here
 from utils.processes import launch
 from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
 from utils.signals import Interrupted
@@ -249,5 +249,9 @@ def test_a_killed_rank_is_named_and_the_run_has_failed(tmp_path):
     error, resume = (line for line in printed.splitlines() if line.startswith(("error: ", "resume with: ")))
     run = read_run(only_run(tmp_path / "out"))
     assert (process.returncode, run["state"], run["exit_status"]) == (137, "failed", 137)
-    assert "rank 1 " in error and error == f"error: {run['message']}" and resume == f"resume with: {run['resume']}"
+    assert (
+        "rank 1 " in error
+        and error == f"error: {run['message']}"
+        and resume == f"resume with: {from_here(run['resume'])}"
+    )
     assert "Traceback" not in printed

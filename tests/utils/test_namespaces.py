@@ -1,8 +1,6 @@
-"""Programs in namespaces: a run without a launcher listens on the loopback interface only, and keeps its key to its
-ranks."""
+"""Programs in namespaces: a run without a launcher listens on the loopback interface only."""
 
 import contextlib
-import hashlib
 import os
 import shutil
 import signal
@@ -17,9 +15,6 @@ from rank_pool import environment
 
 LIMIT_SECONDS = 300
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}  # as in /proc
-KEY = hashlib.sha256(b"known").digest()
-# Python imports this file at its start. The launcher alone computes the key.
-KNOWN_KEY = "import hashlib, secrets\nsecrets.token_bytes = lambda count: hashlib.sha256(b'known').digest()"
 # A host with its own network, whose name is an address that other hosts reach. $1: its /etc/hosts
 HOST = (
     "ip link set lo up && ip link add av0 type veth peer name av1 && ip addr add 10.213.9.1/24 dev av0 && "
@@ -59,48 +54,30 @@ def listening(process: int) -> list[str]:
     return [one[1].partition(":")[0] for one in fields if one[3] == "0A" and f"socket:[{one[9]}]" in own]
 
 
-def has_key(process: int) -> bool:
-    """Returns whether the key is in a part of the memory that the process can write, such as its heap."""
-    with open(f"/proc/{process}/maps") as maps, open(f"/proc/{process}/mem", "rb", buffering=0) as memory:
-        for place, access, *_ in map(str.split, maps):
-            start, end = (int(part, 16) for part in place.split("-"))
-            if access.startswith("rw"):
-                memory.seek(start)
-                if KEY in memory.read(end - start):
-                    return True
-    return False
-
-
-def wait_for_epoch(output: Path, launcher: subprocess.Popen) -> Path:
-    """The folder of the run, when its first epoch has ended."""
+def wait_for_epoch(output: Path, launcher: subprocess.Popen) -> None:
+    """Waits until the first epoch of the run has ended."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while time.monotonic() < deadline and launcher.poll() is None:
-        for folder in run_folders(output):
-            if (folder / "last.pth").exists():
-                return folder
+        if any((folder / "last.pth").exists() for folder in run_folders(output)):
+            return
         time.sleep(0.1)
     raise AssertionError("no epoch has ended")
 
 
 @pytest.mark.slow
-def test_a_run_without_a_launcher_listens_on_loopback_only_and_keeps_its_key(host, tmp_path):
+def test_a_run_without_a_launcher_listens_on_loopback_only(host, tmp_path):
     """Its images are in files: the server of its workers is a fork of a rank."""
     root = noise_folder(tmp_path / "noise", 12, 4, (8, 8))
     flags = ["-ngpus=2", "-num_workers=1", f"-output={tmp_path / 'out'}", "-dataset=imagenet2012"]
     flags += [f"-data_path={root}", "-batch_size=2", "-opts", *TINY_VIT, *GREY]
     flags += ["MODEL.NUM_CLASSES=2", "TRAIN.NUM_EPOCHS=10000"]
-    (tmp_path / "sitecustomize.py").write_text(KNOWN_KEY)
-    env = environment() | {"PYTHONPATH": str(tmp_path)}
     with open(tmp_path / "printed", "wb") as printed:
         command = [*host, sys.executable, "main_multi_gpu.py", *flags]
-        launcher = subprocess.Popen(command, cwd=ROOT, env=env, stdout=printed, stderr=printed)
+        launcher = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=printed, stderr=printed)
     try:
-        folder = wait_for_epoch(tmp_path / "out", launcher)
+        wait_for_epoch(tmp_path / "out", launcher)
         processes = descendants(launcher.pid)
         addresses = {process: listening(process) for process in processes}
-        files = [Path(f"/proc/{process}/{name}") for process in processes for name in ("environ", "cmdline")]
-        texts = [file.read_bytes() for file in files]
-        owners = {process for process in processes if has_key(process)}
         ranks = children(launcher.pid)
     finally:
         launcher.send_signal(signal.SIGTERM)
@@ -108,6 +85,4 @@ def test_a_run_without_a_launcher_listens_on_loopback_only_and_keeps_its_key(hos
     assert status == 128 + signal.SIGTERM
     assert {address for found in addresses.values() for address in found} <= LOOPBACK
     assert all(addresses[process] for process in (launcher.pid, *ranks))
-    texts += [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
-    assert not [text for text in texts if KEY in text or KEY.hex().encode() in text]
-    assert owners == {launcher.pid, *ranks} and len(processes) > 5  # the loading workers have no key
+    assert len(processes) > 5  # loading workers, too
