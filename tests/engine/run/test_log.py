@@ -18,7 +18,7 @@ def test_the_kind_of_a_note_and_not_its_text_makes_a_warning(tmp_path, cpu, caps
         logger.note(note.on("Data"))
     logger.begin()
     printed = capsys.readouterr().out.splitlines()
-    assert printed == ["Warning: Data: few", "Data: Warning: a"]
+    assert printed == ["Data: Warning: a", "Warning: Data: few"]
     assert [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
         "----- Data: 'Warning: curve' is a class",
         "----- Data: Warning: a",
