@@ -2,7 +2,7 @@
 
     python scripts/make_imagenet_sample.py -output data/imagenet_sample
 
-The images are random crops of the sample photographs in scikit-learn and matplotlib. A class is one quarter of one
+The images are random crops of the sample photographs in scikit-learn. A class is one quarter of one
 photograph in one order of its color channels, so that a model can learn it from a few images. The lists are
 PaddleViT's train_list.txt and val_list.txt, one path and label per line.
 """
@@ -60,14 +60,10 @@ def parse_arguments() -> argparse.Namespace:
 def class_scenes(count: int) -> list[Image.Image]:
     """One photograph part per class; the images of the class are crops of it."""
     try:
-        import matplotlib
         from sklearn.datasets import load_sample_images
     except ModuleNotFoundError as error:
-        sys.exit(f"error: {error}; pip install scikit-learn matplotlib")
+        sys.exit(f"error: {error}; pip install scikit-learn")
     photos = [Image.fromarray(pixels) for pixels in load_sample_images().images]
-    portrait = Path(matplotlib.get_data_path()) / "sample_data" / "grace_hopper.jpg"
-    if portrait.exists():
-        photos.append(Image.open(portrait).convert("RGB"))
     combinations, scenes = list(itertools.product(CHANNEL_ORDERS, QUARTERS, photos)), []
     if count > len(combinations):
         sys.exit(f"error: {count} classes: the photographs provide {len(combinations)}")
