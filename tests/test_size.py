@@ -21,7 +21,7 @@ CEILINGS = {
     "scripts/weights": 215,
     "utils": 2180, "utils/file_formats": 373, "utils/processes": 470,
     "tests": 1458, "tests/configs": 1232, "tests/datasets": 6743, "tests/engine": 12641, "tests/fixtures": 72,
-    "tests/models": 2327, "tests/scripts": 1816, "tests/stress": 2895, "tests/utils": 1963,
+    "tests/models": 2327, "tests/scripts": 1816, "tests/stress": 2895, "tests/utils": 1968,
 }  # fmt: skip
 MAX_PRODUCT_FILES = 168
 

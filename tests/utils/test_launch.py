@@ -154,7 +154,7 @@ def test_mpirun_over_several_hosts_needs_an_address():
 
 
 RANK_SCRIPT = """
-import os, signal, sys, time
+import fcntl, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 from utils.processes.launch import has_launcher, report_lost_rank
 case, folder, *rest = sys.argv[2:]
@@ -163,11 +163,16 @@ rank, names = os.environ["RANK"], ("0", "1")
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
 if case == "ignores":
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-open(os.path.join(folder, rank), "w").close()
+path = os.path.join(folder, rank)
+alive = open(path + ".new", "w")
+fcntl.flock(alive, fcntl.LOCK_EX)  # as long as this process, like a connection
+os.rename(path + ".new", path)
 while not all(os.path.exists(os.path.join(folder, name)) for name in names):
     time.sleep(0.01)
 if case in ("signal", "ignores") and rank == "0":
     os.kill(os.getppid(), signal.SIGUSR1)
+if case in ("killed", "fails") and rank == "0":
+    fcntl.flock(open(os.path.join(folder, "1")), fcntl.LOCK_EX)
 if case in ("killed", "fails", "waits") and rank == "0":
     report_lost_rank("rank 0 waits", timed_out=case == "waits")
     sys.exit(1)
