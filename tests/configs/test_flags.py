@@ -142,11 +142,6 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url, tmp_path):
         assert "ter2" not in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("path", ["file:///d/what?.tar", "/d/a@b?c#d", "https://host:80/d{0..3}.tar"])
-def test_other_paths_are_valid(path):
-    assert parse_command_line([f"-data_path={path}"]).config.data.data_path == path
-
-
 def test_home_is_expanded_in_flags_files_and_lists(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "own.py").write_text("")

@@ -132,18 +132,6 @@ def test_the_resolved_options_make_the_same_config(tmp_path, options):
     assert again == config and to_yaml(again) == to_yaml(config)
 
 
-def test_adamwdl_is_a_name_of_adamw_with_layer_decay():
-    with pytest.raises(UserError, match=r"AdamWDL needs LAYER_DECAY"):
-        parsed("TRAIN.OPTIMIZER.NAME=adamwdl")
-    assert parsed("TRAIN.OPTIMIZER.NAME=AdamWDL", "TRAIN.LAYER_DECAY=0.65").train.layer_decay == 0.65
-
-
-def test_the_check_of_the_final_decay_knows_the_shortened_warm_up():
-    assert parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9}").train.warmup_epochs == 1
-    with pytest.raises(UserError, match=r"DECAY_EPOCHS 9.5 and WARMUP_EPOCHS 1 exceed NUM_EPOCHS 10; lower one"):
-        parsed("TRAIN.NUM_EPOCHS=10", "TRAIN.LR_SCHEDULER={NAME: wsd, DECAY_EPOCHS: 9.5}")
-
-
 @pytest.mark.parametrize(
     ("model", "options", "tune"),
     [
@@ -166,18 +154,6 @@ def test_paddlevits_frozen_backbone_is_a_tuned_head(tmp_path, model, options, tu
         stored = parse_value(to_yaml(config))
         stored["MODEL"] |= {"TUNE": "full", "FREEZE_BACKBONE": True}
         assert ("MODEL.TUNE" in changed_options(write_yaml(stored), to_yaml(config))) == (tune != "head")
-
-
-@pytest.mark.parametrize("value", ["false", "true"])
-def test_the_options_of_earlier_runs_are_read(tmp_path, value):
-    """Each of them has all keys; only the default of one that has gone says nothing."""
-    (tmp_path / "config.yaml").write_text(f"DATA: {{DATASET: digits, NEAR_COPIES: {value}}}")
-    argv = [f"-cfg={tmp_path / 'config.yaml'}"]
-    if value == "true":
-        with pytest.raises(UserError, match=r"config.yaml:1: unknown key DATA.NEAR_COPIES"):
-            parse_command_line(argv)
-    else:
-        assert parse_command_line(argv).config.data.dataset == "digits"
 
 
 def model_of(*argv: str):
@@ -271,11 +247,6 @@ def test_keys_of_the_same_file_win_over_a_preset_and_a_preset_over_lower_layers(
     assert not parse_command_line([recipe, "-amp", "-opts", "AMP.PRESET=fp32"]).config.amp.enabled
     (tmp_path / "b.yaml").write_text("AMP: {PRESET: fp32}")
     assert parse_command_line([f"-cfg={tmp_path / 'b.yaml'}", "-amp"]).config.amp.enabled
-
-
-def test_a_half_precision_stream_is_refused_in_float16():
-    amp = parse_command_line(["-opts", "AMP.PRESET=bf16_stream"]).config.amp
-    assert (amp.dtype, amp.custom_white_list) == ("bfloat16", ("layer_norm", "add"))
 
 
 def parse(folder, text: str, *flags: str):

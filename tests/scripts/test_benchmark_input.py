@@ -5,12 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import samples_for
 
-from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from datasets.loading.loader import BatchReader, TrainBatches
+from datasets.loading.loader import BatchReader
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_host_transform
 from scripts.benchmarks import benchmark_input
@@ -57,17 +55,6 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     for index, image in enumerate(ours):
         (timms,) = timm_images[timm_targets == batch.targets[index]]
         assert (image - timms).abs().mean() < 0.5 / 127.5
-
-
-def test_the_limit_takes_the_crops_of_our_loader(tmp_path, cpu, monkeypatch):
-    config = parse_command_line([*linked(tmp_path, 24), "DATA.HFLIP_PROB=0.0"]).config
-    decoded, resized = [], benchmark_input.resize
-    monkeypatch.setattr(benchmark_input, "resize", lambda *arguments: decoded.append(resized(*arguments)))
-    stream = benchmark_input.limit_batches(config, cpu)
-    assert [next(stream) for _ in range(3)] == [8] * 3
-    (samples,) = samples_for(config, cpu, "train")
-    ours = TrainBatches(config, samples, cpu, plan_batches(config, 1)).iterate(0, 0, 1)
-    assert torch.equal(torch.stack(decoded), torch.cat([batch.images for batch in ours]))
 
 
 def test_first_steps_beside_timms(tmp_path, monkeypatch, capsys):

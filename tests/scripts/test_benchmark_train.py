@@ -1,8 +1,6 @@
 """benchmark_train.py and programs.py: logs, turns, command lines. No test here asserts a time."""
 
 import json
-import os
-import sys
 import time
 from pathlib import Path
 
@@ -10,12 +8,10 @@ import pytest
 from conftest import TINY_VIT
 
 from configs.command_line import parse_command_line
-from engine.run.reporter import StepReport
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS, make_images
-from scripts.benchmarks.programs import BARE, OURS, Program, build_program, read_line, run_turn
+from scripts.benchmarks.programs import build_program
 from scripts.flags import split_flags
-from utils.metrics import Metrics
 from utils.system import read_stat
 
 TINY = ["-batch_size=4", "-num_workers=0", "-opts", *TINY_VIT, "MODEL.NAME=vit_tiny_patch16_224"]
@@ -27,12 +23,6 @@ for step in range(0, 10000, 2):
     print(f"Train: 0 [{step:>4d}/9 (  1%)]  Loss: 2 (2)  Time: 0.020s,  200.00/s  (0.020s,  200.00/s)"
           "  LR: 1.0e-05  Data: 0.005 (0.005)", flush=True)
     time.sleep(0.02)
-"""
-STEPS = """
-import itertools, time
-for step in itertools.count(1):
-    print(f"bare loop, step {step}, 1G", flush=True)
-    time.sleep(0.01)
 """
 
 
@@ -50,37 +40,7 @@ def parsed(*argv: str):
 # Logs
 
 
-def test_our_log_is_read_as_the_reporter_writes_it():
-    metrics = Metrics({"loss": 6.9312, "top1": 0.0}, 32, 0, 1.23)
-    report = {
-        "num_epochs": 300, "epoch_step": 1, "steps_per_epoch": 40, "step": 1, "latest": metrics, "average": metrics,
-        "is_scaled": True, "seconds_left": 36_180.0,
-    }  # fmt: skip
-    figures = {"lr": 1e-6, "loss_scale": 65536.0, "skipped_steps": 1, "peak_memory_bytes": 2_270_000_000}
-    slow, fast = (
-        {"images_per_second": 16.0, "data_wait_share": 0.5},
-        {"images_per_second": 32.0, "data_wait_share": 0.0},
-    )
-    first, later = (StepReport(epoch=i, figures=figures | one, **report) for i, one in enumerate((slow, fast), 1))
-    assert [read_line(OURS, line) for line in first.log_lines()] == [(1, 2.27e9, 0), None]
-    assert [read_line(OURS, line) for line in later.log_lines()] == [(41, 2.27e9, 0), None]
-    assert read_line(OURS, "----- Epoch[001/300], epoch time: 1m00s, 24.0 img/s, time left: 10h03m") is None
-
-
 # Turns
-
-
-def test_child_processes_end_with_the_program(tmp_path):
-    pid_file = tmp_path / "pid"
-    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'])"
-    write = f"open({str(pid_file)!r}, 'w').write(str(child.pid))"
-    code = f"import subprocess, sys\nchild = {child}\n{write}\n{STEPS}"
-    found = run_turn(
-        Program([sys.executable, "-c", code], BARE), warmup=3, steps=5, limit_seconds=60, images_per_step=8
-    )
-    assert found["images_per_second"] > 0 and found["peak_memory_bytes"] == 1e9
-    assert 0 <= found["cpu_seconds_per_second"] <= os.cpu_count()
-    assert_ended(int(pid_file.read_text()))
 
 
 def assert_ended(pid: int) -> None:

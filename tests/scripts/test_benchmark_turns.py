@@ -1,11 +1,9 @@
 """The parts that all benchmarks share: turns, ratios, tables, seeds, reasons of failures. No test asserts a time."""
 
 import json
-import sys
 
 import pytest
 
-from scripts.benchmarks.parity import final_top1
 from scripts.benchmarks.turns import ratio_table, seed_table, speed_ratios, take_turns
 from utils.errors import UserError
 
@@ -49,18 +47,3 @@ def test_a_difference_is_shown_with_its_standard_error():
         "| O2 | 1 | 95.00 |  | 95.00 |  |",
         "| O3 | failed: why |  |  |  |  |",
     ]
-
-
-def test_the_top1_of_the_last_epoch(tmp_path):
-    folder = tmp_path / "runs" / "train-1"
-    folder.mkdir(parents=True)
-    (folder / "metrics.csv").write_text("epoch,val_top1,val_loss\n1,99.5,\n2,98.25,\n")
-    nothing, fails = ([sys.executable, "-c", code] for code in ("", "import sys; sys.exit('error: no GPU')"))
-    assert final_top1(nothing, tmp_path / "runs", "metrics.csv", "val_top1") == 98.25
-    for command, table, column, reason in [
-        (fails, "metrics.csv", "val_top1", "^no GPU$"),
-        (nothing, "metrics.csv", "val_loss", "metrics.csv: has no val_loss"),
-        (nothing, "summary.csv", "val_top1", "summary.csv: has no val_top1"),
-    ]:
-        with pytest.raises(UserError, match=reason):
-            final_top1(command, tmp_path / "runs", table, column)

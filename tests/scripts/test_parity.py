@@ -1,25 +1,17 @@
 """parity.py: the translation of a recipe for timm's train.py, images and results. No test runs timm's train.py."""
 
-import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
-from conftest import samples_for
-from timm.data import create_dataset
-from timm.scheduler import create_scheduler_v2
 
 from configs.command_line import parse_command_line
-from datasets.sources.in_memory import Digits
 from engine.training.batch_size import build_state
-from engine.training.optimizer import build_schedule
 from scripts.benchmarks import parity
 from scripts.benchmarks.parity import RECIPE
 from scripts.benchmarks.timm_command import check_recipe, timm_flags
-from utils.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -77,44 +69,6 @@ def test_options_and_flags():
     assert not switches & flags_of("AMP.ENABLED=false").keys()
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("DATA.AFFINE_DEGREES=10", "DATA.DATASET=cifar10", "MODEL.TYPE=deit", "MODEL.NAME=my_vit", "AMP.LEVEL=O2"),
-        *("TRAIN.LAYER_DECAY=0.7", "TRAIN.RANDOM_ERASE_COUNT=2", "TRAIN.LINEAR_SCALED_LR=512"),
-        *("TRAIN.WARMUP_EPOCHS=0.5", "LOSS.NAME=bce"),
-    ],
-)
-def test_an_option_without_a_translation_is_an_error(option):
-    with pytest.raises(UserError, match=option.partition("=")[0].split(".")[-1 if "LOSS" not in option else 0]):
-        check_recipe(config_of(option), config_of())
-
-
-def test_the_learning_rate_of_every_step_is_timms():
-    options = ["TRAIN.NUM_EPOCHS=7", "TRAIN.WARMUP_EPOCHS=2", "TRAIN.WARMUP_START_LR=1e-4", "TRAIN.END_LR=1e-5"]
-    flags, steps = flags_of(*options), 5
-    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=float(flags["lr"]))
-    scheduler, num_epochs = create_scheduler_v2(
-        optimizer, flags["sched"], num_epochs=int(flags["epochs"]), warmup_epochs=int(flags["warmup-epochs"]),
-        min_lr=float(flags["min-lr"]), warmup_lr=float(flags["warmup-lr"]), warmup_prefix=True,
-        step_on_epochs=False, updates_per_epoch=steps,
-    )  # fmt: skip
-    ours = build_schedule(config_of(*options).train, steps, images_per_step=32)
-    assert num_epochs == 7
-    for step in range(num_epochs * steps):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(ours.lr_at(step), rel=1e-12)
-        scheduler.step_update(step + 1)
-
-
-def test_arguments_of_timms_class_are_passed():
-    options = ["MODEL.TYPE=timm", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS={init_values: 1e-5, fc_norm: true}"]
-    config = parse_command_line(["-dataset=digits", "-opts", *options]).config
-    words = timm_flags(config, Path("/data"), Path("/out"), interval=50)
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--model-kwargs", nargs="*", action=timm.utils.ParseKwargs)  # as in timm's train.py
-    assert parser.parse_known_args(words)[0].model_kwargs == {"init_values": 1e-5, "fc_norm": True}
-
-
 def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     options = ["AMP.ENABLED=false", "MODEL.QKV_BIAS=false", "MODEL.MLP_RATIO=3", "MODEL.DROPOUT=0.1"]
     options.append("MODEL.ATTENTION_DROPOUT=0.2")
@@ -138,21 +92,6 @@ def test_timms_model_is_ours_with_the_same_initial_weights(tmp_path, cpu):
     parity.timm_command(Path("train.py"), [], 1, tmp_path, tmp_path / "b")
     one, other = (torch.load(path) for path in (tmp_path / "a.pth", tmp_path / "b.pth"))
     assert not torch.equal(one["blocks.0.attn.qkv.weight"], other["blocks.0.attn.qkv.weight"])
-
-
-def test_the_image_folder_is_the_digits_source(tmp_path, cpu):
-    config = config_of("DATA.SPLIT_SEED=5")
-    parity.write_image_folder(config.data, tmp_path)
-    folder = parse_command_line([RECIPE, "-dataset=folder", f"-data_path={tmp_path}"]).config
-    for split in ("train", "val"):
-        source, read = Digits(config.data).read(split), samples_for(folder, cpu, split)[0]
-        assert read.class_names == source.class_names == [str(digit) for digit in range(10)]
-        pairs = zip(source.images, source.targets, strict=True)
-        expected = sorted((int(target), image.tobytes()) for image, target in pairs)
-        ours = [(int(read.targets[i]), read.open(i, 1).pixels.numpy().tobytes()) for i in range(len(read))]
-        assert sorted(ours) == expected
-        timms = create_dataset("", root=tmp_path, split=split, input_img_mode="L")
-        assert sorted((target, np.asarray(image).tobytes()) for image, target in timms) == expected
 
 
 def test_both_programs_train_with_each_seed(tmp_path, monkeypatch, capsys):

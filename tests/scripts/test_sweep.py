@@ -9,16 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import ROOT, train
+from conftest import ROOT
 
-from configs.command_line import parse_command_line, to_yaml
-from configs.yaml_io import parse_value
+from configs.command_line import parse_command_line
 from engine.checkpoint.run_folder import lock_run_folder
 from scripts import sweep
-from tests.datasets.sources.source_helpers import write_image
 from utils.errors import Unavailable, UserError
-from utils.tables import read_rows
 
 DIGITS = ["-dataset=digits", "-opts", "DATA.IMAGE_SIZE=8", "MODEL.PATCH_SIZE=4", "DATA.IMAGE_CHANNELS=1",
           "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.25]", "DATA.FOLDS=3", "MODEL.DEPTH=1", "MODEL.EMBED_DIM=16",
@@ -138,31 +134,6 @@ def test_null_leaves_a_key_that_cannot_be_null_as_the_recipe_has_it():
     assert widths == [16, 32]
 
 
-def test_a_repeated_run_is_no_member_of_the_sweep(tmp_path, cpu, monkeypatch):
-    """The prediction of the sweep averages its three runs; -output adds a run on purpose."""
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "sweep"
-    _, runs, _ = sweep.read_grid(["DATA.FOLD=0..2"], [*DIGITS, "TRAIN.MAX_STEPS=1"])
-    for name, argv in runs.items():
-        folder = root / f"{name}-20260101-12-00"
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(to_yaml(parse_command_line([*argv, f"SAVE={root}"]).config))
-        (folder / "status.json").write_text('{"state": "finished", "checkpoint": "last.pth"}')
-    members = [str(folder) for folder in sorted(root.iterdir())]
-    repeat = [f"-cfg={members[1]}/config.yaml"]
-    again = [train([*repeat, "-name=again"], cpu), train(repeat, cpu)]
-    assert [(run.parent.name, run.name.partition("-")[0]) for run in again] == [
-        ("output", "again"),
-        ("output", "FOLD=1"),
-    ]
-    first, second = (torch.load(run / "last.pth", weights_only=True)["model"] for run in again)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    command = parse_command_line(["-predict", f"-resume={root}"])
-    assert [one.config.model.resume for one in (command, *command.others)] == members and len(members) == 3
-    assert parse_command_line([*repeat, f"-output={root}"]).config.save == str(root)
-    assert parse_command_line([*repeat, f"-resume={members[1]}"]).config.save == str(root)
-
-
 @pytest.mark.slow
 def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
     few = ["DATA.FOLD=0", "SAVE_FREQ=1", "VALIDATE_FREQ=60"]
@@ -185,19 +156,3 @@ def test_ctrl_c_saves_the_runs_and_the_same_command_continues(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ": resumed" in result.stdout and "Runs that differ only in seed or fold" in result.stdout
     assert [status["state"] for status in states()] == ["finished"] * 2
-
-
-@pytest.mark.slow
-def test_three_folds_have_one_mean(tmp_path):
-    """Of 254 images, the folds have 169 or 170 for training, for which the rule of a new training has other epochs."""
-    for number in range(254):
-        write_image(tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg")
-    few = ["TRAIN.EPOCH_STEPS=1", "TRAIN.MAX_STEPS=2", "VALIDATE_FREQ=1", "DATA.FOLDS=3", "DATA.IMAGE_SIZE=32"]
-    flags = [f"-data_path={tmp_path / 'data'}", f"-output={tmp_path / 'out'}", "-num_workers=0"]
-    argv = [*flags, "-opts", *few, "MODEL.PRETRAINED=null"]
-    assert sweep.main(["-set=DATA.FOLD=0..2", "-jobs=3", *argv]) == 0
-    (root,) = (tmp_path / "out").iterdir()
-    (row,) = read_rows(root / "groups.csv")
-    assert row["runs"] == "3" and row["mean"]
-    options = [parse_value(file.read_text())["TRAIN"] for file in root.glob("*/config.yaml")]
-    assert len({(one["NUM_EPOCHS"], one["EPOCH_STEPS"], one["WARMUP_EPOCHS"]) for one in options}) == 1

@@ -1,6 +1,5 @@
 """The environment variables of each launcher are read correctly; how ranks end that a script starts itself."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from rank_pool import environment
 
 from engine.run.record import read_run
 from main_multi_gpu import _prepare, check_num_processes
-from utils.errors import Unavailable, UserError, from_here
+from utils.errors import UserError, from_here
 from utils.processes import launch
 from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
 from utils.signals import Interrupted
@@ -215,17 +214,6 @@ def test_the_end_of_a_launch(monkeypatch, tmp_path, capfd, case, status, words):
         found, ended = error.status, error
     assert found == status and (ended is None) == (not words) and all(word in str(ended) for word in words)
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("handlers_after_test")
-def test_processes_that_the_system_refuses_are_named(monkeypatch, tmp_path):
-    def refuse(*words, **options):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # ulimit -u
-
-    monkeypatch.setattr("torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen", refuse)
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")  # restored after the test
-    with pytest.raises(Unavailable, match=r"^-ngpus: .* \(Resource .*ulimit -u "):
-        launch_processes("rank.py", [], 2, str(tmp_path))
 
 
 def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):

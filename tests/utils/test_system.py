@@ -11,15 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from torch.distributed import HashStore
 
 from utils import system
 from utils.system import (
     core_share,
     cpu_quota,
     limit_spinning,
-    share_on_host,
-    usable_cores,
     why_unusable,
 )  # fmt: skip
 
@@ -111,16 +108,6 @@ def test_limit_spinning(gpu, device, variables, expected, monkeypatch, machine):
 
 
 @pytest.mark.parametrize(
-    ("running", "expected"), [("2/80", "10000"), ("3/80", "10000"), ("4/80", "1000"), ("x", "10000"), (None, "10000")]
-)
-def test_threads_spin_shortly_beside_more_running_threads_than_cores(running, expected, machine):
-    if running:
-        (machine / "loadavg").write_text(f"9.0 9.0 9.0 {running} 23282\n")
-    limit_spinning("cpu")
-    assert system.os.environ["GOMP_SPINCOUNT"] == expected
-
-
-@pytest.mark.parametrize(
     ("of_ranks", "quota", "expected"),
     [
         ([set(range(16))] * 8, math.inf, 2),  # torchrun: all ranks may use all cores
@@ -133,16 +120,6 @@ def test_share_of_a_rank(of_ranks, quota, expected):
     share = core_share(of_ranks[0], of_ranks, quota)
     assert share.cores == expected
     assert f"{quota:g}" in share.source or str(len(of_ranks[0])) in share.source
-
-
-def test_ranks_of_a_host_exchange_their_cores(monkeypatch):
-    """Ranks 2 and 3 of four are on this host."""
-    store = HashStore()
-    store.set("cores 3", "2 3")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    monkeypatch.setattr(system, "cpu_quota", lambda: math.inf)
-    assert share_on_host(store, 2, [2, 3]).cores == 2
-    assert store.get("cores 2") == b"0 1 2"
 
 
 @pytest.mark.parametrize(
@@ -162,10 +139,3 @@ def test_cpu_quota(tmp_path, groups, files, expected):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert cpu_quota(tmp_path / "groups", tmp_path / "mount") == expected
-
-
-def test_cores_without_affinity(monkeypatch):
-    """A Mac has none."""
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 10)
-    assert len(usable_cores()) == 10

@@ -101,17 +101,6 @@ def test_background_save_writes_the_state_at_the_time_of_the_call(tmp_path, monk
     assert load_checkpoint(tmp_path / LAST)["model"]["weight"].unique() == 1
 
 
-def test_the_thread_uses_the_gpu_of_its_rank(tmp_path, monkeypatch):
-    """torch's current device is a setting of each thread; the default is the first GPU, which is another rank's."""
-    calls = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: calls.append((gpu, threading.current_thread().name)))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    for uses_gpu in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda uses_gpu=uses_gpu: uses_gpu)
-        save(new_writer(tmp_path), 1)
-    assert calls == [(3, "checkpoint_0")]
-
-
 def test_error_of_a_background_save_is_raised(tmp_path, monkeypatch):
     writer = new_writer(tmp_path)
     save(writer, 1)
@@ -178,14 +167,6 @@ def test_a_search_without_a_result_names_what_works(tmp_path, monkeypatch):
     for resume, error in NOT_FOUND.items():
         with pytest.raises(UserError, match=error):
             find_checkpoint(resume, ALONE)
-
-
-def test_views_of_one_tensor_are_saved_without_a_copy(monkeypatch, tmp_path):
-    """As the running statistics of batch norms. Host memory is too small for a copy of the state."""
-    monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
-    model = dict(enumerate(torch.arange(6.0).view(3, 2).unbind()))
-    save(new_writer(tmp_path), 0, model={str(name): view for name, view in model.items()})
-    assert load_checkpoint(tmp_path / LAST)["model"]["2"].tolist() == [4.0, 5.0]
 
 
 class Killed(BaseException):

@@ -41,21 +41,12 @@ def test_names_and_preprocessing_are_read_back(names, tmp_path):
     assert options_of(file) == {"embed_dim": 48, "dataset": "digits", "resume": None}
 
 
-def test_thresholds_of_several_labels_are_read_back(tmp_path):
-    assert read_record(str(write(tmp_path))).thresholds is None
-    assert read_record(str(write(tmp_path, thresholds="[0.25, 0.5]"))).thresholds == [0.25, 0.5]
-
-
 def test_options_come_from_flags_then_the_run_then_the_file(tmp_path):
     argv = ["-eval", f"-pretrained={write(tmp_path)}", "-dataset=folder", "-opts", "MODEL.EMBED_DIM=96"]
     config = parse_command_line(argv).config
     assert (config.model.embed_dim, config.model.num_heads, config.data.dataset) == (96, 3, "folder")
     (tmp_path / "config.yaml").write_text("MODEL: {EMBED_DIM: 24, NUM_HEADS: 3}\n")
     assert options_of(tmp_path / "a.safetensors")["embed_dim"] == 24
-
-
-def test_training_from_an_export_takes_only_its_weights(tmp_path):
-    assert parse_command_line([f"-pretrained={write(tmp_path)}"]).config.model.embed_dim == 768
 
 
 OTHER_FORMS = [

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from configs.command_line import parse_command_line
-from configs.weights import WeightsRecord, follow
-from datasets.registry import recognize_dataset
 from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import exported_entry, read_record, to_metadata
 from engine.commands.run import run
@@ -65,19 +62,6 @@ def evaluate(trained: Path, images: Path, output: Path, cpu, *more: str) -> tupl
     return read_result(folder), (folder / "log.txt").read_text()
 
 
-def test_a_run_keeps_names_and_preprocessing(trained):
-    expected = {
-        "class_names": CLASSES,
-        "preprocessing": {
-            "image_size": 8, "resize": "crop", "crop_pct": 1.0, "channels": 1, "mean": [0.5], "std": [0.5],
-            "interpolation": "bicubic",
-        },
-    }  # fmt: skip
-    found = read_run(trained)
-    assert {key: found[key] for key in expected} == expected
-    assert load_checkpoint(trained / "last.pth")["class_names"] == expected["class_names"]
-
-
 @pytest.mark.parametrize("weights", ["-pretrained", "-resume"])
 def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp_path, cpu, weights, capsys):
     """The command of docs/evaluation.md. The path is read: the digits were evaluated in its place."""
@@ -94,12 +78,6 @@ def test_data_path_takes_the_place_of_the_digits_of_a_checkpoint(digits_run, tmp
     )
     with pytest.raises(UserError, match="nowhere"):
         run(parse_command_line([*argv, "-data_path=nowhere"]), cpu)
-
-
-def test_the_figure_of_images_of_the_training_has_a_warning(trained, images, tmp_path, cpu, capsys):
-    """The folder was moved, so that all its images are evaluated."""
-    evaluate(trained / "best.pth", shutil.copytree(images, tmp_path / "moved"), tmp_path / "out", cpu)
-    assert "Warning: Data: 72 of 80 image(s) to evaluate" in capsys.readouterr().out.partition("Validation top-1:")[2]
 
 
 def test_a_folder_of_two_classes_is_evaluated_by_name(trained, tmp_path, cpu):
@@ -173,30 +151,6 @@ def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, image
         UserError, match=r"^DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1, with the checkpoint's"
     ):
         evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]")
-
-
-def test_defaults_of_a_family_hold_in_the_evaluation_of_its_checkpoint():
-    """They are not the user's: the values of the checkpoint replace them without a warning."""
-    command = parse_command_line(["-dataset=folder", "-opts", "MODEL.TYPE=swin"])
-    config, given = command.config, command.given["DATA"]
-    data = config.data
-    preprocessing = {"IMAGE_SIZE": 224, "CROP_PCT": 0.9, "IMAGENET_MEAN": list(data.imagenet_mean)}
-    record = WeightsRecord("the checkpoint", {}, preprocessing | {"IMAGENET_STD": list(data.imagenet_std)})
-    followed = follow(config, {"DATA": given}, record)
-    completed = followed.options.data
-    assert (completed.imagenet_mean, completed.crop_pct, followed.differing) == ((0.485, 0.456, 0.406), 0.9, {})
-    record.data["IMAGENET_MEAN"] = [0.5, 0.5, 0.5]
-    assert follow(config, {"DATA": given}, record).options.data.imagenet_mean == (0.5, 0.5, 0.5)
-
-
-@pytest.mark.parametrize("dataset", ["packed", "tar"])
-def test_a_data_set_that_is_not_read_needs_no_package_and_may_be_gone(monkeypatch, cpu, dataset):
-    """To label a folder of images, or to export: the data of the training may not be here."""
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    config = parse_command_line(["-eval", f"-dataset={dataset}", "-pretrained=a.pth"]).config
-    record = WeightsRecord("the checkpoint", {"TYPE": "vit", "EMBED_DIM": 48}, {"DATASET": dataset, "SPLIT_SEED": 3})
-    data = follow(config, {}, record, evaluates=True).options.data
-    assert recognize_dataset(data, cpu) == data
 
 
 def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu, *more: str) -> tuple[dict, dict, str]:

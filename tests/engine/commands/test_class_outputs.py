@@ -306,33 +306,6 @@ def test_names_as_other_programs_write_them(program, folder, tmp_path, cpu):
     assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("key", ["class_to_idx", "idx_to_class", "classes"])
-def test_names_beside_the_weights(key, folder, tmp_path, cpu):
-    """They decide also where all programs sort the folders equally; a list of other length does not count."""
-    names = ["dog", "cat", "bee"]
-    model, pixels = write_weights(folder, 3), write_images(tmp_path, sorted(names))
-    values = {"class_to_idx": {name: label for label, name in enumerate(names)}, "idx_to_class": dict(enumerate(names))}
-    torch.save({"state_dict": model.state_dict(), key: values.get(key, names)}, folder / "named.pth")
-    expected = figures(model, pixels, [names.index(name) for name in sorted(names)])
-    assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
-    for other in ({key: ["a", "b"]}, {"labels": [0, 1, 2]}, {"id2label": {n: f"LABEL_{n}" for n in range(3)}}, {
-        "classes": np.zeros((3, 1)), "label_map": np.array([1, 2, 3]),
-    }):  # fmt: skip
-        torch.save({"state_dict": model.state_dict(), **other}, folder / "named.pth")
-        expected = figures(model, pixels, [0, 1, 2])
-        assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
-
-
-def test_weights_without_a_head_are_refused_before_the_order_of_classes(folder, tmp_path, cpu):
-    write_images(tmp_path, NUMBERS)
-    state = write_weights(folder, 12).state_dict()
-    torch.save({name: state[name] for name in state if not name.startswith("head.")}, folder / "backbone.pth")
-    with pytest.raises(
-        UserError, match=r"cannot be evaluated \(head: not in the file.*; train with these weights first"
-    ):
-        evaluate(folder, tmp_path, cpu, weights="backbone.pth")
-
-
 def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path, cpu):
     names = ["ant", "bee"]
     write_weights(folder, 2)

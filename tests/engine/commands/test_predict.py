@@ -10,7 +10,6 @@ from conftest import GREY, TINY_VIT, only_run, read_result, run_script, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import find_checkpoint
 from engine.commands.run import run
 from engine.evaluation.predictions import Predictions
 from engine.evaluation.results import SampleResults
@@ -78,16 +77,6 @@ def test_the_accuracy_of_the_file_is_that_of_the_evaluation(images, trained, tmp
         assert {key: labelled[key] for key in row} == row
 
 
-def test_an_evaluation_takes_the_best_checkpoint_of_a_run(trained, tmp_path, cpu):
-    folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    assert find_checkpoint(str(folder), cpu).path.name == "last.pth"
-    assert find_checkpoint(str(folder), cpu, best_first=True).path.name == "best.pth"
-    assert find_checkpoint("auto", cpu, [folder], best_first=True).path == folder / "best.pth"
-    (folder / "best.pth").write_bytes(b"damaged")
-    found = find_checkpoint(str(folder), cpu, best_first=True)
-    assert found.path.name == "last.pth" and "best.pth" in found.notes[0]
-
-
 def test_splits_of_the_data_of_the_run(trained, tmp_path, cpu):
     weights = f"-resume={trained}"
     counts = {}
@@ -148,18 +137,6 @@ def test_if_no_image_is_readable_the_file_is_written_and_the_run_fails(trained, 
     assert read_rows(tmp_path / "out" / "predictions.csv")[0]["error"].startswith(
         "is not an image of a supported format"
     )
-
-
-def test_without_output_there_is_a_new_folder_with_a_log(images, trained, cpu):
-    argv = ["-predict", str(images / "dog" / "00.png"), f"-resume={trained}"]
-    for level in ("O2", "O3"):
-        run(parse_command_line([*argv, "-dry_run", "-amp", "-opts", f"AMP.LEVEL={level}"]), cpu)
-    assert run(parse_command_line(argv), cpu) == 0
-    folder = only_run(trained.parent, "predict")
-    assert folder.name.startswith(f"predict-{trained.name[:3]}")
-    assert {path.name for path in folder.iterdir()} >= {"predictions.csv", "log.txt", "config.yaml"}
-    assert f"Predictions: {folder}/predictions.csv" in (folder / "log.txt").read_text()
-    assert len(read_rows(folder / "predictions.csv")) == 1
 
 
 def test_a_prediction_that_is_interrupted_starts_again(images, trained, tmp_path, cpu, monkeypatch):

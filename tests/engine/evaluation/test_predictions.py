@@ -4,7 +4,6 @@ import csv
 import errno
 import json
 import os
-import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 
@@ -155,25 +154,3 @@ def test_a_table_with_a_column_for_each_class(make, tmp_path):
         "b.jpg,,,,,dog",
         "c.jpg,0.400000,0.100000,0.700000,emu,emu",
     ]
-
-
-def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
-    def peak(count: int) -> int:
-        made, results = prepare(tmp_path, [str(number) for number in range(count)], labelled=False, chunk=100)
-        tracemalloc.start()
-        made.write(results)
-        made.table()
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most
-
-    assert peak(10_000) < 1.2 * peak(1000)
-
-
-def test_a_full_disk_names_the_file_and_keeps_the_earlier_one(make, tmp_path):
-    make(json=False)
-    before = (tmp_path / "predictions.csv").read_bytes()
-    with pytest.raises(OSError, match="No space left") as error:
-        make(top_k=1, json=False, fails=True)
-    assert error.value.filename == str(tmp_path / "predictions.csv")
-    assert (tmp_path / "predictions.csv").read_bytes() == before and len(list(tmp_path.iterdir())) == 1

@@ -21,7 +21,6 @@ from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import DDP, FSDP
 from engine.precision.policy import Precision
 from models.blocks import local_tensor
-from models.build import build_model
 from models.kernels import select_attention
 from models.vit import build_vit
 from utils.distributed import ProcessContext
@@ -130,16 +129,6 @@ def assert_close_training(argv: list[str], mode: str, context: ProcessContext) -
     eager, compiled = (parameters_to_vector(states(folder)["model"].values()) for folder in folders)
     initial = parameters_to_vector(states(train([*argv, "TRAIN.MAX_STEPS=1"], context))["model"].values())
     assert (compiled - eager).norm() < 0.05 * (eager - initial).norm()
-
-
-@pytest.mark.slow
-def test_missing_compiler_is_a_user_error(cpu, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    config = parse_command_line(["-opts", *TINY_VIT]).config
-    model, _ = build_model(config.model, config.data, CPU)
-    missing = torch._inductor.config.patch("cpp.cxx", (None, str(tmp_path / "no-compiler")))
-    with missing, pytest.raises(UserError, match=r"^TRAIN\.COMPILE: .*no-compiler"):
-        compile_model(model, Train(COMPILE="default"), cpu)
 
 
 def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):

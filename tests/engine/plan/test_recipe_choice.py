@@ -146,18 +146,6 @@ def test_a_batch_is_not_larger_than_the_data(tmp_path, place, train, size):
     assert command.config.data.batch_size == (size if train < 64 or not place else 16)
 
 
-def test_kinds_of_data(images, place):
-    name = "probe" if place else "folder_small"
-    rows = [f"{path.relative_to(images)},{path.parent.name}" for path in sorted(images.glob("*/*/*.png"))]
-    table = images / "all.csv"
-    table.write_text("\n".join(["image_path,target", *rows]))
-    for flags in ([f"-data_path={table}"], [f"-data_path={table}", "-dataset=csv"], [f"-data_path={images / 'train'}"]):
-        assert chosen(*flags).run_name == name
-    (images / "train_list.txt").write_text("train/class0/0.png 0\n")
-    assert chosen(f"-data_path={images}", "-dataset=folder").run_name == name
-    assert chosen(f"-data_path={images}").run_name == "vit", "lists win"
-
-
 @pytest.mark.parametrize(
     "flags",
     [

@@ -12,7 +12,6 @@ from run_folders import (
     Reader,
     make_evaluation_run,
     make_run,
-    read_page,
     update_json,
     write_facts,
 )
@@ -103,17 +102,6 @@ def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
     assert lines[-1:0:-1].count(f"{line}8 of e, 8 of f") == 1 and "test images differ" not in page.text
 
 
-def test_runs_by_loss_are_ranked_from_the_lowest(tmp_path, compare):
-    folders = [make_run(tmp_path / f"run{epochs}", epochs, ["EVAL.BEST_METRIC=loss"]) for epochs in (2, 4, 3)]
-    _, lines, _ = compare(*folders, make_run(tmp_path / "top1"))
-    tables = {line: lines[index + 2 :] for index, line in enumerate(lines) if line.startswith("Training runs by")}
-    assert [line.split()[:3] for line in tables["Training runs by validation loss, the best first:"][:3]] == [
-        ["run4", "0.2500", "loss"], ["run3", "0.3333", "loss"], ["run2", "0.5000", "loss"]
-    ]  # fmt: skip
-    assert "Training runs by validation top-1, the best first:" in tables
-    assert "best validation loss 0.2500 epoch 4 of 300 " in read_page(folders[1]).text
-
-
 def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, compare):
     prediction = make_evaluation_run(tmp_path / "predict-digits")
     make_run(tmp_path / "profile-digits")
@@ -150,14 +138,3 @@ def test_csv_has_all_digits_and_all_options(tmp_path, capsys):
     assert all(f"TRAIN.{key}=0.1" in other["options"] for key in keys)
     assert (evaluated["name"], evaluated["split"], evaluated["epochs"]) == ("evaluation", "test", "")
     assert printed.err == f"Page: {tmp_path / 'compare.html'}\n"
-
-
-def test_the_page_of_one_run_is_in_its_folder_or_where_output_says(tmp_path, capsys):
-    run, other = make_run(tmp_path / "run"), tmp_path / "other.html"
-    assert main([str(run)]) == main([str(run), "-output", str(other)]) == 0
-    assert (run / "report.html").exists() and other.exists()
-    assert capsys.readouterr().out == f"Page: {run / 'report.html'}\nPage: {other}\n"
-    with pytest.raises(UserError, match=r"page\.html: cannot be written .*-output"):
-        main([str(run), "-output", str(tmp_path / "no" / "page.html")])
-    with pytest.raises(UserError, match="is a file"):
-        main([str(other)])

@@ -55,15 +55,6 @@ def test_groups_have_figures_and_a_matrix_that_counts_each_image_once_per_seed(s
     assert "Row 2: all images" in page.text
 
 
-def test_folds_of_several_labels_have_a_mean_and_lack_no_matrix(tmp_path, capsys):
-    options = ["DATA.DATASET=csv", "DATA.MULTI_LABEL=true", "DATA.FOLDS=2"]
-    for fold, score in enumerate((40.0, 50.0)):
-        make_run(tmp_path / str(fold), 1, [*options, f"DATA.FOLD={fold}"], result={"mean_ap": score})
-    assert main([str(tmp_path)]) == 0
-    assert read_rows(tmp_path / "groups.csv")[0]["mean"] == "45.0"
-    assert "confusion" not in capsys.readouterr().out.lower()
-
-
 @pytest.mark.parametrize("fault", ["unfinished", "twice", "classes", "damaged", "more images"])
 def test_there_is_no_matrix_of_a_part_of_the_images(sweep, capsys, fault):
     root, _ = sweep

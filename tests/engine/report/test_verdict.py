@@ -54,15 +54,6 @@ def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
 
 
-@pytest.mark.parametrize(
-    ("options", "flag"),
-    [([], "-epochs=12"), (["TRAIN.NUM_EPOCHS=1", "MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml")],
-)
-def test_a_run_with_one_evaluation_below_the_baseline(tmp_path, options, flag):
-    _, command = verdict(tmp_path / "run", [50], [60], options, baseline=(78.4, 10.2))
-    assert flag in flags_of(command)
-
-
 def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
     data = ["DATA.DATASET=csv", "DATA.ON_BAD_IMAGE=skip", "DATA.VAL_FRACTION=0.3", "DATA.BATCH_SIZE=7"]
     data += ["DATA.DATA_PATH=/my photos.csv", "DATA.COLUMNS={path: id, label: breed}", "SAVE=/runs"]
@@ -158,14 +149,6 @@ def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):
         assert run.best == (0, 94.77) and kind_of(verdict_of(run)) == kind
 
 
-def test_a_fine_tuning_after_a_probe_has_its_model(tmp_path):
-    model = ["MODEL.TYPE=timm", "MODEL.NAME=tf_efficientnet_lite0", "MODEL.PRETRAINED=/my weights.pth"]
-    found = verdict(tmp_path / "run", HYM, HYM, ["MODEL.TUNE=probe", *model], result={"knn_top1": 96.08})
-    config = parse_command_line(flags_of(found[1])).config
-    assert (config.model.type, config.model.name, config.model.tune.kind) == ("timm", "tf_efficientnet_lite0", "full")
-    assert config.model.pretrained == "/my weights.pth" and config.train.num_epochs == 10
-
-
 def test_a_probe_after_a_fine_tuning_has_its_weights_and_other_weights_have_an_alternative(tmp_path):
     """Without a network, weights that the run did not have cannot be loaded."""
     model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/my weights.pth", "MODEL.HEAD=probe"]
@@ -189,12 +172,6 @@ def test_the_noise_of_a_mean_over_classes_is_that_of_small_classes(tmp_path, cou
     assert kind_of(verdict_of(read_contents(tmp_path / "run"))) == kind
 
 
-def test_several_labels_have_a_probe_and_no_top1(tmp_path):
-    make_run(tmp_path / "run", options=["DATA.MULTI_LABEL=true", "DATA.DATASET=csv"], result={"probe_score": 70.0})
-    write_rows(tmp_path / "run", [{"epoch": 1, "val_mean_ap": 50.0, "val_loss": 1.0}])
-    assert kind_of(verdict_of(read_contents(tmp_path / "run"))) == "lower rate"
-
-
 @pytest.mark.parametrize(
     ("train", "val", "images", "kind"),
     [
@@ -208,23 +185,6 @@ def test_several_labels_have_a_probe_and_no_top1(tmp_path):
 )
 def test_two_evaluations_that_rise_are_a_rise(tmp_path, train, val, images, kind):
     assert kind_of(verdict(tmp_path / "run", train, val, result={"samples": images})) == kind
-
-
-def test_differences_within_the_noise_are_none(tmp_path):
-    for images, is_said in ((153, False), (3600, True)):
-        lag = {"samples": images, "average_score": 88.0, "raw_score": 91.0}
-        folder = tmp_path / str(images)
-        assert ("88.00%" in verdict(folder, FLAT, FLAT, result=lag)[0]) == is_said
-        write_facts(folder, [PixelBaseline(63.0, 10.0, 100, images)])
-        update_json(folder / "run.json", result={"samples": images})
-        assert ("63.00%" in verdict_of(read_contents(folder))[0]) == is_said
-
-
-def test_a_model_below_the_most_frequent_class_and_one_that_underfits(tmp_path):
-    text, _ = verdict(tmp_path / "flat", FLAT, FLAT, baseline=(55.0, 97.5))
-    assert "97.50%" in text and "majority class" in text
-    text, command = verdict(tmp_path / "run", RISING, RISING)
-    assert text.count("60.00%") == 2 and flags_of(command) == [f"-resume={tmp_path / 'run'}", "-epochs=12"]
 
 
 @pytest.mark.parametrize(

@@ -171,47 +171,6 @@ def test_the_commit_is_the_one_of_the_clone_and_no_hook_runs(clone, tmp_path, cp
     assert git(clone, "rev-parse", "HEAD").strip() == commit
 
 
-def slow_git(folder: Path) -> None:
-    (folder / "git").write_text("#!/bin/sh\nexec sleep 60\n")
-    (folder / "git").chmod(0o700)
-
-
-@NEEDS_GIT
-@pytest.mark.parametrize("git_of", [None, lambda folder: None, slow_git])
-def test_without_a_clone_or_git_or_an_answer_in_time_there_is_no_commit(clone, tmp_path, cpu, monkeypatch, git_of):
-    """A folder inside a clone is not the clone."""
-    monkeypatch.setattr(folder_module, "_GIT_SECONDS", 0.2)
-    if git_of:
-        (tmp_path / "bin").mkdir()
-        git_of(tmp_path / "bin")
-        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin" if git_of is slow_git else str(tmp_path / "bin"))
-    else:
-        (clone / "inside").mkdir()
-        monkeypatch.setattr(folder_module, "_PROJECT", clone / "inside")
-    assert "commit" not in record(tmp_path, cpu).parts
-
-
-def test_gpus_and_hosts_of_all_ranks(tmp_path, monkeypatch):
-    ranks = ["NVIDIA H100", "NVIDIA H100", "NVIDIA A100"]
-    (tmp_path / "version").write_text("580.65.06\n")
-    monkeypatch.setattr(folder_module, "_DRIVER", tmp_path / "version")
-    monkeypatch.setattr(folder_module, "gather_objects", lambda of_main, context: [of_main, *ranks[1:]])
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
-    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92400)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    found = record(tmp_path, ProcessContext(0, 0, 3, 2, torch.device("cuda:0"), ("a", "a", "b")))
-    assert found.hosts == ["a", "a", "b"]
-    assert found.parts["devices"] == "2 x NVIDIA H100 and 1 x NVIDIA A100" and found.parts["host"].startswith("CPU ")
-    assert [found.parts[name] for name in ("CUDA", "cuDNN", "NCCL", "driver")] == [
-        "13.0",
-        "92400",
-        "2.30.7",
-        "580.65.06",
-    ]
-
-
 def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     folders = [tmp_path / name for name in ("same", "changed", "without_facts")]
     for folder in folders:

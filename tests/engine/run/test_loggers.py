@@ -1,6 +1,5 @@
 """The log files; loggers: TensorBoard's tables as its own backend reads them, stand-ins for the other libraries."""
 
-import errno
 import os
 import sys
 import threading
@@ -11,10 +10,9 @@ from unittest.mock import MagicMock, call
 import pytest
 from conftest import assert_same_state, states, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugin_util import markdown_to_safe_html
 
 from engine.run.log import RunLogger
-from engine.run.loggers import BackgroundLogger, LoggedRun, LoggerGroup, WandbLogger, check_loggers
+from engine.run.loggers import BackgroundLogger, LoggedRun, WandbLogger, check_loggers
 from engine.run.record import RunRecord, read_run
 from utils.errors import UserError
 
@@ -77,36 +75,6 @@ def record_in(folder: Path) -> RunRecord:
     record = RunRecord()
     record.open(folder)
     return record
-
-
-def test_options_in_tensorboard(tmp_path, cpu):
-    """Text of the options stays text, whatever a value contains."""
-    options = "NAME: '<script>alert(1)</script> ```'\n\nSAVE: '# x'\n"
-    group = LoggerGroup([], options, {}, RunLogger(None, cpu))
-    group.scalars({"train/loss": 1.0}, 0)  # before the start
-    group.start(record_in(tmp_path), 0)
-    group.scalars({"train/loss": 1.0}, 0)
-    group.finish(RESULT)
-    group.finish(None)  # a second call
-    events = EventAccumulator(str(tmp_path / "details")).Reload()
-    (text,) = events.Tensors("options/text_summary")
-    html = markdown_to_safe_html(text.tensor_proto.string_val[0])
-    assert html.startswith("<pre><code>NAME: '&lt;script&gt;") and html.count("<") == 4 and "# x'" in html
-
-
-def test_a_failed_run_and_a_failure_in_the_libraries(tmp_path, libraries, cpu, capsys):
-    wandb, mlflow = libraries
-    wandb.run.finish.side_effect = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    logger = RunLogger(None, cpu)
-    logger.begin()
-    group = LoggerGroup(["wandb", "mlflow"], "SEED: 0", {}, logger)
-    group.start(record_in(tmp_path), 0)
-    group.scalars({"val/top1": 10.0}, 9)
-    group.finish(None)
-    assert wandb.run.log.call_args == mlflow.log_metrics.call_args == call({"val/top1": 10.0}, step=9)
-    wandb.run.finish.assert_called_once_with(exit_code=1)
-    mlflow.end_run.assert_called_once_with("FAILED")
-    assert "LOGGERS: wandb: OSError: [Errno 28]" in capsys.readouterr().out
 
 
 class Faulty:

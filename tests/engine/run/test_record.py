@@ -75,16 +75,6 @@ def test_the_launcher_overrules_the_states_of_ranks_which_do_not_know_the_lost_o
     assert record_end_of_ranks(launch, state="interrupted") is None and read_run(tmp_path)["message"] == "disk: full"
 
 
-def test_another_rank_keeps_its_result_and_the_file_that_of_the_main_process(tmp_path):
-    main, other = record_in(tmp_path), record_in(tmp_path, is_main=False)
-    main.set_result(top1=50.0)
-    main.update()
-    other.set_result(finished=True, train_seconds=1.0)
-    other.update(state="failed")
-    assert other.values["result"]["finished"] and other.values["result"]["train_seconds"] == 1.0
-    assert read_run(tmp_path)["state"] == "failed" and read_run(tmp_path)["result"]["top1"] == 50.0
-
-
 def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
     """The first run was suspended while another process took its lock; a rank of it fails now."""
     suspended, resumed = record_in(tmp_path), record_in(tmp_path, host="b")
@@ -93,15 +83,6 @@ def test_the_record_of_a_resumed_run_is_its_own(tmp_path):
     suspended.add_warning("late")
     run = read_run(tmp_path)
     assert (run["state"], run["host"], run["message"], run["warnings"]) == ("finished", "b", None, {})
-
-
-def test_the_end_is_told_once(tmp_path):
-    record, ends = record_in(tmp_path), []
-    record.on_end = lambda: ends.append(1 / 0 if ends else read_run(tmp_path)["state"])
-    record.update(checkpoint="last.pth")
-    for state in ("finished", "failed"):
-        record.update(state=state)
-    assert ends == ["finished"]
 
 
 def test_the_command_that_resumes_is_known_from_the_first_checkpoint_on(tmp_path):
@@ -194,12 +175,6 @@ def test_damaged_rows_are_left_out_and_the_file_is_kept(tmp_path):
     assert f"{len(DAMAGED)} rows are damaged" in warning and "metrics.damaged.jsonl" in warning
 
 
-def test_an_incomplete_last_row_is_dropped_silently(tmp_path):
-    (tmp_path / ROWS).write_text('{"kind": "epoch", "epoch": 1, "step": 4}\n{"kind": "epo')
-    record_in(tmp_path).open_rows(4, 40, no_warning)
-    assert (tmp_path / ROWS).read_text().count("\n") == 1
-
-
 def test_the_best_epoch_has_the_highest_top1_then_the_lowest_loss():
     figures = [(1, 10, 1.5), (2, 30, 1.2), (3, 30, 1.1), (4, 30, 1.1), (5, None, None)]
     rows = [dict(zip(("epoch", "val_top1", "val_loss"), row, strict=True)) for row in figures]
@@ -244,16 +219,6 @@ def test_a_damaged_record_is_begun_anew(tmp_path, text):
 )  # fmt: skip
 def test_a_damaged_fact_is_none(values):
     assert read_fact({"Devices": values}, Devices) is None
-
-
-def test_the_total_time_counts_from_the_command(digits_argv, cpu, monkeypatch):
-    """The features of a probe, for one, are computed before the clock of the training exists."""
-
-    def compute_for_long(plan, context, logger):
-        logger.started -= 1000
-
-    monkeypatch.setattr("engine.commands.train.solve_new_head", compute_for_long)
-    assert read_result(train([*digits_argv, "TRAIN.MAX_STEPS=1"], cpu))["total_seconds"] > 1000
 
 
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):

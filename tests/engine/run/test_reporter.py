@@ -1,11 +1,7 @@
 """Reports of a run in the log, CSV tables and TensorBoard; skipped steps; the form of the log lines."""
 
 import math
-import re
-import resource
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import read_metrics
-from engine.run.reporter import Reporter, StepReport, peak_memory_bytes
+from engine.run.reporter import Reporter, StepReport
 from engine.run.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, Metrics, MetricSums
@@ -70,12 +66,6 @@ def scalars(folder, name: str) -> dict[int, float]:
     return {event.step: event.value for event in events.Scalars(name)}
 
 
-def test_a_line_has_the_loss_since_the_last_one(tmp_path, cpu):
-    SimulatedRun(tmp_path, cpu).epoch((4.0, 1.0, False), (1.0, 1.0, False), (1.0, 1.0, False))
-    losses = re.findall(r"Loss: (\S+) \((\S+)\)", (tmp_path / "log.txt").read_text())
-    assert losses == [("4.0000", "4.0000"), ("1.0000", "2.5000"), ("1.0000", "2.0000")]
-
-
 def test_a_skipped_step_does_not_count_in_the_loss_and_the_gradient_norm(tmp_path, cpu):
     run = SimulatedRun(tmp_path, cpu, report_freq=2)
     run.epoch((2.0, 1.0, False), (math.nan, math.inf, True), (3.0, 2.5, False))
@@ -102,15 +92,6 @@ def test_an_epoch_of_skipped_steps_has_no_loss(tmp_path, cpu):
     assert "Loss: - (-), Avg Acc: -" in run.log and "nan" not in run.log and " 0.0 img/s" not in run.log
 
 
-def test_an_epoch_of_which_only_the_evaluation_is_left_has_no_speed(tmp_path, cpu):
-    run = SimulatedRun(tmp_path, cpu)
-    progress = EpochProgress(0, STEPS, STEPS, MetricSums(cpu.device), done_steps=STEPS)
-    run.reporter.start_epoch(progress)
-    run.reporter.end_epoch(progress, None, 1.0)
-    (epoch,) = run.rows("metrics.csv")
-    assert [epoch[name] for name in ("images_per_second", "tflops_per_second", "model_flops_utilization")] == [""] * 3
-
-
 def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
     run = SimulatedRun(tmp_path, cpu)
     run.reporter.images_per_epoch = BATCH_SIZE
@@ -121,13 +102,6 @@ def test_an_epoch_without_readable_images_is_an_error(tmp_path, cpu):
     progress.done_steps = 1
     with pytest.raises(UserError, match=r"no training image of epoch 2 can be read; bad_images_\*\.csv in"):
         run.reporter.after_step(progress)
-
-
-@pytest.mark.parametrize(("platform", "expected"), [("linux", 3 << 30), ("darwin", 3 << 20)])
-def test_unit_of_the_peak_memory(monkeypatch, cpu, platform, expected):
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=3 << 20))
-    assert peak_memory_bytes(cpu.device) == expected
 
 
 def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):

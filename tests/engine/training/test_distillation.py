@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 import torch.nn.functional as F
 from conftest import GREY, TINY_VIT, assert_same_state, states, train
@@ -23,7 +22,6 @@ from engine.commands.run import run
 from engine.precision.policy import Precision
 from engine.training.loss import Teacher, build_step_loss, build_teacher, class_logits
 from models.build import build_model
-from models.weights.fit import Fitted
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
@@ -142,32 +140,6 @@ def test_the_teacher_computes_in_the_precision_of_the_run(tiny_teacher, level):
     error = (half(images) - exact(images)).norm() / exact(images).norm()
     assert dtypes == [torch.bfloat16] and half(images).dtype == torch.float32
     assert 1e-4 < error < 0.05
-
-
-@pytest.mark.parametrize("teacher", ["recipe", "timm"])
-def test_the_preprocessing_comes_from_the_recipe_or_timm(tmp_path, teacher):
-    """The files are plain weights. The name of one is the name of its recipe."""
-    grey = {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": [0.5], "IMAGENET_STD": [0.5]}
-    if teacher == "recipe":
-        digits = parse_command_line(["-model=vit_digits", "-opts", "DATA.IMAGE_SIZE=16", *GREY]).config
-        model, _ = build_model(digits.with_model(num_classes=10).model, digits.data, CPU.device)
-        keys, data = {"TEACHER_MODEL": str(tmp_path / "vit_digits.pth")}, Data.model_validate(grey)
-        expected, size = ("vit_digits", [0.3]), 16
-    else:
-        model = timm.create_model("resnet10t", num_classes=10, in_chans=3)
-        keys, data = {"TEACHER_MODEL": "resnet10t", "TEACHER_WEIGHTS": str(tmp_path / "vit_digits.pth")}, STUDENT
-        expected, size = ("resnet10t", [0.485, 0.456, 0.406]), 176
-    torch.save(model.state_dict(), tmp_path / "vit_digits.pth")
-    built = build_teacher(options_of("hard", data, 10, **keys), fp32())
-    assert built.size == (size, size) and (built.name, list(built.data.imagenet_mean)) == expected
-
-
-def test_a_teacher_of_a_family_has_the_defaults_of_its_family(tmp_path, monkeypatch):
-    """Swin's normalization is a default of its family, and not in the recipe."""
-    (tmp_path / "swin.pdparams").touch()
-    keys = {"TEACHER_MODEL": "swin_tiny_patch4_window7_224", "TEACHER_WEIGHTS": str(tmp_path / "swin.pdparams")}
-    monkeypatch.setattr("engine.training.loss.build_model", lambda *_, **__: (nn.Identity(), Fitted("swin")))
-    assert build_teacher(options_of("hard", **keys), fp32()).data.imagenet_mean == (0.485, 0.456, 0.406)
 
 
 # Distilled heads

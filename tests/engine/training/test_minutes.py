@@ -76,17 +76,6 @@ def test_short_epochs_have_the_first_images_of_the_order():
     assert (layout.steps_per_epoch, layout.batches_per_epoch) == (5, 10)
 
 
-def test_shares_of_the_run_stay(tmp_path, cpu, monkeypatch):
-    """Warm-up, decay and mixing of a recipe of 40 epochs, in a run of 10."""
-    monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (10, 7))
-    options = ["TRAIN.NUM_EPOCHS=40", "TRAIN.WARMUP_EPOCHS=4", "TRAIN.MIXUP_OFF_EPOCH=30", "TRAIN.MAX_STEPS=1"]
-    options += ["TRAIN.MIXUP_ALPHA=0.2", "TRAIN.LR_SCHEDULER.NAME=step"]
-    folder = train([*digits_flags(tmp_path), *options, "-minutes=30"], cpu)
-    options = parse_value((folder / "config.yaml").read_text())["TRAIN"]
-    assert (options["WARMUP_EPOCHS"], options["MIXUP_OFF_EPOCH"]) == (1, 8)
-    assert options["LR_SCHEDULER"]["DECAY_EPOCHS"] == 7.5  # of timm's default, 30
-
-
 def test_the_run_is_the_one_with_these_epochs_and_a_resume_keeps_them(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr("engine.training.minutes.epochs_in", lambda *figures: (2, 7))
     stopped = ["TRAIN.MAX_STEPS=9", "TRAIN.NUM_EPOCHS=20", "TRAIN.WARMUP_EPOCHS=5"]
@@ -120,12 +109,3 @@ def test_a_run_of_a_sweep_takes_over_the_epochs_of_a_run_of_its_speed(tmp_path, 
     assert [other[key] for key in keys[:2]] == [3, 5]
     assert (given["TRAIN.NUM_EPOCHS"], given["TRAIN.MINUTES"], given["TRAIN.WARMUP_EPOCHS"]) == (40, 30, 4)
     assert "TRAIN.EPOCH_STEPS" not in given
-
-
-def test_a_resumed_run_keeps_the_options_that_were_given(tmp_path, cpu):
-    """And adds the ones that a resume changes."""
-    folder = train([*digits_flags(tmp_path), "TRAIN.MAX_STEPS=1", "-epochs=2"], cpu)
-    given = read_json(folder / "run.json")["given"]
-    assert run(parse_command_line([f"-resume={folder}", "-epochs=3"]), cpu) == 0
-    assert read_json(folder / "run.json")["given"] == given | {"TRAIN.NUM_EPOCHS": 3}
-    assert given["TRAIN.NUM_EPOCHS"] == 2 and "TRAIN.OPTIMIZER.NAME" not in given

@@ -12,16 +12,14 @@ from conftest import ROOT, assert_same_state, digits_flags, states, train
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
-from configs.parts import DEVICE_AUGMENTATIONS, LOSSES, OPTIMIZERS, Options, open_plugin
-from configs.schema import Loss, Train
-from configs.schema.train import Optimizer
+from configs.parts import LOSSES, open_plugin
+from configs.schema import Loss
 from configs.weights import options_to_export
 from configs.yaml_io import parse_value
 from datasets.batch import PADDING
 from engine.commands.run import run
 from engine.report.page import write_report
 from engine.training.loss import build_loss
-from engine.training.optimizer import build_optimizer
 from scripts import export
 from utils.errors import UserError
 from utils.files import read_json
@@ -55,21 +53,6 @@ def test_a_loss_without_one_value_per_sample_is_refused(plugin):
     assert "scalar" in LOSSES
     with pytest.raises(UserError, match=r"LOSS.NAME scalar: .*\(2,\)"):
         build_loss(Loss(NAME="scalar"), 0.0)(torch.zeros(2, 3), torch.tensor([0, 1]))
-
-
-@pytest.mark.parametrize(("code", "option", "error"), [
-    ("loss('bare')\ndef bare(logits, targets):\n    return logits.sum(1)", "LOSS.NAME=bare",
-     r"LOSS.NAME bare: .*'options'"),
-    ("device_augmentation('bare')\ndef bare(images, options):\n    return images",
-     "DATA.DEVICE_AUGMENTATIONS={bare: null}", r"DATA.DEVICE_AUGMENTATIONS: bare .*nn\.Module"),
-])  # fmt: skip
-def test_a_function_that_cannot_be_called_is_one_line(tmp_path, digits_argv, cpu, monkeypatch, code, option, error):
-    monkeypatch.setattr("configs.parts._running", {})
-    for table in (LOSSES, DEVICE_AUGMENTATIONS):
-        monkeypatch.delitem(table, "bare", raising=False)
-    (tmp_path / "bare.py").write_text(f"from configs.parts import *\n@{code}\n")
-    with pytest.raises(UserError, match=error):
-        run(parse_command_line([f"-plugin={tmp_path / 'bare.py'}", "-dry_run", *digits_argv, option]), cpu)
 
 
 UNUSED = """
@@ -132,13 +115,6 @@ def test_a_plugin_that_ends_the_program_is_one_line(tmp_path, digits_argv, cpu, 
     found = read_json(folder / "status.json")
     assert status == found["exit_status"] == 2 and found["state"] == "failed"
     assert re.fullmatch(r".*exits\.py:6: ends the program \(SystemExit\(3\)\); .*", found["message"])
-
-
-def test_an_optimizer_of_timm_does_not_replace_that_of_a_plugin(monkeypatch):
-    monkeypatch.setitem(OPTIMIZERS, "lamb", (torch.optim.SGD, Options))
-    train_options = Train().model_copy(update={"optimizer": Optimizer(NAME="lamb")})
-    with pytest.raises(UserError, match=r"OPTIMIZER.NAME lamb: .*rename"):
-        build_optimizer(torch.nn.Linear(2, 2), train_options)
 
 
 def test_a_resumed_run_with_own_parts_is_the_same_with_workers(plugin, digits_argv, cpu):

@@ -60,38 +60,6 @@ def test_a_recipe_with_weights_of_timms_has_timms_values(name, weights):
     assert sources.startswith(f"timm's {name}") and sources.endswith("INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD")
 
 
-def test_keys_of_the_user_win(tmp_path):
-    (tmp_path / "recipe.yaml").write_text(
-        f"BASE: ['{Path('configs/finetune.yaml').resolve()}']\nDATA:\n    CROP_PCT: 0.5\n"
-    )
-    own = [f"-cfg={tmp_path / 'recipe.yaml'}", "-model=resnet18", "-image_size=64", "-opts"]
-    data, sources, warnings = completed(*own, "DATA.IMAGENET_STD=[1,1,1]")
-    assert (data.crop_pct, data.image_size, data.imagenet_std) == (0.5, 64, (1, 1, 1))
-    assert data.imagenet_mean == (0.485, 0.456, 0.406)
-    assert sources.startswith("options: IMAGE_SIZE, CROP_PCT, IMAGENET_STD; timm's resnet18.a1_in1k: INTERPOLATION, ")
-    assert any("DATA.IMAGENET_STD is (1.0, 1.0, 1.0), but timm's resnet18.a1_in1k has" in line for line in warnings)
-
-
-@pytest.mark.parametrize("argv", [
-    [*FINETUNE, "-model=resnet18", "-opts", "MODEL.PRETRAINED=null"],
-    ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet18"],
-    [*FINETUNE, "-model=vit_small_patch16_224", "-pretrained=vit.pdparams"],
-    ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=no_such_model", "MODEL.PRETRAINED=timm"],
-    ["-opts", "MODEL.TYPE=timm", "MODEL.NAME=resnet18.no_tag", "MODEL.PRETRAINED=timm"],
-])  # fmt: skip
-def test_a_model_without_known_weights_keeps_the_defaults(argv):
-    data, sources, _ = completed(*argv)
-    assert (data.imagenet_mean, data.imagenet_std, data.crop_pct) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), 0.875)
-    assert sources == "default: IMAGE_SIZE, CROP_PCT, INTERPOLATION, IMAGENET_MEAN, IMAGENET_STD"
-
-
-def test_weights_of_a_family_in_the_recipe_of_another_model_have_its_normalization():
-    swin = [*FINETUNE, "-model=swin_tiny_patch4_window7_224"]
-    data, sources, _ = completed(*swin, "-pretrained=swin.pdparams")
-    assert data.imagenet_mean == (0.485, 0.456, 0.406) and "MODEL.TYPE swin: IMAGENET_MEAN, IMAGENET_STD" in sources
-    assert completed(*swin, "-opts", "MODEL.PRETRAINED=null")[0].imagenet_mean == (0.5, 0.5, 0.5)
-
-
 _TIMM = parse_command_line(["-eval", "-dataset=folder", "-opts", "MODEL.TYPE=timm", "MODEL.PRETRAINED=timm"]).config
 _MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 
@@ -236,19 +204,6 @@ def hf_folder(tmp_path) -> Path:
     model = timm.create_model("test_vit", img_size=48, num_classes=2, reg_tokens=2, global_pool="avg")
     save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["b", "a"]}, data_config=PUBLISHED)
     return tmp_path / "hf"
-
-
-def test_an_export_shows_whole_images_or_a_crop(tmp_path, photos, cpu):
-    model, squashed = timm.create_model("test_vit", img_size=48, num_classes=2), PUBLISHED | {"crop_mode": "squash"}
-    save_for_hf(model, str(tmp_path / "hf"), {"label_names": ["a", "b"]}, data_config=squashed)
-    source = [str(tmp_path / "hf" / "pytorch_model.bin"), "-no_check", "-format"]
-    with pytest.raises(UserError, match=r"RESIZE squash with CROP_PCT 0.8.*; set DATA.CROP_PCT=1$"):
-        export.main([*source, "safetensors", f"-output={tmp_path / 'a.safetensors'}"])
-    export.main([*source, "safetensors", f"-output={tmp_path / 'a.safetensors'}", "-opts", "DATA.CROP_PCT=1"])
-    for weights, crop_pct in (("a.safetensors", 1), ("hf", 0.8)):
-        argv = ["-eval", "-dataset=folder", f"-data_path={photos}", f"-pretrained={tmp_path / weights}"]
-        data = plan_evaluation(parse_command_line(argv), cpu, RunLogger(None, cpu)).config.data
-        assert (data.resize, data.crop_pct, data.image_size) == ("squash", crop_pct, 48)
 
 
 @pytest.mark.parametrize("kwargs", [{"dynamic_img_size": False}, {}])

@@ -1,9 +1,5 @@
 """The pixel baseline, which never changes, delays or ends a run."""
 
-import itertools
-import threading
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -46,11 +42,6 @@ def test_ridge_regression_is_least_squares_with_rows_for_the_penalty():
     predicted = ((torch.from_numpy(val_pixels) - mean) @ weight + targets.mean(0)).argmax(1).numpy()
     expected = 100 * np.mean(predicted == val_labels)
     assert 30 < expected < 90 and ridge_top1(pixels, labels, val_pixels, val_labels) == pytest.approx(expected, abs=0.6)
-
-
-def test_equal_images_get_the_most_frequent_class():
-    images, labels = np.full((9, 12), 7, np.float32), np.array([2, 2, 0])
-    assert ridge_top1(images[:3], labels, images, np.array([2] * 6 + [0, 1, 5])) == pytest.approx(100 * 6 / 9)
 
 
 def test_images_are_drawn_evenly_from_the_classes():
@@ -102,13 +93,6 @@ def test_unreadable_images_are_left_out_and_other_failures_are_a_line(tmp_path, 
     assert "ZeroDivisionError" in measure_baseline(data, train_samples, val).text
 
 
-def test_a_few_images_have_time_on_a_busy_core(tmp_path, cpu, monkeypatch):
-    splits = splits_for(cpu, "-dataset=folder", f"-data_path={noise_folder(tmp_path, 12, 6, (40, 40, 3))}")
-    monkeypatch.setattr(time, "thread_time", itertools.count(step=0.1).__next__)
-    measured = measure_baseline(*splits)
-    assert (measured.training, measured.validation) == (12, 6)
-
-
 def test_some_data_have_none(cpu):
     data, *digits = splits_for(cpu, "-dataset=digits")
     assert measure_baseline(data, *digits).pixel_baseline > 85
@@ -135,15 +119,3 @@ def test_a_run_records_it_once_and_is_bit_equal_without_it(digits_argv, cpu, tmp
     other = train([f"-output={tmp_path / 'without'}", *digits_argv], cpu)
     assert_same_state(states(folder), states(other))
     assert rows(folder) == rows(other) and read_result(other)["pixel_baseline"] is None
-
-
-@pytest.mark.parametrize("stop", [[], ["TRAIN.MAX_STEPS=23"]])
-def test_only_a_finished_run_waits_for_it(digits_argv, cpu, monkeypatch, stop):
-    """It is ready when the best epoch has been evaluated."""
-    ready, expected = threading.Event(), PixelBaseline(12.5, 10.0, 8, 8)
-    monkeypatch.setattr(MEASURE, lambda *arguments: expected if ready.wait(600) else None)
-    monkeypatch.setattr("engine.training.trainer._evaluate_best", lambda *arguments: ready.set())
-    folder = train([*digits_argv, *stop], cpu)
-    assert read_result(folder)["pixel_baseline"] == (None if stop else 12.5)
-    assert read_fact(read_run(folder)["facts"], PixelBaseline) == (None if stop else expected)
-    ready.set()

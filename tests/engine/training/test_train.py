@@ -9,17 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import assert_same_state, only_run, read_result, rows, states, train
-from torch import nn
 
 from configs.command_line import parse_command_line
-from configs.schema import Config
 from engine.checkpoint.reader import load_checkpoint
 from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.run.record import read_run
 from engine.training import run_report
 from engine.training.run_report import TimeShare
-from engine.training.snapshot import disk_note
 from utils.errors import UserError
 from utils.files import read_json
 from utils.metric_table import METRICS
@@ -150,17 +147,6 @@ def test_work_of_two_seconds_at_one_percent_is_due_after_200_seconds(clock):
     assert calls == [100, 303, 305]
 
 
-def test_work_that_fails_is_not_repeated_at_once(clock):
-    def work():
-        clock[0] += 1
-        raise OSError("full")
-
-    share = TimeShare(work, 0.5)
-    with pytest.raises(OSError, match="full"):
-        share.update()
-    share.update()
-
-
 # The size of a checkpoint
 
 
@@ -179,15 +165,6 @@ def test_the_size_of_a_checkpoint_is_known_before_training(digits_argv, cpu, opt
     sizes = re.findall(r"----- Checkpoints: ([\d.]+) MB", (folder / "log.txt").read_text())
     real = (folder / "last.pth").stat().st_size / 1e6
     assert [float(size) for size in sizes] == [pytest.approx(real, rel=0.05)] * 2
-
-
-def test_a_disk_without_room_for_two_checkpoints(monkeypatch):
-    weights = SimpleNamespace(saved=nn.Linear(1000, 250, bias=False))  # 1 MB, and twice as much of AdamW's moments
-    state = SimpleNamespace(precision=SimpleNamespace(weights=weights), average=None, config=Config())
-    for free, warns in ((6 * 10**6, False), (6 * 10**6 - 1, True)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        note = disk_note(state, Path("run"))
-        assert "Checkpoints: 3.0 MB" in note.text and (note.kind == "warning") == warns
 
 
 def test_a_disk_without_room_for_a_checkpoint_ends_the_run_before_its_folder_is_made(digits_argv, cpu, monkeypatch):
