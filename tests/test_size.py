@@ -41,14 +41,14 @@ CEILINGS = {
     "utils/file_formats": 373,
     "utils/processes": 470,
     "tests": 1485,
-    "tests/configs": 1232,
+    "tests/configs": 1198,
     "tests/datasets": 6743,
-    "tests/engine": 12641,
+    "tests/engine": 11948,
     "tests/fixtures": 72,
     "tests/models": 2327,
-    "tests/scripts": 1816,
+    "tests/scripts": 1543,
     "tests/stress": 2895,
-    "tests/utils": 1968,
+    "tests/utils": 1888,
 }
 MAX_PRODUCT_FILES = 168
 
