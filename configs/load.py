@@ -178,7 +178,7 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
 def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     """BASE files < YAML file, or the options of a run or of weights < -model < flags < -opts.
 
-    -model replaces the architecture; with timm's weights, it is timm's model, by default `FINETUNED`.
+    -model replaces the architecture; with MODEL.KWARGS, or timm's weights (by default of `FINETUNED`), by timm's model.
 
     Raises UserError: a file cannot be read; an empty flag; an unknown key in -opts.
     """
@@ -196,6 +196,7 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     if evaluates and not recipe:
         layers.remove("MODEL.WEIGHTS_ENTRY")  # of the initial weights of that run
     of_timm = (arguments.pretrained or layers.get("MODEL.PRETRAINED")) == "timm"
+    of_timm = of_timm or any(option.startswith("MODEL.KWARGS=") for option in arguments.opts)
     trains_timms = arguments.pretrained == "timm" and not (recipe or evaluates or arguments.resume)
     if name := arguments.model or (FINETUNED if trains_timms else None):
         section = {"TYPE": "timm", "NAME": name} if of_timm else model_sections(name)["MODEL"]
@@ -276,6 +277,7 @@ def model_sections(name: str) -> dict[str, dict[str, Any]]:
 
 _REPLACEMENTS = OTHER_NAMES | {  # of a key, a section, or a last part of keys
     "MODEL.FREEZE_BACKBONE": "MODEL.TUNE=head",
+    "MODEL.KWARGS": "it with -model=NAME, a model of timm's",
     "MODEL.MLP_DIM": "MODEL.MLP_RATIO, which is MLP_DIM / EMBED_DIM",
     "AMP.MODE": "AMP.PRESET",  # of Colossal-AI
     "AMP.OPT_LEVEL": "AMP.LEVEL",  # of Apex

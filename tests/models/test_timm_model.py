@@ -6,6 +6,7 @@ from inspect import signature
 import pytest
 import timm
 import torch
+from conftest import ROOT
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from configs.command_line import parse_command_line
@@ -57,6 +58,17 @@ def test_further_arguments_reach_the_class():
     assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in expected.state_dict().items()}
     assert model.patch_drop.prob == 0.5
     assert model_of("test_vit", "-image_size=64", dynamic_img_size=True)(torch.ones(1, 3, 96, 32)).shape == (1, 3)
+
+
+def test_arguments_of_the_class_mean_timms_model_where_a_recipe_has_its_name():
+    argv = ["-model=vit_tiny_patch16_224", "-image_size=32", "-opts", "MODEL.KWARGS={reg_tokens: 4, depth: 1}"]
+    for recipe in ([], [f"-cfg={ROOT / 'configs' / 'vit_digits.yaml'}"]):
+        config = parse_command_line([*recipe, *argv]).config
+        assert (config.model.type, config.model.name) == ("timm", "vit_tiny_patch16_224")
+        model = build_model(config.model, config.data, torch.device("cpu"))[0]
+        assert model.reg_token.shape == (1, 4, 192) and len(model.blocks) == 1
+    with pytest.raises(UserError, match=r"MODEL.KWARGS.*-model=NAME"):
+        parse_command_line(["-opts", "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS={reg_tokens: 4}"])
 
 
 DANGEROUS = {  # of create_model, build_model_with_cfg, and the functions between these and the constructor

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 import pytest
+import timm
 import torch
 from conftest import assert_same_state, states, train
 from precision_cases import BF16, CPU, FP32, policy, vit
@@ -36,6 +37,18 @@ def test_weight_dtypes_of_each_level():
             half = level != "O1" and "norm" not in name  # on a CPU
             assert dtype == (BF16 if half else FP32), (level, name)
         assert dtypes(weights.saved)["head.weight"] == (BF16 if level == "O3" else FP32)
+
+
+def test_frequencies_of_rotary_embeddings_stay_in_fp32_in_o3():
+    """timm's modules keep them so in `.to(dtype)`; in bf16 an angle of many radians loses its sine."""
+    small = {"embed_dim": 48, "depth": 1, "num_heads": 2}
+    for name, get in (("vit_small_patch16_dinov3", "rope.periods"), ("eva02_tiny_patch14_224", "rope.bands")):
+        model = timm.create_model(name, img_size=112, dynamic_img_size=True, **small).eval()
+        compute = half_copy(model, BF16, half_buffers=True).eval()
+        assert compute.patch_embed.proj.weight.dtype == BF16 and torch.equal(
+            compute.get_buffer(get), model.get_buffer(get)
+        )
+        assert torch.equal(compute.rope.get_embed((7, 7)), model.rope.get_embed((7, 7)))
 
 
 def train_steps(level: str, dtype: str, steps: int, device: torch.device = CPU) -> tuple[list[float], MasterWeights]:
