@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from datasets.loading.workers import default_num_workers
 from scripts.benchmarks.benchmark_train import NO_DROPOUT, check_supported
 from scripts.benchmarks.programs import ENTRY, MODES, READY_OPTIONS, failure_reason, parse_names, ready_flags
 from scripts.benchmarks.timm_command import add_timm_flag
-from scripts.benchmarks.turns import Figures, figures_table, memory, speed, write_json
+from scripts.benchmarks.turns import CORES, FIRST_LINE, Columns, Figures, figures_table, memory, speed, write_json
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import visible_gpus
 from utils.files import atomic_write, read_json
@@ -55,15 +56,16 @@ class Part(NamedTuple):
 class Setting(NamedTuple):
     """The options of a training part.
 
-    limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile. small:
-    the small batch size. options: added to -opts. model: replaces the user's flags, for another model. variables: of
-    its environment. interval: steps between two reports, which take the time of a step of a small model.
+    limit: seconds, about twice the time on an H200, so that a slow disk ends no part. compiles: with -compile.
+    batch_share: of the large batch size; None: the small one. options: added to -opts. model: in place of the user's
+    flags. variables: of its environment. interval: steps between two reports, which take the time of a step of a small
+    model.
     """
 
     mode: str
     limit: int = 60
     compiles: bool = False
-    small: bool = False
+    batch_share: float | None = 1
     programs: tuple[str, ...] = ("ready",)
     options: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
@@ -73,7 +75,10 @@ class Setting(NamedTuple):
 
 O1, O2, FP16 = "O1-bf16", "O2-bf16", "O1-fp16"
 STREAM = ("AMP.PRESET=bf16_stream",)
+DROPPATH = ("MODEL.DROPPATH=0.2",)
 WHOLE = {"limit": 120, "compiles": True, "options": ("TRAIN.COMPILE=model",)}
+NO_CACHE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
+LARGE = ("-cfg=configs/vit_large_patch16_224.yaml", *NO_DROPOUT, "MODEL.GRAD_CHECKPOINTING=true")
 TRAINING = {
     "O1": Setting(O1),
     "O2": Setting(O2),
@@ -81,16 +86,26 @@ TRAINING = {
     "O2_compiled": Setting(O2, 80, compiles=True),
     "stream": Setting(O1, options=STREAM),
     "stream_compiled": Setting(O1, 80, compiles=True, options=STREAM),
-    "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
-    "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
-    "droppath": Setting(O1, options=("MODEL.DROPPATH=0.2",)),
+    "jpeg_eager": Setting(O1, programs=("jpeg",)),
+    "timm_eager": Setting(O1, programs=("timm",)),
     "jpeg": Setting(O1, 80, compiles=True, programs=("jpeg",)),
     "timm": Setting(O1, programs=("timm",), **WHOLE),
     "jpeg_whole": Setting(O1, programs=("jpeg",), **WHOLE),
-    "fp16_small": Setting(FP16, small=True),
-    "fp32_small": Setting("fp32", small=True),
+    "droppath": Setting(O1, options=DROPPATH),
+    "droppath_compiled": Setting(O1, 80, compiles=True, options=DROPPATH),
+    "compiled_without_cache": Setting(O1, 80, compiles=True, variables=(NO_CACHE,)),  # of inductor: its first line
+    "cublaslt": Setting(O1, variables=("TORCH_BLAS_PREFER_CUBLASLT=1",)),
+    "tuned_products": Setting(O2, 120, compiles=True, variables=("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM=1",)),
+    "flash": Setting(O1, variables=("TORCH_CUDNN_SDPA_DEPRIORITIZED=1",)),  # without it torch prefers cuDNN on an H100
+    "muon": Setting(O1, options=("TRAIN.OPTIMIZER.NAME=muon",)),
+    "batch_eighth": Setting(O1, batch_share=1 / 8),
+    "dropout": Setting(O1, options=("MODEL.DROPOUT=0.1", "MODEL.ATTENTION_DROPOUT=0.1")),  # the shipped recipe's
+    "vit_small": Setting(O1, model=("-cfg=configs/vit_small_patch16_224.yaml", *NO_DROPOUT), interval=50),
+    "vit_large": Setting(O1, 90, model=LARGE),
+    "fp16_small": Setting(FP16, batch_share=None),
+    "fp32_small": Setting("fp32", batch_share=None),
     "tf32": Setting("tf32"),
-    "tiny": Setting(O1, small=True, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50),
+    "vit_tiny": Setting(O1, model=("-cfg=configs/vit_tiny_patch16_224.yaml", *NO_DROPOUT), interval=50),
 }
 
 
@@ -131,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     add_flag(parser, "large_batch", type=positive, default=256, metavar="N", help="of the other parts (default: 256)")
     images = f"images per timed turn of a program (default: {TIMED_IMAGES}; a quarter in fp32)"
     add_flag(parser, "timed_images", type=positive, default=TIMED_IMAGES, metavar="N", help=images)
+    photographs = "class folders of JPEGs for the parts that read images (default: made by the script)"
+    add_flag(parser, "data", type=Path, metavar="FOLDER", help=photographs)
     add_timm_flag(parser)
     return parser
 
@@ -138,21 +155,23 @@ def _parser() -> argparse.ArgumentParser:
 def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
     """The parts that can run here: with `-timm_train` timm's. rest: flags of main_single_gpu.py."""
     workers = f"-num_workers={default_num_workers(own_share(), on_gpu=visible_gpus() > 0)}"
-    small, large = ([f"-batch_size={size}", workers] for size in (flags.small_batch, flags.large_batch))
+    large = [f"-batch_size={flags.large_batch}", workers]
+    images = [f"-data={flags.data}"] if flags.data else []
+    timm_train = [f"-timm_train={flags.timm_train}"] if flags.timm_train else []
 
     def script(name: str, part: str) -> list[str]:
         return [*PYTHON, str(ROOT / f"scripts/benchmarks/{name}.py"), f"-json={flags.output / part}.json"]
 
     def training(name: str, setting: Setting) -> Part:
-        batch_size = flags.small_batch if setting.small else flags.large_batch
+        share = setting.batch_share
+        batch_size = max(1, round(flags.large_batch * share)) if share else flags.small_batch
         timed_images = flags.timed_images // (4 if setting.mode == "fp32" else 1)
         steps = setting.interval * max(1, round(timed_images / batch_size / setting.interval))
         command = ["env", *setting.variables] if setting.variables else []
         command += [*script("benchmark_train", name), f"-programs={','.join(setting.programs)}", "-rounds=1"]
         command += [f"-interval={setting.interval}", f"-warmup={WARMUP_STEPS}", f"-steps={steps}"]
-        command += [f"-limit={setting.limit}"]
-        command += [f"-timm_train={flags.timm_train}"] if "timm" in setting.programs else []
-        command += [*(setting.model or rest), *(small if setting.small else large), *["-compile"] * setting.compiles]
+        command += [f"-limit={setting.limit}", *images, *(timm_train if "timm" in setting.programs else [])]
+        command += [*(setting.model or rest), f"-batch_size={batch_size}", workers, *["-compile"] * setting.compiles]
         command += ["-opts", *MODES[setting.mode], *setting.options]
         return Part(command, setting.limit * len(setting.programs))
 
@@ -161,11 +180,13 @@ def build_parts(flags: argparse.Namespace, rest: list[str]) -> dict[str, Part]:
         return Part([*command, *compile_flags, "-opts", *MODES[O1], *READY_OPTIONS], limit_seconds)
 
     trainings = {name: one for name, one in TRAINING.items() if flags.timm_train or "timm" not in one.programs}
+    minutes = [*PYTHON, str(ENTRY), f"-data_path={flags.data}", "-minutes=1", f"-output={flags.output / 'minutes'}"]
     return {
         **{name: training(name, one) for name, one in trainings.items()},
+        **({"minutes": Part([*minutes, "-amp"], 90)} if flags.data else {}),
         "profile": profile("profile", 60),
         "profile_compiled": profile("profile_compiled", 100, "-compile"),
-        "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *rest, *small], 90),
+        "loaders": Part([*script("benchmark_input", "loaders"), "-rounds=2", *images, *timm_train, *rest, *large], 120),
         # SIGINT makes pytest print the failures so far.
         "tests": Part([*PYTHON, "-m", "pytest", str(ROOT / "tests"), *PYTEST], 300, signal.SIGINT),
     }
@@ -212,7 +233,9 @@ def page(records: Records, command: str) -> str:
         found = {program: one for program, one in result.get("figures", {}).items() if one}  # others: not ended
         figures |= {f"{name}: {setting.mode}, {program}": one for program, one in found.items()}
     outcomes = [[name, one["outcome"].replace("|", "\\|"), f"{one['seconds']:.0f}"] for name, one in records.items()]
-    texts = ["# GPU figures", f"`{command}`", figures_table(figures, {"images/s": speed, "peak memory (GB)": memory})]
+    columns: Columns = {"images/s": speed, "peak memory (GB)": memory}
+    columns |= {"CPU cores": partial(speed, figure=CORES), "first line after (s)": partial(speed, figure=FIRST_LINE)}
+    texts = ["# GPU figures", f"`{command}`", figures_table(figures, columns)]
     texts += [markdown_table(["part", "outcome", "seconds"], outcomes), "The output of each part is in its .txt file."]
     return "\n\n".join(texts) + "\n"
 

@@ -36,7 +36,17 @@ from datasets.transforms.host import build_host_transform, random_crop_box, resi
 from scripts.benchmarks.benchmark_train import MODEL, link_images, make_images
 from scripts.benchmarks.programs import build_program, first_step, group_cpu_seconds
 from scripts.benchmarks.timm_command import add_timm_flag, check_comparable
-from scripts.benchmarks.turns import PER_CPU, SPEED, Figures, compare, figures_table, ratio_table, speed
+from scripts.benchmarks.turns import (
+    PER_CPU,
+    SPEED,
+    Columns,
+    Figures,
+    compare,
+    figures_table,
+    median_and_range,
+    ratio_table,
+    speed,
+)
 from scripts.flags import add_flag, flag_parser, positive, split_flags
 from utils.device import keep_freed_memory, synchronize
 from utils.distributed import ProcessContext, single_process
@@ -100,7 +110,11 @@ def tables(figures: Figures) -> list[str]:
     """A table of the streams, one of the first steps, and their ratios."""
     starts = {name: figures[name] for name in FIRST_STEPS if name in figures}
     streams = {name: one for name, one in figures.items() if name not in starts}
-    texts = [figures_table(streams, {"images/s": speed, "per CPU second": lambda one: speed(one, PER_CPU)})]
+    columns: Columns = {
+        "images/s": speed,
+        "cores per 1,000 images/s": lambda one: median_and_range([1000 / value for value in one[PER_CPU]], ".2f"),
+    }
+    texts = [figures_table(streams, columns)]
     texts.append(ratio_table(figures, RATIOS, PER_CPU, "of images per CPU second"))
     if starts:
         units = {"wall_seconds": "wall seconds to the first step", "cpu_seconds": "its CPU seconds"}

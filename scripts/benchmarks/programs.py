@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from configs.command_line import parse_command_line
 from scripts.benchmarks.timm_command import EXPLICIT_ATTENTION, timm_flags
-from scripts.benchmarks.turns import CORES, SPEED
+from scripts.benchmarks.turns import CORES, FIRST_LINE, SPEED
 from utils.device import visible_gpus
 from utils.errors import UserError, did_you_mean
 
@@ -104,11 +104,13 @@ def run_turn(
 
     A program that prefetches first uses up its prefetched batches: in so few steps they would hide a slow loader.
 
-    Returns the images/s, the CPU seconds per second, and the peak memory if the program logs it.
+    Returns the images/s, the CPU seconds per second, the seconds to its first line, and the peak memory if it logs it.
     Raises UserError: the program ended, or took longer than `limit_seconds`.
     """
     with _Run(program, limit_seconds) as run:
-        before, first = 0.0, Reading(0, arrived=time.perf_counter())
+        started = before = time.perf_counter()
+        first = run.next_reading()
+        to_first_line = first.arrived - started
         while first.steps < warmup:
             before, first = first.arrived, run.next_reading()
         if program.prefetches:
@@ -120,6 +122,7 @@ def run_turn(
         figures = {
             SPEED: (last.steps - first.steps) * images_per_step / seconds,
             CORES: (group_cpu_seconds(run.pid) - cpu_before) / seconds,
+            FIRST_LINE: to_first_line,
         }
         return figures | ({"peak_memory_bytes": last.memory_bytes} if last.memory_bytes else {})
 

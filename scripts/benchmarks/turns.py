@@ -28,6 +28,7 @@ Columns = dict[str, Callable[[dict[str, Any]], str]]  # header -> the cell for t
 Pairs = Iterable[tuple[str, str]]
 SPEED = "images_per_second"
 CORES = "cpu_seconds_per_second"
+FIRST_LINE = "seconds_to_first_line"
 PER_CPU = "images_per_cpu_second"  # other programs of a busy machine hardly change it
 NOISE = "A difference of less than two standard errors is within the noise of seeds."
 
@@ -142,8 +143,8 @@ def seed_table(figures: Figures, baseline: str) -> str:
 
 
 def speed(one: dict[str, Any], figure: str = SPEED) -> str:
-    """A cell with the images/s, or the images per CPU second."""
-    return median_and_range(one[figure], ".1f")
+    """A cell with the images/s, or another figure; empty for a program that does not have it."""
+    return median_and_range(one[figure], ".1f") if figure in one else ""
 
 
 def memory(one: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ def test_the_same_command_runs_all_parts_in_calls_of_nine_minutes(ran, tmp_path,
         statuses.append(benchmark_gpu.main(argv))
         assert benchmark_gpu.time.monotonic() <= calls * (540 - benchmark_gpu.RESERVED_SECONDS)
     assert sorted(ran) == sorted(parts_of(*argv)) and ran[:5] == list(parts_of())[:5]
-    assert set(ran) - set(parts_of()) == {"timm"}
+    assert set(ran) - set(parts_of()) == {"timm", "timm_eager"}
     assert statuses == [1, *[0] * (calls - 1)]
     page = (tmp_path / "figures.md").read_text()
     for row in ("O1 | failed: why | 1 |", "O1: O1-bf16, ready | failed: a \\| b |", "timm: O1-bf16, ready | 5000.0 "):
@@ -64,7 +64,7 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
         rest = [*benchmark_train.DEFAULTS, *rest]
         configs[name] = config = parse_command_line(rest).config
         assert tuple(benchmark_train.checked_contenders(flags, rest)) == setting.programs
-        assert config.data.batch_size == (64 if setting.small else 256)
+        assert config.data.batch_size == (256 * setting.batch_share if setting.batch_share else 64)
         assert config.amp.enabled == setting.mode.startswith("O")
         assert (config.train.compile != "none") == setting.compiles
         images = flags.steps * config.data.batch_size

@@ -77,4 +77,4 @@ def test_first_steps_beside_timms(tmp_path, monkeypatch, capsys):
     assert all("-num_workers=1" in line or "--workers 1" in line for line in programs)
     result, printed = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
     assert result["figures"]["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.500 (1.500" in printed
-    assert len(result["figures"]) == 8 and "| timm create_loader | 5.0 (5.0 to 5.0) | 5.0 (5.0" in printed
+    assert len(result["figures"]) == 8 and "| timm create_loader | 5.0 (5.0 to 5.0) | 200.00 (200.00" in printed
