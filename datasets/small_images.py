@@ -87,7 +87,7 @@ def _read(data: Data, samples: Readable, indices: np.ndarray) -> tuple[np.ndarra
             width, height = image.size
             rows, columns = data.input_size
             scale = min(width / columns, height / rows) * min(data.crop_pct, 1)
-            x, y = (columns * scale, rows * scale) if data.resize == "crop" else image.size
+            x, y = (min(columns * scale, width), min(rows * scale, height)) if data.resize == "crop" else image.size
             box = (width - x) / 2, (height - y) / 2, (width + x) / 2, (height + y) / 2
             pixels.append(np.asarray(image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR, box)).ravel())
             read.append(index)
