@@ -134,7 +134,7 @@ class Optimizer(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a f
     )
     momentum: Probability = option(0.9, "momentum of SGD and similar optimizers")
     kwargs: Annotated[dict[str, Any] | None, AfterValidator(OPTIMIZERS.check_kwargs)] = option(
-        None, "other arguments of the optimizer's class, such as {caution: true} for lion"
+        None, "other arguments of the optimizer, such as {caution: true} for lion, {fallback_list: [head.*]} for muon"
     )
 
 
