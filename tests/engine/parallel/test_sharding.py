@@ -92,13 +92,15 @@ def test_training_in_o2_is_as_close_to_ddp_as_bf16_sums_allow(both):
         [*FSDP, *FP16, "TRAIN.OPTIMIZER.NAME=lamb", "TRAIN.LAYER_DECAY=0.8"],
         [*FSDP, "MODEL.TUNE=last:1", "TRAIN.OPTIMIZER.NAME=sgd"],
         ["PARALLEL.STRATEGY=hsdp", "PARALLEL.SHARDS_PER_GROUP=2", *AVERAGE],
-        [BF16, "AMP.LEVEL=O2", "TRAIN.OPTIMIZER.NAME=muon", *AVERAGE],
+        [BF16, "AMP.LEVEL=O2", "TRAIN.OPTIMIZER.NAME=muon", "TRAIN.ACCUM_ITER=2", CLIP, *AVERAGE],
     ],
     ids=["O2, accumulation", "float16, LAMB", "frozen, SGD", "hsdp", "ddp, Muon"],
 )
 def test_a_restored_state_trains_bit_for_bit_as_the_saved_one(both, tmp_path, options):
-    for rank, (saved, restored) in enumerate(both(cases.resumed, options, tmp_path / "x.pth")):
+    on_ranks = both(cases.resumed, options, tmp_path / "x.pth")
+    for rank, (saved, restored) in enumerate(on_ranks):
         assert_same_state(saved, restored, f"rank {rank}")
+    assert_same_state(on_ranks[0][0], on_ranks[1][0], "the ranks")
 
 
 @pytest.mark.slow

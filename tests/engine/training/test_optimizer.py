@@ -147,6 +147,12 @@ REFUSED = {
         "NAME": "lion", "KWARGS": {"cautious": True},
     },
     r"KWARGS: eps is no further argument of AdamW; its key is TRAIN\.OPTIMIZER\.EPS": {"KWARGS": {"eps": 1e-6}},
+    r"KWARGS: layer_decay is no further argument of muon; its key is TRAIN\.LAYER_DECAY": {
+        "NAME": "muon", "KWARGS": {"layer_decay": 0.7},
+    },
+    r"KWARGS: fallback_list is no further argument of AdamW": {"KWARGS": {"fallback_list": ["bias"]}},
+    r"KWARGS: fallback_list: no parameter matches headd": {"NAME": "muon", "KWARGS": {"fallback_list": ["headd"]}},
+    r"KWARGS: fallback_list: no parameter matches h; give a list": {"NAME": "muon", "KWARGS": {"fallback_list": "h*"}},
     r"nadam does not work with these options: .*capturable": {"NAME": "nadam", "KWARGS": {"capturable": True}},
 }  # fmt: skip
 

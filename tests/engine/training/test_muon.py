@@ -1,0 +1,161 @@
+"""Muon in batches: timm's bits and state, one orthogonalization per shape, and the parameters that AdamW keeps."""
+
+import copy
+import io
+
+import pytest
+import timm
+import torch
+from timm.optim import create_optimizer_v2, muon
+from torch import nn
+
+from configs.schema import Amp, Train
+from engine.parallel.strategy import Single
+from engine.precision.policy import Precision
+from engine.training import optimizer as optimizers
+from engine.training.optimizer import BatchedMuon, build_optimizer, moments_per_parameter, set_lr
+
+LR, DECAY, CLIP = 0.01, 0.3, 0.5
+
+
+class Shapes(nn.Module):
+    """Tall, wide and square matrices of one shape each, convolutions, a single matrix, and parameters for AdamW."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tall = nn.ModuleList(nn.Linear(12, 48) for _ in range(3))
+        self.wide = nn.ModuleList(nn.Linear(48, 12) for _ in range(4))
+        self.square = nn.ModuleList(nn.Linear(20, 20, bias=False) for _ in range(2))
+        self.conv = nn.ModuleList(nn.Conv2d(8, 16, 3) for _ in range(2)).to(memory_format=torch.channels_last)
+        self.norm = nn.LayerNorm(12)
+        self.pos_embed = nn.Parameter(torch.randn(1, 5, 12))
+        self.head = nn.Linear(12, 7)
+
+
+def train_options(name: str, kwargs: dict[str, object]) -> Train:
+    options = {"BASE_LR": LR, "WEIGHT_DECAY": DECAY, "OPTIMIZER": {"NAME": name, "KWARGS": kwargs}}
+    return Train.model_validate(options)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """By the loss scaler, which clips. Gradients grow from parameter to parameter; step 1 has a NaN, step 2 a None."""
+    scaler = Precision(Amp(), torch.device("cpu")).scaler
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            if (step, name) != (2, "tall.1.weight"):
+                parameter.grad = torch.randn(parameter.shape, generator=generator) * 1.3**index
+        if step == 1:
+            next(model.parameters()).grad[0] = torch.nan
+        set_lr(optimizer, LR * (step + 1))
+        scaler.step(optimizer, CLIP)
+        scaler.update()
+        optimizer.zero_grad()
+    assert scaler.skipped == (1 in steps)
+
+
+def assert_equal(found: torch.optim.Optimizer, expected: torch.optim.Optimizer) -> None:
+    """The parameters, the state and the groups."""
+    for ours, timms in zip(found.param_groups, expected.param_groups, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(ours["params"], timms["params"], strict=True))
+    ours, timms = found.state_dict(), expected.state_dict()
+    assert ours["param_groups"] == timms["param_groups"] and ours["state"].keys() == timms["state"].keys()
+    for index, state in timms["state"].items():
+        assert ours["state"][index].keys() == state.keys()
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(ours["state"][index][key]), torch.as_tensor(value)), (index, key)
+
+
+RULES = {
+    "muon": ("muon", {}),
+    "nesterov": ("nmuon", {}),
+    "AdaMuon": ("adamuon", {}),
+    "Keller Jordan's scale and coefficients": (
+        "muon",
+        {"adjust_lr_fn": "original", "ns_coefficients": "original", "ns_steps": 4},
+    ),
+    "Polar Express": (
+        "nmuon",
+        {"ns_coefficients": "polar_express", "safety_factor": 1.01, "scale_eps": True, "adjust_lr_fn": None},
+    ),
+    "positions of convolutions": ("muon", {"conv_mode": "batched"}),
+    "AdamW by name": ("muon", {"fallback_list": ["tall.0.*", "head.*"], "fallback_lr_scale": 0.5}),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_bit_is_that_of_timm(rule, threads):
+    (name, kwargs), ours = RULES[rule], Shapes()
+    timms, before = copy.deepcopy(ours), torch.get_num_threads()
+    optimizer = build_optimizer(ours, train_options(name, kwargs))
+    expected = create_optimizer_v2(timms, name, LR, DECAY, **kwargs)
+    assert type(optimizer) is BatchedMuon and type(expected) is muon.Muon
+    try:
+        torch.set_num_threads(threads)
+        train(ours, optimizer, range(5))
+        train(timms, expected, range(5))
+    finally:
+        torch.set_num_threads(before)
+    assert_equal(optimizer, expected)
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.7])
+def test_a_state_of_timm_is_continued_and_read_by_it(layer_decay):
+    """A vision transformer: the state after two steps of timm's class, and the next two steps of both."""
+    ours = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=24, num_classes=5)
+    timms = copy.deepcopy(ours)
+    options = train_options("muon", {}).model_copy(update={"layer_decay": layer_decay})
+    expected = create_optimizer_v2(timms, "muon", LR, DECAY, layer_decay=layer_decay)
+    train(timms, expected, range(2, 4))
+    file = io.BytesIO()
+    torch.save(expected.state_dict(), file)
+    optimizer = build_optimizer(ours, options)
+    ours.load_state_dict(timms.state_dict())
+    Single().load_optimizer_state(optimizer, torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+    for model, one in ((ours, optimizer), (timms, expected)):
+        train(model, one, range(4, 6))
+    assert_equal(optimizer, expected)
+    expected.load_state_dict(optimizer.state_dict())
+
+
+def test_matrices_of_one_shape_are_orthogonalized_together(monkeypatch):
+    """From the second step on, in which timm has decided which parameters are matrices."""
+    model, shapes = Shapes(), []
+    original = muon.zeropower_via_newtonschulz
+
+    def counted(matrices: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        shapes.append(tuple(matrices.shape))
+        return original(matrices, *args, **kwargs)
+
+    monkeypatch.setattr(muon, "zeropower_via_newtonschulz", counted)
+    optimizer = build_optimizer(model, train_options("muon", {}))
+    train(model, optimizer, range(3, 4))
+    assert len(shapes) == 12
+    shapes.clear()
+    train(model, optimizer, range(4, 5))
+    assert shapes == [(3, 48, 12), (4, 12, 48), (2, 20, 20), (2, 16, 72), (1, 7, 12)]
+
+
+def test_a_processor_without_bfloat16_orthogonalizes_in_float32(monkeypatch):
+    """The update differs from timm's by the rounding of bfloat16 alone."""
+    updates = []
+    for native in (True, False):
+        monkeypatch.setattr(optimizers, "multiplies_bfloat16_with_onednn", lambda native=native: native)
+        model = Shapes()
+        train(model, build_optimizer(model, train_options("muon", {})), range(3, 5))
+        updates.append(model.tall[0].weight - Shapes().tall[0].weight)
+    assert 0 < (updates[0] - updates[1]).norm() < 0.02 * updates[0].norm()
+
+
+def test_adamw_trains_the_parameters_of_the_fallback_list():
+    model = Shapes()
+    kwargs = {"fallback_list": ["head.*"], "fallback_no_weight_decay": True, "filter_bias_and_bn": False}
+    options = train_options("muon", kwargs)
+    optimizer = build_optimizer(model, options)
+    assert {p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]} == set(model.parameters())
+    train(model, optimizer, range(3, 4))
+    assert optimizer.state[model.head.weight].keys() == {"use_muon", "step", "exp_avg", "exp_avg_sq"}
+    assert optimizer.state[model.wide[0].weight].keys() == {"use_muon", "momentum_buffer"}
+    assert moments_per_parameter(options) == 1
