@@ -123,6 +123,8 @@ def recognize_dataset(data: Data, context: ProcessContext) -> Data:
     if data.multi_label and not properties_of(str(found)).multi_label:
         problem = f"DATA.MULTI_LABEL needs a table or tar shards, but {data.data_path} is read as {found}"
         raise UserError(f"{problem}; give a table: -data_path=TABLE.csv, or -dataset=csv or tar")
+    if data.labels and not properties_of(str(found)).may_be_table:
+        raise UserError(f"DATA.LABELS needs a path of each image, but {data.data_path} is read as {found}; remove it")
     return data.model_copy(update={"dataset": found})
 
 

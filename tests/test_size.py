@@ -11,12 +11,12 @@ from conftest import ROOT
 CEILINGS = {
     ".": 146,
     "configs": 2515,
-    "configs/schema": 2099,
-    "datasets": 540,
+    "configs/schema": 2108,
+    "datasets": 542,
     "datasets/decoding": 690,
     "datasets/loading": 858,
     "datasets/shards": 1713,
-    "datasets/sources": 3609,
+    "datasets/sources": 3832,
     "datasets/transforms": 702,
     "engine": 139,
     "engine/checkpoint": 881,
@@ -42,7 +42,7 @@ CEILINGS = {
     "utils/processes": 470,
     "tests": 1625,
     "tests/configs": 1198,
-    "tests/datasets": 6743,
+    "tests/datasets": 6937,
     "tests/engine": 12130,
     "tests/fixtures": 72,
     "tests/models": 2339,
@@ -50,7 +50,7 @@ CEILINGS = {
     "tests/stress": 2895,
     "tests/utils": 1888,
 }
-MAX_PRODUCT_FILES = 168
+MAX_PRODUCT_FILES = 169
 
 
 def tracked_files() -> list[Path]:

@@ -72,6 +72,12 @@ class Data(Section):
         "data set folder: every folder beside class folders is a class, also one with the name of a split or with the "
         "folders of other classes in it, such as left and right",
     )
+    labels: str | None = option(
+        None,
+        "labels from paths: a regular expression with a (class), searched in the path relative to DATA_PATH, or to the "
+        "images' folder of a list or table; folders in the class do not count: (.+)_\\d+ of images/cat_1.jpg is cat",
+        min_length=1,
+    )
     columns: dict[Literal["path", "label", "split"], Any] | None = option(
         None,
         "data sets csv, parquet: the columns, as {path: id, label: breed, split: is_valid}; label may be a list of "
@@ -200,12 +206,15 @@ class Data(Section):
             yield f"FOLD is {shorten(self.fold)}: with FOLDS {self.folds} it must be 0 to {self.folds - 1}"
         if self.groups and data_set.in_memory:
             yield f"GROUPS needs images in files, but {is_of}; remove GROUPS"
-        if self.groups and data_set.groups_by == "path" and "(" in self.groups:
+        if self.labels and not data_set.may_be_table:
+            yield f"LABELS needs a path of each image, but {is_of}; use -dataset=folder or csv"
+        groups = self.groups if data_set.groups_by == "path" and "(" in (self.groups or "") else None
+        for name, expression in (("LABELS", self.labels), ("GROUPS", groups)):
             try:
-                if not re.compile(self.groups).groups:
-                    yield f"GROUPS {shorten(self.groups)} has no group: put the part that names it into parentheses"
+                if expression and not re.compile(expression).groups:
+                    yield f"{name} {shorten(expression)} has no group: put the part that names it into parentheses"
             except re.error as error:
-                yield f"GROUPS {shorten(self.groups)} is not a regular expression ({error})"
+                yield f"{name} {shorten(expression)} is not a regular expression ({error})"
 
     def _problems_of_units(self) -> Iterator[str]:
         """Other programs write mean and standard deviation of pixels in 0..255; a deviation of 1 is no scaling there.

@@ -188,7 +188,7 @@ def digest_of(samples: Samples) -> str:
 
 
 def _fingerprints(samples: Samples) -> np.ndarray:
-    """A checksum of the classes of each sample, 'none' of the label -1, and that of its content: uint64 (N,)."""
+    """A checksum of the classes of each sample, 'none' of the label -1, and of its content: uint64 (N,)."""
     targets = samples.targets
     number = targets.shape[1] if targets.ndim == 2 else targets.max(initial=-1) + 1
     classes = [*(f"{label} {name}" for label, name in enumerate(names_of_labels(samples, number))), "none"]

@@ -40,7 +40,6 @@ _OTHER_FORMS = (
     *(".npz", ".npy", ".h5", ".hdf5", ".mat", ".pkl", ".tfrecord", ".lmdb", ".arrow", ".zip", ".tgz", ".gz", ".rar"),
     *(".7z", ".xlsx", ".xls", ".ods", ".json", ".jsonl", ".xml", "_annotations.txt"),
 )
-_LABEL_IN_NAME = re.compile(r"([^\W\d]\D*?)[ ._-]*\(?\d+\)?\.\w+")  # cat.0.jpg, great_pyrenees_1.jpg
 _SUBMISSION = re.compile("submission|sample_?sub", re.IGNORECASE)  # Kaggle's example: its labels mean nothing
 _BESIDE_AN_IMAGE = re.compile(
     rf"(.+?)[ ._-]+(?:{MASK}|thumb(?:nail)?s?|copy(?: ?\(\d+\))?)", re.IGNORECASE
@@ -81,10 +80,10 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     found, class_folders = FoundFiles(root), class_folders_in(root, excluded)
     names = sorted([*map(to_nfc, class_folders), *set(known or ()).difference(map(to_nfc, class_folders))])
     label_of = {name: label for label, name in enumerate(names)}
-    paths, targets, missing, beside_images = StringPacker(), array("q"), set(known or ()), list[str]()
+    paths, targets, missing, copies = StringPacker(), array("q"), set(known or ()), list[str]()
     for name in class_folders:
         num_findings, undecodable = len(found.findings), found.undecodable.copy()
-        images = _images_in(root / name, found, {root.resolve()})
+        images = images_in(root / name, found, {root.resolve()})
         if images:
             missing.discard(to_nfc(name))
         elif len(found.findings) == num_findings and known is None:
@@ -95,15 +94,12 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
         for path in images:
             paths.add(path)
             targets.append(label_of[to_nfc(name)])
-        beside_images += _named_after_images(images)
+        copies += named_after_images(images)
     notes, (folders, files) = [], _list(root)
     found.select_folders(folders)
     if beside := len(found.select_images(root, files)):
         notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
-    if len(beside_images) > len(targets) / 4:
-        shown = f"{len(beside_images)} of {len(targets)} images, such as {shorten(beside_images[0])}"
-        fix = "move masks and copies out of it"
-        notes.append(Note("warning", f"{root}: {shown}, have the name of another image: {fix}"))
+    notes += notes_on_copies(root, copies, len(targets))
     if known is None and len(names) > 1 and (inner := _inner_folders(found.sizes, class_folders)):
         shown = f"each contains folders with images, such as {shorten(inner[0])}, which are no classes"
         fix = "if they are, move all of them into one folder"
@@ -119,7 +115,7 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     return Listing(root, names, arrays, findings=found.findings, notes=notes + found.notes(), sizes=found.sizes)
 
 
-def _named_after_images(paths: Sequence[str]) -> list[str]:
+def named_after_images(paths: Sequence[str]) -> list[str]:
     """The paths with the name of another one: with another ending, or as a mask, a thumbnail or a copy of it."""
     parts = map(os.path.splitext, paths)
     stems = [stem if ending.lower() in IMAGE_EXTENSIONS else stem + ending for stem, ending in parts]
@@ -129,6 +125,13 @@ def _named_after_images(paths: Sequence[str]) -> list[str]:
             found.append(path)
         seen.add(stem)
     return found
+
+
+def notes_on_copies(root: Path, copies: Sequence[str], number: int) -> list[Note]:
+    """A warning if a quarter of the images, or more, have the name of another one."""
+    shown = f"{len(copies)} of {number} images, such as {shorten((copies or [''])[0])}"
+    text = f"{root}: {shown}, have the name of another image: move masks and copies out of it"
+    return [Note("warning", text)] if len(copies) > number / 4 else []
 
 
 def _inner_folders(sizes: Mapping[str, int], class_folders: Sequence[str]) -> list[str]:
@@ -149,7 +152,7 @@ def read_images(root: Path) -> Listing:
     Raises UserError: a folder cannot be listed, or there are no images.
     """
     found = FoundFiles(root, keep_undecodable=True)
-    paths = StringPacker(_images_in(root, found, set()))
+    paths = StringPacker(images_in(root, found, set()))
     if found.findings:
         raise combine_findings(f"{root}: {len(found.findings)} problems", found.findings)
     if not len(paths):
@@ -189,10 +192,6 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
         return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}"
     if name := next((name for name in files if name.lower().endswith(_OTHER_FORMS)), None):
         return f"{shorten(name)} is not read: save or unpack it as a folder of images per class, or as a table"
-    labels = {match[1] for name in files if (match := _LABEL_IN_NAME.fullmatch(name))}
-    if 1 < len(labels) <= len(files) / 2:
-        example = shorten(next(name for name in files if _LABEL_IN_NAME.fullmatch(name)))
-        return f"labels in the names of files, as {example}, are not read; move the images of each class into a folder"
     return None
 
 
@@ -276,7 +275,7 @@ def _is_ignored(folder: str) -> bool:
     return folder.startswith(".") or _SYSTEM_FOLDERS.fullmatch(folder) is not None
 
 
-def _images_in(folder: Path, found: FoundFiles, visited: set[Path]) -> list[str]:
+def images_in(folder: Path, found: FoundFiles, visited: set[Path]) -> list[str]:
     """The paths of the images in a folder, relative to the root, sorted by the names of their parts.
 
     visited: the resolved folders to which no link is followed.

@@ -17,13 +17,12 @@ import numpy as np
 from configs.data_sets import properties_of
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.sources.class_folders import other_form
 from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
-from datasets.sources.tables import LABEL_DIGITS, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
+from datasets.sources.tables import LABEL_DIGITS, LIST_LABEL, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -49,23 +48,33 @@ class Lists(Source):
         if self.root.is_file():
             fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
             raise UserError(f"{self.root}: is a file that is not read; {fix}")
+        rows = self._rows(split)
+        names_of = {target: [target] for target in rows.target_ids}
+        if not self.data.labels:
+            return ImageFiles(_to_listing(rows, names_of, (), rows, Numbers()))
+        train_rows = rows if split == "train" else self._rows("train")
+        return ImageFiles(_to_listing(rows, names_of, train_rows.target_ids, train_rows, self.numbers))
+
+    def _rows(self, split: str) -> Rows:
         file = self.root / f"{split}_list.txt"
-        rows = Rows(file, self.data.image_root)
+        rows = Rows(file, self.data.image_root, labels=self.data.labels)
         for number, line in enumerate(read_lines(file), 1):
             fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
-            if len(fields) == 1:
+            if self.data.labels and fields:
+                rows.add(number, LIST_LABEL.sub("", line.strip()))
+            elif len(fields) == 1:
                 problem = f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
                 rows.add_finding(number, problem)
             elif fields:
                 rows.add(number, *fields)
-        return ImageFiles(_to_listing(rows, {target: [target] for target in rows.target_ids}, (), rows, Numbers()))
+        return rows
 
     @classmethod
     def recognize(cls, data: Data) -> str:
         root = Path(data.data_path)
         if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
             return data.dataset
-        return "folder" if any(root.glob("*/")) or other_form(root) else data.dataset
+        return "folder" if any(one.name[0] != "." for one in root.iterdir()) else data.dataset
 
     @classmethod
     def test_path(cls, data: Data) -> Path:
@@ -74,7 +83,7 @@ class Lists(Source):
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
         fields = next((line for line in read_lines(path) if line.strip()), "0").split()
-        return None if fields[-1].isdecimal() else "its first line ends without a label"
+        return None if fields[-1].isdecimal() or data.labels else "its first line ends without a label"
 
 
 class Tables(Source):

@@ -66,6 +66,17 @@ def word_in(name: str) -> str | None:
     return _SPLIT_OF_WORD.get(word, word) or None
 
 
+def label_in(expression: str, path: str) -> str:
+    """The text of the group named class, or else of all groups, without the folders in it; '' if nothing matches.
+
+    'great_pyrenees' of (.+)_\\d+ and 'images/great_pyrenees_12.jpg'.
+    """
+    if not (match := re.search(expression, to_nfc(path))):
+        return ""
+    texts = [match["class"]] if "class" in match.re.groupindex else match.groups()
+    return "/".join(text.rpartition("/")[2] for text in texts if text)
+
+
 def find_split_names(names: Iterable[str], place: object) -> dict[str, str]:
     """The one of `names` that is the name of each split, in upper or lower case; 'val' rather than another name of val.
 
@@ -246,4 +257,7 @@ def number_of_classes(dataset: str, splits: Sequence[Samples]) -> int:
     Labels of ImageNet's lists are numbers, and a list of a part of ImageNet does not contain all of them: as in
     PaddleViT, the number is 1000.
     """
-    return properties_of(dataset).num_classes or max((len(samples.class_names) for samples in splits), default=0)
+    properties = properties_of(dataset)
+    found = max((len(samples.class_names) for samples in splits), default=0)
+    has_numbers = properties.synsets or not all(samples.has_class_names for samples in splits)
+    return properties.num_classes or found if has_numbers else found

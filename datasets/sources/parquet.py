@@ -94,7 +94,7 @@ class ParquetTable(Table):
     """
 
     def __init__(self, root: Path, files: Sequence[Path], data: Data) -> None:
-        self.file, self.files, self.notes = files[0], list(files), []
+        self.file, self.files, self.layouts, self.notes = files[0], list(files), {}, []
         self.root, shard = files[0].parent if root == files[0] else root, _SHARD.fullmatch(files[0].stem)
         if shard and root != files[0] and len(files) < int(shard[3]):
             raise UserError(f"{files[0]}: {len(files)} of its {int(shard[3])} files are here; download the others, too")
@@ -119,7 +119,7 @@ class ParquetTable(Table):
         self._flat = [one.name for one in schema if _FLAT.fullmatch(str(one.type))]
         self.header = [*self._flat, self.image_column]
 
-    def classes_of(self, column: str) -> tuple[str, ...]:
+    def classes_of(self, column: str = "") -> tuple[str, ...]:
         return self._classes.get(column, ())
 
     def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:

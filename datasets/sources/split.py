@@ -293,7 +293,7 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         table = Table(file, data.encoding)
         if by_column and data.groups not in table.header:
             raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
-        changes = {"image_root": root, "columns": {**columns, "split": None}}
+        changes = {"image_root": root, "columns": {**columns, "split": None}, "labels": None}
         rows, group_of = table_rows(table, data.model_copy(update=changes)), dict[str, str]()
         names = list(rows.target_ids)
         for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):

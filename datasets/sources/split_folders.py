@@ -3,7 +3,8 @@
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain, combinations, islice, product
 from pathlib import Path
@@ -15,11 +16,12 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_folders import class_folders_in, has_images, other_form, read_class_folders
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link
+from datasets.sources.labels import LabelledPaths, advise_labels
 from datasets.sources.names import MASK, SPLIT_NAMES, SPLIT_WORD, find_split_names, list_names, word_in
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
-from utils.errors import Finding, UserError, did_you_mean
+from utils.errors import Finding, UserError, combine_findings, did_you_mean
 from utils.notes import Note
 
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
@@ -181,13 +183,16 @@ class ClassFolders(Source):
     def read(self, split: str) -> ImageFiles:
         found = self._found
         is_part = split != "test" and "val" not in found.folders
-        listing = found.read("train" if is_part else split)
+        with _advice(self.data):
+            listing = found.read("train" if is_part else split)
+            if listing.findings and len(listing.sizes) == 1:  # the other folders contain no images
+                raise combine_findings(str(self.root), listing.findings)
         self._read[listing.root] = listing
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
     @cached_property
-    def _found(self) -> SplitFolders:
-        return SplitFolders(self.root, self.data.class_folders)
+    def _found(self) -> SplitFolders | LabelledPaths:
+        return _find(self.data)
 
     @cached_property
     def _read(self) -> dict[Path, Listing]:
@@ -199,31 +204,47 @@ class ClassFolders(Source):
         if broken := next(filter(is_broken_link, links), None):
             fix = "restore the folder, or remove the link"
             raise UserError(f"{broken}: is a broken link, to {os.readlink(broken)}; {fix}")
-        for listing in self._read.values():
-            if wrong := _find_wrong_level(listing, self.data.class_folders):
+        for listing in () if self.data.labels else self._read.values():
+            if wrong := _find_wrong_level(listing, self.data.class_folders, self.root):
                 raise UserError(wrong[0])
 
     @classmethod
     def confirm_classes(cls, data: Data, class_names: Collection[str]) -> Data:
         folders = {name for name in _folders_in(Path(data.data_path)) if name.lower() not in SPLIT_NAMES}
-        is_known = bool(folders) and folders <= set(map(to_nfc, class_names))
+        is_known = bool(folders) and not data.labels and folders <= set(map(to_nfc, class_names))
         return data.model_copy(update={"class_folders": data.class_folders or is_known})
 
     @classmethod
     def splits_of(cls, data: Data) -> Collection[str]:
-        found = SplitFolders(Path(data.data_path), data.class_folders)
+        found = _find(data)
         return found.folders if "val" in found.folders or found.folders["train"] != found.root else ()
 
     @classmethod
     def test_path(cls, data: Data) -> Path | None:
         root = Path(data.data_path)
-        found = SplitFolders(root, data.class_folders).test if root.is_dir() else None
+        found = _find(data).test if root.is_dir() else None
         return found or (None if (root / "test").exists() else root / "test")  # None: it is a class
 
     @classmethod
     def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        has_labels = "test" in SplitFolders(Path(data.data_path), data.class_folders).folders
-        return None if has_labels else "has no folder with the name of a class"
+        of_class = "image to which DATA.LABELS gives a class" if data.labels else "folder with the name of a class"
+        return None if "test" in _find(data).folders else f"has no {of_class}"
+
+
+def _find(data: Data) -> SplitFolders | LabelledPaths:
+    with _advice(data):
+        return LabelledPaths(data) if data.labels else SplitFolders(Path(data.data_path), data.class_folders)
+
+
+@contextmanager
+def _advice(data: Data) -> Iterator[None]:
+    """In an error, the options that read labels in the paths replace the fix, if there are any."""
+    try:
+        yield
+    except UserError as error:
+        if not data.labels and (advice := advise_labels(Path(data.data_path))):
+            raise UserError(f"{str(error).partition('; ')[0]}; {advice}") from error
+        raise
 
 
 def _pass_doubled(folder: Path) -> Path:
@@ -247,7 +268,7 @@ def _folders_in(folder: Path) -> set[str]:
 class Tree:
     """Folders that are read as classes: `paths` of the folders with images in each, `tops`: the common part of these.
 
-    inside: the names (NFC) of the folders below `tops`. several: those of `inside` with two or more names.
+    inside: the names (NFC) of the folders below `tops`. several: the values of `inside` with two or more names.
     """
 
     def __init__(self, listing: Listing) -> None:
@@ -346,10 +367,10 @@ def _most_images(tree: Tree) -> Question | None:
 _LAYOUTS = (_one_folder, _same_folders, _copy_of_classes, _parts, _all_images, _most_images)
 
 
-def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Path]] | None:
+def _find_wrong_level(listing: Listing, all_classes: bool, given: Path) -> tuple[str, list[Path]] | None:
     """The error of the first of `_LAYOUTS` that fits, and the folders of classes to give instead.
 
-    all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone.
+    all_classes: DATA.CLASS_FOLDERS, which confirms the classes unless there is one folder alone. given: DATA_PATH.
     """
     tree = Tree(listing)
     question = next(filter(None, (fits(tree) for fits in _LAYOUTS[: 1 if all_classes else None])), None)
@@ -357,7 +378,7 @@ def _find_wrong_level(listing: Listing, all_classes: bool) -> tuple[str, list[Pa
         return None
     found = _usable(tree.root / name / tree.tops[name] for name in question.folders if name in tree.several)
     fix = " or ".join(f"give -data_path={quote(str(path))}" for path in found[:_MAX_SHOWN])
-    fix = fix or question.fix or other_form(tree.root) or "give the folder of the classes"
+    fix = fix or advise_labels(given) or question.fix or other_form(tree.root) or "give the folder of the classes"
     confirm = f"; if {question.is_class}: {_ALL_CLASSES}" if question.is_class else ""
     return f"{tree.root}: {question.problem}: {fix}{confirm}", found
 
@@ -368,7 +389,7 @@ def _usable(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         try:
             listing = SplitFolders(folder).read("train")
-            wrong = _find_wrong_level(listing, all_classes=False)
+            wrong = _find_wrong_level(listing, False, folder)
         except UserError:
             continue
         found += wrong[1] if wrong else [] if listing.findings else [folder]

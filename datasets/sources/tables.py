@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from array import array
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
 from datasets.sources.image_files import Listing, listing_arrays
-from datasets.sources.names import MASK, SPLIT_NAMES, split_of, split_of_images, word_in
+from datasets.sources.names import MASK, SPLIT_NAMES, label_in, split_of, split_of_images, word_in
 from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
 from utils.errors import Finding, UserError, combine_findings, error_from
 from utils.files import open_regular_file
@@ -31,7 +31,7 @@ JSON_LINES, PARQUET = ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
 ONE_HOT = "\x1f"  # between the names of the columns with a 1
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
-_LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
+LIST_LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
 _FIRST = 20  # images of which one shows the folder
 _ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 _PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
@@ -90,9 +90,10 @@ class Table:
     root: Path | None = None  # of the paths, if it is not the folder of the table
     image_column = ""  # of images in the table itself
     class_column = ""  # of labels, if the table says so
+    layouts: dict[str, "Layout"]  # each split of a table needs it
 
     def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self.file, self.files, self.notes = file, [file], list[Note]()
+        self.file, self.layouts, self.notes = file, {}, list[Note]()
         self._encoding, self._start, self.header = _find_encoding(file, encoding), 0, list[str]()
         self._is_json = file.suffix.lower() == JSON_LINES
         if self._is_json:
@@ -108,13 +109,7 @@ class Table:
         with contextlib.suppress(csv.Error, StopIteration):
             self.header = [name.strip() for name in next(self._reader())]
 
-    @property
-    def version(self) -> Hashable:
-        """Differs if the content differs."""
-        stats = [(file, os.stat(file)) for file in self.files]
-        return (*self.header, *self.notes, *((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats))
-
-    def classes_of(self, column: str) -> tuple[str, ...]:
+    def classes_of(self, column: str = "") -> tuple[str, ...]:
         """The names of all classes, if the table has them beside its rows."""
         return ()
 
@@ -175,34 +170,34 @@ class Layout:
         return set(self.split_of.values())
 
 
-_layouts: dict[Hashable, Layout] = {}  # each split of a table needs it
-
-
 def find_layout(table: Table, data: Data) -> Layout:
     """The meaning of the columns, by DATA.COLUMNS, their names, and their values.
 
     Raises UserError: a column is missing, or it is not clear which one is meant.
     """
     given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {})}
-    if (version := (table.version, data.groups, json.dumps(given))) in _layouts:
-        return _layouts[version]
+    if (asked := json.dumps([given, data.groups, data.labels])) in table.layouts:
+        return table.layouts[asked]
     header = table.header
     paths = [table.image_column] if table.image_column else _names(header, given.get("path"), _PATHS)
-    labels = _names([name for name in header if name not in paths], given.get("label"), _LABELS)
+    labels = [] if data.labels else _names([one for one in header if one not in paths], given.get("label"), _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values = _distinct_values(table, paths)
     split, split_of = _find_split(table, others, values, given)
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
     is_one_hot = not isinstance(given.get("label") or "", str)
-    if not labels and len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
+    if data.labels:
+        is_one_hot = False
+    elif not labels and len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
         labels, is_one_hot = rest, True
     elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
         labels = rest  # its values recur
     of_objects = {name for name in header if any(value.startswith("{") for value in values[name])}
     labels = [name for name in labels if name not in of_objects or given.get("label")]
     for key, names in (("path", paths), ("label", labels)):
-        if (len(names) != 1 and not (key == "label" and is_one_hot)) or any(header.count(name) != 1 for name in names):
+        may_differ = key == "label" and (is_one_hot or data.labels)
+        if (len(names) != 1 and not may_differ) or any(header.count(name) != 1 for name in names):
             images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
             path = [*paths, *images, "NAME"][0]
             rest = [name for name in rest if name not in {path, *of_objects}]
@@ -210,8 +205,7 @@ def find_layout(table: Table, data: Data) -> Layout:
             few = sorted(rest, key=lambda name: (len(values[name]) < 2, len(values[name])))
             label = [*labels, *([binary] if len(binary) > 1 else few), "NAME"][0]
             raise _unclear(table, key, names, _option(given, path=path, label=label))
-    _layouts[version] = Layout(paths[0], tuple(labels), is_one_hot, split, split_of)
-    return _layouts[version]
+    return table.layouts.setdefault(asked, Layout(paths[0], tuple(labels), is_one_hot, split, split_of))
 
 
 def _unclear(table: Table, key: str, names: Sequence[str], option: str) -> UserError:
@@ -320,11 +314,12 @@ class Rows:
     """The rows of a list or table. Equal target texts are stored once, in the order in which they first occur.
 
     root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
+    labels: DATA.LABELS, in place of the targets.
     classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
     """
 
-    def __init__(self, file: Path, root: str | None = None, anywhere: bool = False) -> None:
-        self.file, self.root, self._anywhere = file, Path(root) if root else file.parent, anywhere
+    def __init__(self, file: Path, root: str | None = None, anywhere: bool = False, labels: str | None = None) -> None:
+        self.file, self.root, self._anywhere, self._labels = file, Path(root) if root else file.parent, anywhere, labels
         self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
         self.target_ids: dict[str, int] = {}
         self.classes: tuple[str, ...] = ()
@@ -347,7 +342,11 @@ class Rows:
             path = os.path.relpath(absolute, self.root)
         elif not self._anywhere and ("./" in path or "//" in path):
             path = os.path.normpath(path)
-        self.paths.add(self._with_ending(line, path))
+        path = self._with_ending(line, path)
+        if self._labels and not (target := label_in(self._labels, path)):
+            self.add_finding(line, f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}; correct it")
+            return
+        self.paths.add(path)
         self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
         self.lines.append(line)
 
@@ -389,7 +388,7 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     if not root and not table.image_column:
         paths = (record[path_place] for _, record in table if not isinstance(record, str))
         root = _find_folder(file, islice((path for path in paths if ".." not in path), _FIRST)) or file.parent
-    rows = Rows(file, str(root) if root else None, anywhere=bool(table.image_column))
+    rows = Rows(file, str(root) if root else None, bool(table.image_column), data.labels)
     rows.notes += table.notes
     if root not in (None, table.root, data.image_root, file.parent):
         rows.notes.append(Note("log", f"{file}: the images are in {root}"))
@@ -399,7 +398,7 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
     if layout.splits:
         place = f"in the column {shorten(layout.split)}" if layout.split else "the first folders of the paths"
         rows.notes.append(Note("log", f"{file}: the splits are {place} (DATA.COLUMNS)"))
-    rows.classes = layout.labels if layout.is_one_hot else table.classes_of(layout.labels[0])
+    rows.classes = layout.labels if layout.is_one_hot else table.classes_of(*layout.labels[:1])
     if layout.is_one_hot:
         columns = shorten(list(layout.labels))
         rows.notes.append(Note("log", f"{file}: the classes are the columns {columns}, each of 0 and 1"))
@@ -408,7 +407,7 @@ def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
         if isinstance(record, str):
             rows.add_finding(line, record)
             continue
-        path, target = record[path_place], record[label_places[0]]
+        path, target = record[path_place], record[label_places[0]] if label_places else ""
         of_split = record[split_place] if layout.split else _first_folder(path)
         if split and layout.split_of[of_split.lower()] != split:
             continue
@@ -468,7 +467,7 @@ def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Li
 
     def records() -> Iterator[tuple[int, list[str] | str]]:
         lines = ((number, line.strip()) for number, line in enumerate(read_lines(file), 1))
-        yield from table or ((number, [_LABEL.sub("", line)]) for number, line in lines if line)
+        yield from table or ((number, [LIST_LABEL.sub("", line)]) for number, line in lines if line)
 
     given_root = data.image_root if data.image_root != trained_root else None
     first = (record[place] for _, record in records() if not isinstance(record, str))

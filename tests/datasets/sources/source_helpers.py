@@ -1,10 +1,13 @@
 """Image files for the tests of data sources, and checks of their errors."""
 
 import os
+import re
+import shlex
 
 import numpy as np
 from PIL import Image
 
+from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.sources.checks import check_files
 from datasets.sources.source import source_class
@@ -50,3 +53,13 @@ def assert_refused(call, *parts):
     messages = problems_of(call)
     assert any(all(str(part) in message for part in parts) for message in messages), messages
     assert not any("\n" in message or len(message) > 600 for message in messages)
+
+
+def typed(message: str, given: Data) -> list[Data]:
+    """The options of a run with each command line that an error advises, typed after the given ones."""
+    advised = re.findall(
+        r"(?:-(?:dataset|data_path|opts) ?(?:'[^']*'|[^\s';:]+)(?: ?'[^']*'| DATA[^\s';]+)*[ ]?)+", message
+    )
+    path = [] if "-data_path" in "".join(advised) else [f"-data_path={given.data_path}"]
+    lines = [parse_command_line([*path, *shlex.split(words)]).config.data for words in advised]
+    return [given.model_copy(update={name: getattr(one, name) for name in one.model_fields_set}) for one in lines]

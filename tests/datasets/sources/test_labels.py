@@ -1,0 +1,181 @@
+"""DATA.LABELS: labels in paths; the advice in errors about images without class folders trains when it is typed."""
+
+import pytest
+from conftest import GREY, TINY_VIT, read_result, rows, train
+from source_helpers import names_of, options, typed, write_image
+
+from configs.command_line import parse_command_line
+from datasets.registry import has_test_split, read_samples, recognize_dataset
+from engine.commands.run import run
+from tests.datasets.sources.test_trees import expand
+from utils.errors import UserError
+
+
+def make(root, *files):
+    for path in (one for text in files for one in expand(text)):
+        write_image(root / path, size=(8, 8))
+    return root
+
+
+def read(data, cpu):
+    """The samples of train, val and perhaps test."""
+    data = recognize_dataset(data, cpu)
+    splits = ["train", "val", *["test"] * has_test_split(data, cpu)[0]]
+    return read_samples(data, None, cpu, *splits, is_new=True)
+
+
+def classes_of(samples):
+    return {name: samples.class_names[label] for name, label in zip(names_of(samples), samples.targets, strict=True)}
+
+
+NUMBERS = "{1,2,3,4,5,6,7,8}"
+READ = {  # files, DATA.LABELS, classes, images of train, val and perhaps test
+    "pets": ([f"images/{{pug,great_dane}}_{NUMBERS}.jpg"], r"(.+)_\d+", ["great_dane", "pug"], (14, 2)),
+    "trimaps": (
+        [f"images/{{a,b}}_{NUMBERS}.jpg", f"masks/x/{{a,b}}_{NUMBERS}.png"], r"(.+)_\d+", ["a", "b"], (14, 2),
+    ),
+    "dogs and cats": ([f"train/{{cat,dog}}.{NUMBERS}.jpg", "test1/{1,2}.jpg"], r"(.+)\.\d+", ["cat", "dog"], (14, 2)),
+    "three splits": ([f"{{Train,valid,test_set}}/{{a,b}}-{NUMBERS}.jpg"], r"(\w+)-", ["a", "b"], (16, 16, 16)),
+    "wrapped": ([f"x/{{train,test}}/{{a,b}}-{NUMBERS}.jpg"], r"(\w+)-", ["a", "b"], (14, 2, 16)),
+    "splits in classes": ([f"{{a,b}}/{{train,test}}/{NUMBERS}.jpg"], "^([^/]+)/", ["a", "b"], (14, 2, 16)),
+    "two groups": ([f"{{x,y}}/{{a,b}}_{NUMBERS}.jpg"], "(.)/(.)", ["x/a", "x/b", "y/a", "y/b"], (28, 4)),
+    "a named group": ([f"{{a,b}}_{NUMBERS}.jpg"], r"(?P<class>.)_(\d)", ["a", "b"], (14, 2)),
+    "numbers": ([f"{{1,2,10}}_{NUMBERS}.jpg"], r"(\d+)_", ["1", "10", "2"], (21, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_labels_in_paths(name, tmp_path, cpu):
+    files, labels, classes, sizes = READ[name]
+    splits = read(options(make(tmp_path, *files), labels=labels, batch_size=1), cpu)
+    assert splits[0].class_names == classes and tuple(map(len, splits)) == sizes
+    for samples in splits:
+        for path, label in classes_of(samples).items():
+            assert label.rpartition("/")[2] in path
+
+
+def test_the_order_of_the_classes_is_natural_where_it_is_asked_for(tmp_path, cpu):
+    root = make(tmp_path, f"{{1,2,10}}_{NUMBERS}.jpg")
+    data = options(root, labels=r"(\d+)_", classes="natural", dataset="folder", batch_size=1)
+    train, _ = read_samples(data, None, cpu, "train", "val")
+    assert train.class_names == ["1", "2", "10"] and set(classes_of(train)["10_1.jpg"]) == {"1", "0"}
+
+
+REFUSED = {  # files, DATA.LABELS, a part of the error
+    "no match": (
+        [f"{{a,b}}_{NUMBERS}.jpg", "x.jpg"],
+        r"(.)_",
+        "does not match 1 of 17 images of train, such as 'x.jpg'",
+    ),
+    "a class of val": (
+        ["train/{a,b}_{1,2}.jpg", "val/{a,c}_1.jpg"],
+        "(.)_",
+        "'c', which train lacks, in 1 of 2 images",
+    ),
+    "images beside splits": (
+        ["{train,test,raw}/{a,b}_1.jpg"],
+        "(.)_",
+        "which of the folders 'raw', 'test', 'train' is",
+    ),
+    "two trainings": (
+        ["{train,training,test}/{a,b}_1.jpg"],
+        "(.)_",
+        "which of the folders 'test', 'train', 'training'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_labels_end_the_run(name, tmp_path, cpu):
+    files, labels, part = REFUSED[name]
+    with pytest.raises(UserError) as refused:
+        read(options(make(tmp_path, *files), labels=labels, batch_size=1), cpu)
+    assert part in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("labels", "part"), [(".+_", "has no group"), ("(", "not a regular expression")])
+def test_an_expression_without_a_group_is_refused(labels, part, capsys):
+    with pytest.raises(UserError, match=f"LABELS.*{part}"):
+        parse_command_line(["-opts", f"DATA.LABELS={labels}"])
+    with pytest.raises(UserError, match="LABELS needs a path of each image"):
+        parse_command_line(["-dataset=tar", "-opts", "DATA.LABELS=(.)"])
+
+
+@pytest.mark.parametrize("kind", ["lists", "lists with numbers", "table", "table in text"])
+def test_lists_and_tables_without_labels(kind, tmp_path, cpu):
+    paths = {split: expand(f"photos/{{cat,dog}}_{split}{NUMBERS}.jpg") for split in ("train", "val")}
+    make(tmp_path, *paths["train"], *paths["val"])
+    for split, names in paths.items():
+        if kind.startswith("lists"):
+            (tmp_path / f"{split}_list.txt").write_text("\n".join(f"{name}{' 7' * ('num' in kind)}" for name in names))
+        else:
+            header = "image_path,age" if kind == "table" else "image_path"
+            lines = [f"{name},3" if kind == "table" else name for name in names]
+            (tmp_path / f"{split}.csv").write_text("\n".join([header, *lines]))
+    splits = read(options(tmp_path, labels="([a-z]+)_", batch_size=1), cpu)
+    for samples, (split, names) in zip(splits, paths.items(), strict=True):
+        assert classes_of(samples) == {name: name[7:10] for name in names}, split
+    assert splits[0].class_names == ["cat", "dog"]
+    make(tmp_path, "photos/9.jpg")
+    with open(next(tmp_path.glob("train*")), "a") as file:
+        file.write("\nphotos/9.jpg" + ",3" * (kind == "table"))
+    with pytest.raises(UserError, match=r"train\S+:1[78]: DATA.LABELS .* does not match 'photos/9.jpg'"):
+        read(options(tmp_path, labels="([a-z]+)_", batch_size=1), cpu)
+
+
+PATIENTS = "{10253,10254,10255,8863}"
+ADVISED = {  # files; classes, images and groups after the first advice that names DATA.LABELS
+    "pets": ([f"images/{{pug,great_dane}}_{NUMBERS}.jpg", "annotations/x/0.txt"], ["great_dane", "pug"], 16, 0),
+    "trimaps": ([f"images/{{a,bb}}_{NUMBERS}.jpg", f"annotations/trimaps/{{a,bb}}_{NUMBERS}.png"], ["a", "bb"], 16, 0),
+    "dogs and cats": ([f"train/{{cat,dog}}.{NUMBERS}.jpg", "test1/{1,2}.jpg"], ["cat", "dog"], 16, 0),
+    "unzipped": ([f"x/train/{{cat,dog}}.{NUMBERS}.jpg", "x/test1/{1,2}.jpg"], ["cat", "dog"], 16, 0),
+    "copies of Windows": ([f"{{cat,dog}} ({NUMBERS}).jpg"], ["cat", "dog"], 16, 0),
+    "no separator": ([f"images/{{cat,dog}}{NUMBERS}.jpg"], ["cat", "dog"], 16, 0),
+    "Edge Impulse": ([f"{{training,testing}}/{{lamp,plant}}.x{NUMBERS}y.jpg"], ["lamp", "plant"], 16, 0),
+    "UTKFace": ([f"UTKFace/{{2,50}}_{{0,1}}_3_2017{NUMBERS}.jpg.chip.jpg"], ["2", "50"], 32, 0),
+    "parts of UTKFace": ([f"part{n % 3}/{n}_{n % 2}_3_17.jpg" for n in range(24)], ["0", "1"], 24, 3),
+    "IDC": ([f"{PATIENTS}/{{0,1}}/{{1,2,3}}.png"], ["0", "1"], 24, 4),
+    "sessions": (["ses-{01,02,03}/{rest,task}/{1,2,3}.png"], ["rest", "task"], 18, 3),
+    "sites": (["site{A,B,C}/{ill,well}/{1,2,3}.png"], ["ill", "well"], 18, 3),
+    "MURA": (
+        ["{train,valid}/XR_{HAND,WRIST}/patient0{1,2,3}/study{1_positive,1_negative,2_negative}/image{1,2}.png"],
+        ["negative", "positive"], 36, 3,
+    ),
+    "splits in classes": ([f"{{a,b}}/{{train,val}}/{NUMBERS}.jpg"], ["a", "b"], 16, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_the_advice_trains_when_it_is_typed(name, tmp_path, cpu):
+    files, classes, number, groups = ADVISED[name]
+    given = options(make(tmp_path, *files), batch_size=1)
+    with pytest.raises(UserError) as refused:
+        read(given, cpu)
+    assert "\n" not in str(refused.value) and all(name in str(refused.value) for name in classes)
+    data = next(one for one in typed(str(refused.value), given) if one.labels)
+    splits = read(data, cpu)
+    train, val, *_ = splits
+    own_val = {*train.listing.paths} | {*val.listing.paths} if "val" not in str(val.listing.paths[0]) else train
+    assert train.class_names == classes and len(own_val) == number
+    assert len({*(train.groups or ()), *(val.groups or ())}) == groups
+    if name != "MURA":
+        assert not {*(train.groups or ())} & {*(val.groups or ())}
+
+
+@pytest.mark.parametrize("files", [["IMG_{1,2,3,4}.jpg"], ["{1,2,3,4}.jpg"], ["a{1,2}.jpg", "b_1.jpg", "3.jpg"]])
+def test_names_without_evidence_are_no_labels(files, tmp_path, cpu):
+    with pytest.raises(UserError) as refused:
+        read(options(make(tmp_path, *files), batch_size=1), cpu)
+    assert "LABELS" not in str(refused.value)
+
+
+def test_a_run_is_evaluated_and_predicts_with_its_labels(tmp_path, cpu):
+    root = make(tmp_path / "data", f"train/{{cat,dog}}.{NUMBERS}.jpg", "test1/{1,2}.jpg")
+    flags = [f"-data_path={root}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-num_workers=0"]
+    folder = train([*flags, "-opts", *TINY_VIT, *GREY, r"DATA.LABELS=(.+)\.\d+", "TRAIN.NUM_EPOCHS=1"], cpu)
+    assert read_result(folder)["finished"] and len(rows(folder)) == 1
+    assert run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu) == 0
+    predict = ["-predict", str(root / "test1"), f"-resume={folder}", f"-output={tmp_path / 'predict'}"]
+    assert run(parse_command_line(predict), cpu) == 0
+    (table,) = tmp_path.glob("predict/**/predictions.csv")
+    assert table.read_text().count("\n") == 3 and ("cat" in table.read_text() or "dog" in table.read_text())
