@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from timm.layers import DropPath
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -88,6 +89,38 @@ class _KeepStatistics(nn.Module):
         finally:  # torch ends a recomputation early, by an exception
             for name, buffer in statistics.items():
                 setattr(self, name, buffer)
+
+
+class _SharedDropPath(DropPath):
+    """Mix-in of a drop-path: compiled, it takes its rate from tensors, so that blocks of any rates share a graph.
+
+    Eager passes are timm's. The random numbers of compiled ones are the compiler's in any case.
+    """
+
+    keep_rate: torch.Tensor  # (), float32
+    scale: torch.Tensor  # (), float32: of a kept sample
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not (self.training and torch.compiler.is_compiling()):
+            result: torch.Tensor = super().forward(x)
+            return result
+        kept = torch.rand((len(x),) + (1,) * (x.ndim - 1), device=x.device) < self.keep_rate
+        return x * (kept * self.scale).to(x.dtype)
+
+
+def share_drop_path(model: nn.Module) -> None:
+    """Gives the blocks of the model drop-paths that one compiled graph serves, also in place of timm's for rate 0."""
+    if not any(isinstance(module, DropPath) for module in model.modules()):
+        return
+    device, modules = next(model.parameters()).device, [one for block in blocks_of(model) for one in block.modules()]
+    for parent, name, child in [(module, *named) for module in modules for named in module.named_children()]:
+        is_off = type(child) is nn.Identity and name.startswith("drop_path")
+        drop_path = DropPath(0.0).train(parent.training) if is_off else child
+        if isinstance(drop_path, DropPath) and not isinstance(drop_path, _SharedDropPath):
+            parent.add_module(name, shared := add_mixin(drop_path, _SharedDropPath))
+            rate = 1 - drop_path.drop_prob
+            shared.keep_rate = torch.tensor(rate, device=device)
+            shared.scale = torch.tensor(1 / rate if rate and drop_path.scale_by_keep else 1.0, device=device)
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -202,7 +202,7 @@ class Train(Augmentation, Distillation):
     accum_iter: int = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE", ge=1)
     compile: Literal["none", "default", "model", "max"] = option(
         "none",
-        "default: compile each block (the whole model if it uses drop-path); model: compile the whole model, which "
+        "default: compile each block, equal ones once, or a model without any; model: compile the whole model, which "
         "takes longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
     )
     layer_decay: float | None = option(None, "learning rate of a layer / rate of the next layer", gt=0, le=1)

@@ -8,11 +8,10 @@ import os
 from contextlib import AbstractContextManager
 
 import torch
-from timm.layers import DropPath
 from torch import nn
 
 from configs.schema import Train
-from models.blocks import blocks_of
+from models.blocks import blocks_of, share_drop_path
 from utils.distributed import ProcessContext
 from utils.errors import UserError, error_from
 from utils.processes.launch import inherited_import_path
@@ -20,6 +19,7 @@ from utils.torch_compat import (
     allow_recompilations,
     compile_cache_folders,
     empty_compile_cache,
+    select_compiled_kernels_by_time,
     split_graphs_at_ddp_buckets,
 )
 
@@ -27,12 +27,11 @@ from utils.torch_compat import (
 def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_sharded: bool = False) -> str | None:
     """Marks `model` for compilation in its first pass; returns a description of the compiled part, or None.
 
-    `default` compiles block by block if all `blocks` have the same structure; they share one compilation of a few
-    seconds. With drop-path the blocks differ in its rate, so the whole model is compiled; `nested_compile_region` would
-    be faster, but torch 2.15 runs all blocks with the rate of one. `model` and `max` always compile the whole model;
-    compile time grows with depth. On a GPU `max` also times several kernels per matrix product, and replays CUDA graphs
-    where that is safe. Kernels round differently: a run that is resumed without torch's cache, or on another machine,
-    may differ in the last bits. Parameters and state dict keep their names.
+    `default` compiles block by block: blocks of the same structure share one compilation of a few seconds. Blocks that
+    drop samples without computing them have one for each number. A model without `blocks` is compiled as a whole, and
+    any model with `model` and `max`; compile time grows with depth. On a GPU `max` also times several kernels per
+    matrix product, and replays CUDA graphs where that is safe. Kernels round differently: a run that is resumed without
+    torch's cache, or on another machine, may differ in the last bits. Parameters and state dict keep their names.
 
     A sharded model is always compiled block by block, between the gathering and the freeing of a block's parameters.
     Marking a module compiles nothing yet, so the model may be sharded before.
@@ -41,7 +40,7 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     if options.compile == "none":
         return None
     _check_compiler(context.device)
-    same_structure = not any(isinstance(module, DropPath) for module in model.modules())
+    select_compiled_kernels_by_time(not torch.are_deterministic_algorithms_enabled())
     mode = None
     if options.compile == "max" and context.device.type != "cpu":  # whose default is faster than torch's other kernels
         # A replay of CUDA graphs overwrites the outputs of the previous one, so it would overwrite accumulated
@@ -52,13 +51,14 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     if is_sharded:
         by_block = True
         parts = blocks_of(model) or [model]
-        if not same_structure:
-            allow_recompilations(len(parts))
     else:
         blocks = list(getattr(model, "blocks", ()))
-        by_block = options.compile == "default" and bool(blocks) and same_structure
+        by_block = options.compile == "default" and bool(blocks)
         split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
         parts = blocks if by_block else [model]
+    if by_block:
+        share_drop_path(model)
+        allow_recompilations(len(parts))
     for part in parts:
         part.compile(dynamic=False, mode=mode)
     about = f"{len(parts)} blocks" if by_block else "the whole model"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import GREY, ROOT, TINY_VIT, assert_same_state, rows, run_script, states, train
+from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils import parameters_to_vector
@@ -20,7 +21,8 @@ from configs.schema import Amp, Parallel, Train
 from engine.parallel.compile import compile_model, run_eagerly
 from engine.parallel.strategy import DDP, FSDP
 from engine.precision.policy import Precision
-from models.blocks import local_tensor
+from models.blocks import local_tensor, share_drop_path
+from models.build import build_model
 from models.kernels import select_attention
 from models.vit import build_vit
 from utils.distributed import ProcessContext
@@ -187,12 +189,13 @@ def test_a_damaged_cache_is_named_and_files_of_the_working_folder_are_not_run(tm
 
 @pytest.mark.slow
 def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
-    """Also with drop-path, whose rates differ. The backend traces as any other one, and generates no code."""
+    """Also with drop-path: two blocks drop samples, here the same ones. The backend generates no code."""
     monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
     compile_block = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2"]).config
-    images, gradients = torch.randn(4, 1, 8, 8), []
+    images, gradients = torch.randn(20, 1, 8, 8), []
+    monkeypatch.setattr(torch, "rand", lambda *size, **_: torch.linspace(0, 0.99, 20).view(*size))
     for compiled in (False, True):
         torch.manual_seed(0)
         model, strategy = build_vit(config.model, config.data), FSDP(Parallel(STRATEGY="fsdp"), cpu)
@@ -201,7 +204,6 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
         if compiled:
             assert compile_model(model, Train(COMPILE="default"), cpu, is_sharded=True) == "3 blocks"
         names = list(model.state_dict())
-        torch.manual_seed(1)
         model(images).square().sum().backward()
         gradients.append([local_tensor(parameter.grad) for parameter in model.parameters()])
         assert list(model.state_dict()) == names and all(map(is_compiled, model.blocks)) == compiled
@@ -210,17 +212,23 @@ def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
         assert torch.allclose(actual, reference, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_equal_blocks_are_one_graph_also_under_ddp(monkeypatch, cpu, request, ranks):
-    """Two ranks: the wrapper of a group of one. A bucket of 1 MiB ends inside a block of ViT-Tiny."""
-    graphs, compile_module = [], nn.Module.compile
+@pytest.fixture
+def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
+    """The graphs that are compiled; they run as traced."""
+    found, compile_module = list[torch.fx.GraphModule](), nn.Module.compile
 
     def backend(graph: torch.fx.GraphModule, inputs: list) -> Callable:
-        graphs.append(graph)
+        found.append(graph)
         return graph.forward
 
     monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=backend))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_equal_blocks_are_one_graph_also_under_ddp(graphs, cpu, request, ranks):
+    """Two ranks: the wrapper of a group of one. A bucket of 1 MiB ends inside a block of ViT-Tiny."""
     config = parse_command_line(["-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "MODEL.DEPTH=3", *GREY]).config
     model = build_vit(config.model, config.data.model_copy(update={"image_size": 32}))
     compile_model(model, Train(COMPILE="default"), cpu)
@@ -232,3 +240,63 @@ def test_equal_blocks_are_one_graph_also_under_ddp(monkeypatch, cpu, request, ra
     for _ in range(2):
         model(images).sum().backward()
     assert len(graphs) == 1 and not counters["graph_break"]
+
+
+DROP_PATH_MODELS = {
+    "vit": ["MODEL.EMBED_DIM=24", "MODEL.NUM_HEADS=3", "MODEL.PATCH_SIZE=8", "MODEL.INIT_VALUES=0.5"],
+    "timm": ["MODEL.TYPE=timm", "MODEL.NAME=vit_tiny_patch16_224"],
+    "cait": ["MODEL.TYPE=timm", "MODEL.NAME=cait_xxs24_224"],
+}
+
+
+def drop_path_model(name: str, rate: float, depth: int = 12) -> nn.Module:
+    key = f"MODEL.DEPTH={depth}" if name == "vit" else f"MODEL.KWARGS={{depth: {depth}, patch_size: 8}}"
+    argv = ["-image_size=32", "-opts", *DROP_PATH_MODELS[name], key, "MODEL.NUM_CLASSES=5", f"MODEL.DROPPATH={rate}"]
+    config = parse_command_line(argv).config
+    torch.manual_seed(0)
+    return build_model(config.model, config.data, CPU)[0].train()
+
+
+def gradients_with_seed(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(1)
+    loss = model(images).log_softmax(-1)[:, 0].sum()
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", DROP_PATH_MODELS)
+def test_blocks_of_any_drop_path_rate_are_one_graph(graphs, cpu, name, monkeypatch):
+    """Eager passes stay bit for bit; the compiled passes have the gradients of their own ops, run eagerly."""
+    model, images = drop_path_model(name, 0.09, depth=6), torch.randn(8, 3, 32, 32)
+    names, before = list(model.state_dict()), gradients_with_seed(model, images)
+    assert compile_model(model, Train(COMPILE="default"), cpu) == f"{len(model.blocks)} blocks"
+    found = gradients_with_seed(model, images)
+    assert len(graphs) == 1 and not counters["graph_break"] and list(model.state_dict()) == names
+    with run_eagerly():
+        assert all(torch.equal(*pair) for pair in zip(gradients_with_seed(model, images), before, strict=True))
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        expected = gradients_with_seed(model, images)
+    for actual, reference in zip(found, expected, strict=True):
+        assert torch.allclose(actual, reference, rtol=1e-4, atol=1e-6 * max(1, reference.abs().max()))
+
+
+def test_a_block_that_drops_samples_has_a_graph_of_its_own(graphs, cpu):
+    """Of four blocks, with rates from 0 to 0.2, the last two drop 2 and 3 of 16 samples on a CPU."""
+    model = drop_path_model("vit", 0.2, depth=4)
+    compile_model(model, Train(COMPILE="default"), cpu)
+    gradients_with_seed(model, torch.randn(16, 3, 32, 32))
+    assert [block.drops_samples for block in model.blocks[1:]] == [(False, False), (True, False), (True, True)]
+    assert len(graphs) == 3
+
+
+@pytest.mark.parametrize("half", [torch.float32, torch.bfloat16])
+def test_a_compiled_drop_path_keeps_its_share_of_samples(half, monkeypatch):
+    """Also with rate 1, and with the scale of timm's in its dtype."""
+    block = nn.Sequential(nn.Linear(1, 1), *(DropPath(rate) for rate in (0.0, 0.3, 1.0)))
+    share_drop_path(nn.Sequential(nn.Sequential(block)))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.manual_seed(0)
+    ones = torch.ones(4000, 2, dtype=half)
+    same, some, none = (drop(ones) for drop in block[1:])
+    assert torch.equal(same, ones) and not none.any() and some.dtype == half
+    assert some.unique().tolist() == [0.0, (torch.ones((), dtype=half) / 0.7).item()]
+    assert some.bool().float().mean().item() == pytest.approx(0.7, abs=0.03) and torch.equal(some[:, 0], some[:, 1])
