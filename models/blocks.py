@@ -102,8 +102,7 @@ class _SharedDropPath(DropPath):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not (self.training and torch.compiler.is_compiling()):
-            result: torch.Tensor = super().forward(x)
-            return result
+            return super().forward(x)  # type: ignore[no-untyped-call]
         kept = torch.rand((len(x),) + (1,) * (x.ndim - 1), device=x.device) < self.keep_rate
         return x * (kept * self.scale).to(x.dtype)
 

@@ -83,7 +83,7 @@ class SampleDropBlock(Block):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        rate = getattr(self.drop_path1, "drop_prob", 0.0)
+        self.drop_rate = rate = float(getattr(self.drop_path1, "drop_prob", 0.0))
         # On a CPU, on a GPU. A compiled graph belongs to a rate only if the number of samples follows from it.
         self.drops_samples = rate >= MIN_RATE, rate >= MIN_RATE_ON_GPU
 
@@ -92,7 +92,7 @@ class SampleDropBlock(Block):
     ) -> torch.Tensor:
         kept = None
         if self.training and self.drops_samples[x.is_cuda]:
-            kept = num_kept_samples(len(x), self.drop_path1.drop_prob, x.is_cuda)
+            kept = num_kept_samples(len(x), self.drop_rate, x.is_cuda)
         if kept is None or attn_mask is not None:
             return super().forward(x, attn_mask, **attention)
         x = add_residual(x, lambda part: self.ls1(self.attn(self.norm1(part), **attention)), kept)

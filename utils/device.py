@@ -13,8 +13,8 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -170,6 +170,19 @@ def use_deterministic_algorithms(enabled: bool) -> None:
     torch.use_deterministic_algorithms(enabled)
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False  # no op of ours reads uninitialized memory
+
+
+@contextmanager
+def untimed_convolutions() -> Iterator[None]:
+    """The context in which cuDNN chooses algorithms without timing them: for a few passes of a shape of their own.
+
+    `torch.backends.cudnn.flags` would also change the switches that it is not given.
+    """
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def op_without_deterministic_algorithm(error: Exception) -> str | None:

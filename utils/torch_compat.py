@@ -105,6 +105,14 @@ def split_graphs_at_ddp_buckets(enabled: bool) -> None:
     torch._dynamo.config.optimize_ddp = enabled
 
 
+def select_compiled_kernels_by_time(enabled: bool) -> None:
+    """Sets whether the compiler may time kernels and padded products to choose among them."""
+    import torch._inductor.config as config
+
+    if hasattr(config, "deterministic"):  # not in all builds of torch 2.10
+        config.deterministic = not enabled
+
+
 def compile_cache_folders() -> dict[str, str]:
     """The folders from which torch.compile runs code, by the environment variable that moves them; none is created."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir

@@ -116,6 +116,8 @@ class Config(Section):
         if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and not eval.enabled:
             steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
             yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"
+        if self.deterministic and train.compile == "max":
+            yield "DETERMINISTIC excludes TRAIN.COMPILE max, which times kernels; use default or model"
         needed = "needs one label per image, but DATA.MULTI_LABEL is on"
         if data.multi_label and loss.name == "cross_entropy":
             yield f"LOSS.NAME cross_entropy {needed}; set LOSS.NAME=bce or asl"

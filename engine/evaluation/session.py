@@ -27,6 +27,7 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
+from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Attention, Devices, Fact
 from engine.run.flops import copy_to_meta, count_parameters
@@ -37,9 +38,12 @@ from models.build import build_model
 from models.kernels import AUTO, EXPLICIT, fused_kernels, prepare_convolutions, use_attention
 from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
+from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.notes import Note
+
+_BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
 
 
 @dataclass(frozen=True)
@@ -224,17 +228,18 @@ def dummy_images(data: Data, context: ProcessContext) -> torch.Tensor:
 
 def attention_notes(model: nn.Module, images: torch.Tensor) -> list[Attention]:
     """The attention kernels that the model uses; empty if it has none."""
-    kernels = fused_kernels(model, images)
+    with untimed_convolutions():
+        kernels = fused_kernels(model, images)
     return [Attention(list(kernels))] if kernels else []
 
 
 def apply_op_lists(model: nn.Module, attention: str, precision: Precision) -> None:
     """Makes attention explicit if softmax is listed: fused attention has no softmax op; MODEL.ATTENTION overrides this.
 
-    Lists also apply to the convolution of a patch embedding, which is a linear layer only without them.
+    The convolution of a patch embedding is a linear layer on a GPU, unless a list may concern either of them.
     """
     if "softmax" in precision.listed and attention == AUTO:
         use_attention(model, EXPLICIT)
-    if precision.device.type == "cuda" and not precision.listed:
+    if precision.device.type == "cuda" and _BESIDES_PATCHES.issuperset(precision.listed):
         use_linear_patches(model)
     precision.apply_op_lists(model)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from configs.schema import Parallel
 from models.blocks import blocks_of, local_tensor
+from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.torch_compat import BatchNorm, process_group_timeout, set_process_group_timeout, tree_leaves, tree_map_only
@@ -164,8 +165,9 @@ def unused_parameters(model: nn.Module, images: torch.Tensor, wrapped: nn.Module
     if not trained:
         return []
     buffers = [buffer.clone() for buffer in model.buffers()]
-    outputs = tree_leaves((wrapped or model)(images))  # a distilled model has two
-    sum(output.sum() for output in outputs).backward()
+    with untimed_convolutions():
+        outputs = tree_leaves((wrapped or model)(images))  # a distilled model has two
+        sum(output.sum() for output in outputs).backward()
     unused = [name for name, parameter in trained.items() if parameter.grad is None]
     model.zero_grad(set_to_none=True)
     for buffer, before in zip(model.buffers(), buffers, strict=True):

@@ -182,6 +182,9 @@ def set_process_switches(config: Config, device: torch.device) -> None:
     # The older of torch's two interfaces: torch's compiler reads it, and reading raises after the newer one was set.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = on_gpu and not config.deterministic
+    # A product that is split adds its parts in half by default. In float16 a part may overflow where the sum does not.
+    # bfloat16 has the range of float32, and a part loses no more by rounding than the result: torch's default stays.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 TotalNorm = Callable[[Iterable[torch.Tensor]], torch.Tensor]

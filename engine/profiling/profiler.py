@@ -27,10 +27,10 @@ _WARMUP_STEPS, _TIMED_STEPS, _PROFILED_STEPS = 5, 10, 10
 _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
 _TOP_OPS, _MAX_SENTENCES, _MAX_COLUMN_CHARS = 20, 5, 80
-# Ops that read and write memory more than they compute; copy_: casts. torch.compile fuses them.
+# Ops that read and write memory more than they compute. torch.compile fuses them. copy_, _to_copy: casts.
 _ELEMENTWISE = re.compile(
-    "aten::(native_)?(add|sub|mul|div|copy|sum|gelu|silu|relu|sigmoid|_softmax|layer_norm|batch_norm|dropout)"
-    "(_|_backward|_backward_data)?"
+    "aten::(native_|cudnn_)?(add|sub|mul|div|copy|_to_copy|sum|mean|cat|gelu|silu|relu|threshold|sigmoid|hardswish|"
+    "_softmax|layer_norm|group_norm|batch_norm|dropout)(_|_backward|_backward_data)?"
 )
 _DROPOUT_MASK = re.compile("ampvit::random_mask|aten::(random|bernoulli)_")
 

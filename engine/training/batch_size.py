@@ -22,7 +22,7 @@ from datasets.batch import Batch
 from datasets.loading.workers import end_with_server, start_worker_server
 from engine.training.session import build_train_state
 from engine.training.step import TrainState, train_steps
-from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes
+from utils.device import find_shortage, keep_freed_memory, peak_memory_bytes, untimed_convolutions
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.notes import Note
@@ -113,7 +113,8 @@ def _train_two_steps(config: Config, device: torch.device) -> float:
     before = peak_memory_bytes(device)
     try:
         state, batches = build_state(config, context), cycle(ready_batches(config, context))
-        train_steps(state, batches, state.new_progress(0), 2, lambda progress: None)
+        with untimed_convolutions():
+            train_steps(state, batches, state.new_progress(0), 2, lambda progress: None)
     except Exception as error:
         if find_shortage(error):
             return math.inf

@@ -97,8 +97,17 @@ def test_the_values_and_gradients_are_those_of_the_convolution(options, any_devi
         assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance * expected.abs().max().item())
 
 
-@pytest.mark.parametrize(("options", "expected"), [([], True), (["AMP.CUSTOM_BLACK_LIST=[conv2d]"], False)])
-def test_a_gpu_without_op_lists_uses_it(options, expected):
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], True),
+        (["AMP.PRESET=bf16_stream"], True),
+        (["AMP.CUSTOM_BLACK_LIST=[softmax,conv2d]"], False),
+        (["AMP.CUSTOM_BLACK_LIST=[linear]"], False),
+        (["AMP.CUSTOM_WHITE_LIST=[patch_embed.*]"], False),
+    ],
+)
+def test_a_gpu_uses_it_unless_a_list_concerns_it(options, expected):
     argv = ["-dataset=fake", "-amp", "-opts", "MODEL.DEPTH=1", *options]
     with fake_gpu():
         state = build_state(parse_command_line(argv).config, CONTEXT)

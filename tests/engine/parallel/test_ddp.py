@@ -11,13 +11,23 @@ from torch.nn.utils import parameters_to_vector
 
 from configs.schema import Amp, Parallel
 from datasets.batch import Batch
-from engine.parallel.strategy import DDP
+from engine.parallel.strategy import DDP, unused_parameters
 from engine.precision.policy import Precision
 from engine.training.session import synchronize_batch_norms
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 
 RANKS = 3
+
+
+def test_passes_without_training_time_no_convolutions(monkeypatch):
+    """cuDNN would time its algorithms for two images, and again for the batch."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    model, seen = nn.Linear(4, 4), []
+    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.benchmark))
+    model.weight.register_hook(lambda _: seen.append(torch.backends.cudnn.benchmark))
+    unused_parameters(model, torch.ones(2, 4))
+    assert seen == [False, False] and torch.backends.cudnn.benchmark and torch.backends.cudnn.enabled
 
 
 EXCHANGES = {  # options, relative error of the mean gradient, buckets, dtype

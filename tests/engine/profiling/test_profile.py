@@ -56,6 +56,7 @@ SECONDS = {DATA_WAIT: 0.01, TRANSFORM: 0.01, FORWARD: 0.28, BACKWARD: 0.62, OPTI
 GOOD = Profile(1.0, NO_TIME, SECONDS, [], 0.01, 0.0, False, True, False)  # on a GPU, compiled
 GOOD_CPU = replace(GOOD, host_seconds=SECONDS, gpu_seconds=NO_TIME, launch_bound_share=None, is_compiled=False)
 MASKS = [Op("ampvit::random_mask", 0.3, 49)]
+CASTS = [Op(f"aten::{name}", 0.05, 12) for name in ("_to_copy", "copy_", "sum", "cat", "cudnn_batch_norm_backward")]
 ELEMENTWISE = [Op("aten::addmm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::add_", 0.1, 24)]
 
 
@@ -65,6 +66,7 @@ ELEMENTWISE = [Op("aten::addmm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::
     (replace(GOOD, launch_bound_share=0.6), 60, "TRAIN.COMPILE=max"),
     (replace(GOOD, is_slow_float32=True), 90, "-amp"),
     (replace(GOOD, is_compiled=False, ops=ELEMENTWISE), 30, "-compile"),
+    (replace(GOOD, is_compiled=False, ops=CASTS), 25, "-compile"),
     (replace(GOOD_CPU, ops=MASKS), 30, "MODEL.DROPOUT"),
     (replace(GOOD, gpu_seconds=SECONDS | {OPTIMIZER: 0.25}), 25, "-accum_iter"),
     (replace(GOOD_CPU, host_seconds=SECONDS | {TRANSFORM: 0.15}), 15, "DATA.AFFINE_"),
