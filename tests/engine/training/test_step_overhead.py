@@ -128,7 +128,7 @@ BUDGETS = {  # ops, GB
     "O2, dropout": ([*BF16, *DROPOUT, "AMP.LEVEL=O2"], 325, 98.2),
     "O1, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2"], 619, 114.5),
     "O2, drop-path 0.2": ([*BF16, "MODEL.DROPPATH=0.2", "AMP.LEVEL=O2"], 345, 76.7),
-    "O1, bf16_stream": (["AMP.PRESET=bf16_stream"], 552, 70.4),
+    "O1, bf16_stream": (["AMP.PRESET=bf16_stream"], 553, 70.6),
     "O1, EMA": ([*BF16, "TRAIN.MODEL_EMA=true"], 526, 107.1),
 }
 
