@@ -316,6 +316,15 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
     return found
 
 
+def first_epoch_of(run: RunContents) -> str:
+    """A line on a first epoch below the probe of its run by more than twice the noise; '' for others."""
+    for gap, probe, rival, scores in _better_rivals(run):
+        if rival == "probe_score" and gap > 2 * _noise(probe - gap, probe, _sample_size(run, run.metric.name)):
+            lower = f"-lr={run.options['TRAIN.BASE_LR'] / 10:g}"
+            return f"The first epoch is far below the probe: {scores}; {lower} changes the weights less"
+    return ""
+
+
 def _sample_size(run: RunContents, name: str) -> float:
     """The number of validation images for the noise of a metric: in a mean over classes, small classes count more."""
     data, classes = run.fact(TrainingData), run.evaluation.classes if run.evaluation else []

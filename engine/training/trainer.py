@@ -42,13 +42,14 @@ from utils.distributed import RankExchange, broadcast_object
 from utils.errors import UserError, from_here
 from utils.metric_table import METRICS
 from utils.metrics import Metrics
+from utils.notes import Note
 from utils.signals import Interrupted, defer_signals
 from utils.tables import format_duration
 from utils.threads import DaemonPool
 
 _WRITE_TIMES = 20  # time since the last save / time of its write: at least, for a save before an evaluation
-# Of a result; training measures them.
-_FIGURES = ("samples", "average_score", "raw_score", "probe_score", "knn_top1", "probe_l2")
+# Of a result; the start of a run measures the first ones, training the others.
+_OF_START, _OF_TRAINING = ("probe_score", "knn_top1", "probe_l2"), ("samples", "average_score", "raw_score")
 
 
 class Trainer:
@@ -68,9 +69,9 @@ class Trainer:
         self.exchange = RankExchange(context, config.timeout_seconds)
         self.trigger = SaveTrigger(context.is_main, config.save_freq_steps, config.save_freq_minutes)
         self.interrupted: Interrupted | None = None
-        if self.has_ended():  # then nothing is left to evaluate
-            before = record.earlier.get("result", {})
-            record.set_result(**{key: before.get(key) for key in _FIGURES})
+        before = record.earlier.get("result", {})
+        measured = (*_OF_START, *_OF_TRAINING) if self.has_ended() else _OF_START  # of a run that has ended, all
+        record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
         self._will_compile = config.train.compile != "none"
         self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
@@ -208,6 +209,11 @@ class Trainer:
                 self.position.best = best_entry(evaluated.metrics, epochs_done)
         validation = evaluated.metrics if evaluated else None
         self.outputs.reporter.end_epoch(progress, validation, self.position.clock.seconds, raw, is_best)
+        if self.report and evaluated and epochs_done <= config.validate_freq:
+            from engine.report.overview import first_epoch_of  # late, as the page
+
+            if text := first_epoch_of(self.report.contents):
+                self.outputs.logger.note(Note("screen", text))
         self.position.progress = self.state.new_progress(epochs_done)
         ends = self._reaches_the_end(epochs_done) or self.stops_early(epochs_done)
         if is_best or ends or self._is_due(epochs_done, config.save_freq):

@@ -11,7 +11,7 @@ from run_folders import add_evaluation, make_run, read_page, update_json, write_
 
 from configs.command_line import parse_command_line
 from engine.report.contents import read_contents
-from engine.report.overview import verdict_of
+from engine.report.overview import first_epoch_of, verdict_of
 from engine.run.facts import PixelBaseline, Start
 
 RISING = [10 * epoch for epoch in range(1, 7)]
@@ -136,6 +136,13 @@ BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
 )
 def test_a_model_below_its_probe_or_k_nn(tmp_path, val, images, result, options, kind):
     assert kind_of(verdict(tmp_path / "run", val, val, options, result=result | {"samples": images})) == kind
+
+
+@pytest.mark.parametrize(("top1", "lower"), [(60.0, "-lr=0.0003"), (90.2, ""), (97.0, "")])
+def test_a_first_epoch_far_below_the_probe_names_a_tenth_of_the_rate(tmp_path, top1, lower):
+    verdict(tmp_path / "run", [99], [top1], result=BOTH | {"samples": 153})
+    line = first_epoch_of(read_contents(tmp_path / "run"))
+    assert (lower in line) if lower else not line
 
 
 def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):

@@ -62,6 +62,7 @@ def test_the_best_checkpoint_is_never_below_the_probe(backbone, probed, tmp_path
     result = read_result(folder)
     assert (result["epoch"], result["top1"]) == (0, read_result(probed)["top1"])
     assert min(float(row["val_top1"]) for row in rows(folder)) < result["top1"] - 20
+    assert (folder / "log.txt").read_text().count("-lr=0.3 ") == 1, "after the first epoch"
     run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path}"]), cpu)
     (evaluated,) = run_folders(tmp_path, "eval")
     assert read_result(evaluated)["top1"] == result["top1"]
