@@ -16,7 +16,6 @@ from configs.flags import (
     parse_flags,
     print_first_commands,
     read_prediction,
-    runs_to_predict,
 )
 from configs.help import print_help
 from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_layers
@@ -46,7 +45,6 @@ class Command:
     num_processes: of -ngpus. device: of -device, 'cuda' or 'cpu'.
     script: the entry script. recipe: the file of -cfg. reason: why the program chose it.
     prediction: of -predict or -embed. split: of -split, to evaluate or to predict.
-    others: of a prediction of several runs, the command of each further run.
     """
 
     config: Config
@@ -60,7 +58,6 @@ class Command:
     notes: tuple[Note, ...]
     prediction: Prediction | None
     split: Split | None
-    others: tuple["Command", ...] = ()
     reason: str = ""
     debug: bool = False
 
@@ -123,36 +120,31 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
         parser.exit()
     prediction = read_prediction(arguments)
     recipe = Path(arguments.cfg) if arguments.cfg else None
-    commands = list[Command]()
-    runs: list[str | None] = [*runs_to_predict(arguments.resume or [], prediction)]
-    for run in runs or [None]:
-        arguments.resume = run
-        layers = read_layers(arguments, evaluates=bool(arguments.eval or prediction))
-        add_options(layers, set_options, "-set")
-        plugin_notes = _add_plugins(layers, [open_plugin(path) for path in arguments.plugin])
-        config, layers, notes = complete(layers)
-        if arguments.profile:
-            others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
-            others["MODEL.TUNE probe"] = config.model.tune.solves_head
-            for flag in (flag for flag, is_given in others.items() if is_given):
-                raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")
-        replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in arguments.replaced]
-        command = Command(
-            config=config,
-            given=nest(layers.given()),
-            dry_run=arguments.dry_run,
-            profile=arguments.profile,
-            num_processes=arguments.ngpus,
-            device=arguments.device,
-            script=prog,
-            recipe=recipe,
-            notes=(*replaced, *plugin_notes, *notes),
-            prediction=prediction,
-            split=arguments.split,
-            debug=arguments.debug,
-        )
-        commands.append(replace(command, notes=(*command.notes, *_warn_of_unused(layers, command))))
-    return replace(commands[0], others=tuple(commands[1:]))
+    layers = read_layers(arguments, evaluates=bool(arguments.eval or prediction))
+    add_options(layers, set_options, "-set")
+    plugin_notes = _add_plugins(layers, [open_plugin(path) for path in arguments.plugin])
+    config, layers, notes = complete(layers)
+    if arguments.profile:
+        others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
+        others["MODEL.TUNE probe"] = config.model.tune.solves_head
+        for flag in (flag for flag, is_given in others.items() if is_given):
+            raise UserError(f"-profile starts a new run and cannot be combined with {flag}; remove one of them")
+    replaced = [Note("screen", f"-cfg {file} is replaced by -cfg {recipe}") for file in arguments.replaced]
+    command = Command(
+        config=config,
+        given=nest(layers.given()),
+        dry_run=arguments.dry_run,
+        profile=arguments.profile,
+        num_processes=arguments.ngpus,
+        device=arguments.device,
+        script=prog,
+        recipe=recipe,
+        notes=(*replaced, *plugin_notes, *notes),
+        prediction=prediction,
+        split=arguments.split,
+        debug=arguments.debug,
+    )
+    return replace(command, notes=(*command.notes, *_warn_of_unused(layers, command)))
 
 
 def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[Note]:

@@ -16,10 +16,8 @@ from configs.yaml_io import parse_value
 from utils.errors import UserError, did_you_mean
 from utils.files import expand_home
 from utils.processes.launch import check_local_rank
-from utils.status import newest_runs
 
 Split = Literal["train", "val", "test", "all"]
-_NO_TRAINING = ("eval-", "predict-", "embed-", "profile-")  # begin the names of other folders in SAVE
 
 _EXAMPLES = """examples (digits: a minute on a CPU; images: one folder per class):
   digits     python {prog} -cfg=configs/vit_digits.yaml -amp
@@ -46,7 +44,6 @@ class Flag:
     help: str
     value: Any = True  # of a switch that is on
     off: Any = False
-    nargs: str | None = None
 
 
 def _batch_size(text: str) -> int | str:
@@ -81,7 +78,7 @@ FLAGS = {
     "weights and output": (
         Flag("pretrained", ("MODEL.PRETRAINED",), str, "initial weights: a file, a folder, hf-hub:ORG/NAME, or timm"),
         Flag("teacher_model_path", ("TRAIN.TEACHER_WEIGHTS",), str, "weights of the teacher of a distillation"),
-        Flag("resume", ("MODEL.RESUME",), str, "a file, a run folder, or auto; -predict: several", nargs="+"),
+        Flag("resume", ("MODEL.RESUME",), str, "a checkpoint, the folder of a run, or auto"),
         Flag("output", ("SAVE",), str, "output folder; each run creates a folder in it"),
         Flag("name", ("NAME",), str, "the run's folder is X-DATE-TIME in -output"),
     ),
@@ -177,7 +174,7 @@ def entry_parser(prog: str) -> Parser:
                 add_flag(group, flag.name, type=_switch, nargs="?", const=True, metavar="yes|no", help=flag.help)
             else:
                 metavar = "X" if flag.type in (float, str) else "N"
-                add_flag(group, flag.name, type=flag.type, nargs=flag.nargs, metavar=metavar, help=flag.help)
+                add_flag(group, flag.name, type=flag.type, metavar=metavar, help=flag.help)
     group = parser.add_argument_group("prediction")
     path_help = "label an image, a folder, a list (.txt, .csv), or without PATH the data; needs -pretrained or -resume"
     add_flag(group, "predict", nargs="?", const=True, metavar="PATH", help=path_help)
@@ -299,19 +296,6 @@ class Prediction:
     threshold: float | None = None
     explain: bool = False
     embeds: bool = False
-
-
-def runs_to_predict(names: list[str], prediction: Prediction | None) -> list[str]:
-    """The runs that -resume names, in a prediction all runs of a sweep; raises UserError where only one can be."""
-    runs = list[str]()
-    for name in names:
-        inside = newest_runs(Path(name)) if prediction else {}
-        for run in (run for run, found in inside.items() if not found and not run.startswith(_NO_TRAINING)):
-            raise UserError(f"-resume {name}: no run {run} has a checkpoint; continue the sweep, or name the others")
-        runs += [str(found[0]) for found in inside.values() if found] or [name]
-    if len(runs) > 1 and (not prediction or prediction.embeds or prediction.explain):
-        raise UserError(f"-resume names {len(runs)} runs: only the labels of -predict are averaged; give one run")
-    return runs
 
 
 def read_prediction(arguments: argparse.Namespace) -> Prediction | None:

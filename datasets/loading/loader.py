@@ -229,25 +229,6 @@ class Loader:
         return moved
 
 
-class Loaders:
-    """Batches of several evaluation loaders, with a list of their `images`; an image that is bad in one: padding."""
-
-    def __init__(self, loaders: list[Loader]) -> None:
-        self._loaders, self.sampler = loaders, loaders[0].sampler
-
-    def __iter__(self) -> Iterator[Batch]:
-        distinct = list(dict.fromkeys(self._loaders))
-        for keys, *batches in zip(self.sampler, *distinct, strict=True):
-            images: Any = [batches[distinct.index(loader)].images for loader in self._loaders]
-            bad = dict[int, BadImage]()
-            for batch in (batch for batch in batches if batch.bad):
-                bad |= zip(unreadable(batch.targets, keys), batch.bad, strict=True)
-            samples = batches[0].samples + len(batches[0].bad) - len(bad)
-            targets = torch.stack([batch.targets for batch in batches]).amin(0)  # labels are greater than PADDING
-            in_order = tuple(bad[index] for index in sorted(bad))
-            yield batches[0]._replace(images=images, targets=targets, samples=samples, bad=in_order)
-
-
 def unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:
     """The indices of the samples of a batch that could not be read."""
     is_padding = ((targets if targets.ndim == 1 else targets[:, 0]) == PADDING).tolist()

@@ -49,11 +49,10 @@ _CONTENT = {
 
 
 class Place(NamedTuple):
-    """A checkpoint in the folder of a run, and where it stands: its epoch and the share of the epoch, and its step."""
+    """A checkpoint in the folder of a run, and where it stands: its epoch and the share of the epoch."""
 
     path: Path
     progress: tuple[int, float]
-    step: int
     best: dict[str, Any] | None
 
     @property
@@ -64,8 +63,7 @@ class Place(NamedTuple):
 
 def _place_of(path: Path, state: dict[str, Any]) -> Place:
     steps = EpochLayout.of_geometry(state["geometry"]).steps_per_epoch
-    progress = state["epoch"], state["done_steps"] / max(steps, 1)
-    return Place(path, progress, state["epoch"] * steps + state["done_steps"], state["best"])
+    return Place(path, (state["epoch"], state["done_steps"] / max(steps, 1)), state["best"])
 
 
 def read_places(folder: Path) -> list[Place]:
@@ -82,8 +80,9 @@ def read_places(folder: Path) -> list[Place]:
 class FoundCheckpoint:
     """A checkpoint to resume from, the same one on all ranks; those after rank 0 have meta tensors in LARGE entries.
 
-    notes: a line for each checkpoint that was skipped. run_folder: of the run that wrote it; None if it lies elsewhere.
-    places: of the checkpoints in that folder; none for an evaluation.
+    notes: a line for each checkpoint that was skipped. run_folder: of the run that it continues; None if it lies
+    elsewhere, or if the run has checkpoints ahead of it: a new folder leaves them as they are. places: of the
+    checkpoints in that folder; none for an evaluation.
     """
 
     path: Path
@@ -123,6 +122,8 @@ def find_checkpoint(
                 continue
             folder = path.parent if is_run_folder(path.parent) else None
             places = read_places(folder) if folder and not best_first else []
+            if any(place.progress > _place_of(path, state).progress for place in places):
+                folder, places = None, []
             return FoundCheckpoint(path, state, list(map(str, refused)), folder, places)
         _raise_not_found(resume, refused)
         return None

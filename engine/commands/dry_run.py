@@ -6,7 +6,7 @@ import torch
 
 from configs.command_line import Command
 from engine.checkpoint.run_folder import check_writable
-from engine.evaluation.session import build_sessions
+from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
 from engine.run.flops import forward_flops
 from engine.run.folder import log_options, recipe_line
@@ -27,7 +27,7 @@ def dry_run(command: Command, context: ProcessContext) -> int:
     log_options(command, logger)
     if command.config.eval.enabled:
         check_writable(Path(command.config.save))
-        session, *_ = build_sessions(command, context, logger)
+        session = build_eval_session(command, context, logger)
         config, model, lines = session.plan.config, session.meta_model, session.lines
     else:
         plan = plan_training(command, context, logger, find_batch_size)

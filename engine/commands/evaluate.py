@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from configs.command_line import Command
 from datasets.loading.loader import BadImageList, build_eval_loader
-from engine.evaluation.session import build_eval_files, build_sessions
+from engine.evaluation.session import build_eval_files, build_session
 from engine.report.contents import contents_of
 from engine.report.overview import class_figures, error_of, shift_by_weights
 from engine.report.page import write_report
@@ -19,7 +19,7 @@ from utils.files import absolute_file
 def evaluate(command: Command, context: ProcessContext) -> int:
     """Evaluates the weights of -pretrained, or the checkpoint that -resume names; records the result."""
     logger = start_log(command, context)
-    (session,) = build_sessions(command, context, logger)
+    session = build_session(command, context, logger)
     plan, evaluator = session.plan, session.evaluator
     config, samples = plan.config, plan.samples
     folder = open_new_folder(replace(command, config=config), context, logger, "eval-")

@@ -1,8 +1,7 @@
-"""The prediction command: labels, of one model or of several, or features."""
+"""The prediction command: labels or features."""
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,12 +9,13 @@ from pathlib import Path
 
 from configs.command_line import Command
 from configs.flags import Prediction
+from datasets.loading.loader import build_eval_loader
 from datasets.sources.names import names_of_labels
 from engine.checkpoint.run_folder import check_writable, lock_run_folder
 from engine.evaluation.evaluate import TOP_K
 from engine.evaluation.files import EXPLANATIONS, write_maps
 from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions
-from engine.evaluation.session import EvaluationSession, build_ensemble, build_loader, build_sessions
+from engine.evaluation.session import EvaluationSession, build_session
 from engine.features.store import embed
 from engine.run.folder import check_shared, open_new_folder, start_log
 from engine.run.log import RunLogger
@@ -34,8 +34,8 @@ def predict(command: Command, context: ProcessContext) -> int:
     assert options
     if context.is_main and options.folder:
         check_writable(options.folder)
-    sessions = build_sessions(command, context, logger)
-    command = replace(command, config=sessions[0].plan.config)
+    session = build_session(command, context, logger)
+    command = replace(command, config=session.plan.config)
     folder = options.folder or open_new_folder(command, context, logger, "embed-" if options.embeds else "predict-")
     if context.is_main:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,26 +43,27 @@ def predict(command: Command, context: ProcessContext) -> int:
         check_shared(folder, context)  # each rank writes the maps of its images
     with lock_run_folder(folder) if context.is_main else nullcontext():
         if options.embeds:
-            embed(sessions[0], folder, options.path is None, logger)
+            embed(session, folder, options.path is None, logger)
         else:
-            label(sessions, folder, options, logger)
-    logger.begin(*dict.fromkeys(line for session in sessions for line in session.lines))
+            label(session, folder, options, logger)
+    logger.begin(*session.lines)
     return 0
 
 
-def label(sessions: Sequence[EvaluationSession], folder: Path, options: Prediction, logger: RunLogger) -> None:
-    """Writes `predictions.csv` and the files that `options` asks for, from the mean of the sessions' probabilities.
+def label(session: EvaluationSession, folder: Path, options: Prediction, logger: RunLogger) -> None:
+    """Writes `predictions.csv` and the files that `options` asks for.
 
     Every rank must call it.
     Raises UserError: no image can be read.
     """
-    session = build_ensemble(sessions)
     context, plan, evaluator = session.evaluator.context, session.plan, session.evaluator
-    samples, classes, num_readable = plan.samples, plan.config.model.num_logits, 0
+    config, samples, num_readable = plan.config, plan.samples, 0
+    classes = config.model.num_logits
     top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
     started = time.perf_counter()
     explain = partial(write_maps, folder, samples, session.model, evaluator) if options.explain else None
-    parts = evaluator.classify(session.model, build_loader(sessions, context), top_k, BATCHES_PER_WRITE, explain)
+    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
+    parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain)
     if context.is_main:
         predictions = Predictions(folder, samples, names_of_labels(samples, classes), options, evaluator.thresholds)
         files = predictions.write(filter(None, parts))
@@ -73,7 +74,7 @@ def label(sessions: Sequence[EvaluationSession], folder: Path, options: Predicti
         if options.explain:
             files.append(folder / EXPLANATIONS)
         if options.path is None and num_readable:
-            metrics, precision = predictions.metrics(plan.config.eval.best_metric), evaluator.precision.name
+            metrics, precision = predictions.metrics(config.eval.best_metric), evaluator.precision.name
             log_validation(logger, "", metrics, classes, metrics.samples, seconds, plan.title, precision)
         logger.info(f"----- Predictions: {', '.join(map(str, files))}")
     else:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from datasets.batch import PADDING, Batch
-from datasets.loading.loader import Loader, Loaders, unreadable
+from datasets.loading.loader import Loader, unreadable
 from datasets.loading.sampler import EvalSampler, Key
 from engine.evaluation.results import SampleResults, score_classes
 from engine.parallel.compile import run_eagerly
@@ -83,7 +83,7 @@ class Evaluator:
         return metrics
 
     def classify(
-        self, model: nn.Module, batches: Loader | Loaders, top_k: int, every: int, after_batch: AfterBatch | None = None
+        self, model: nn.Module, batches: Loader, top_k: int, every: int, after_batch: AfterBatch | None = None
     ) -> Iterator[SampleResults | None]:
         """Yields the results of all ranks after each `every` batches; None except on the main process. Collective.
 
@@ -112,7 +112,7 @@ class Evaluator:
     def compute(
         self,
         model: nn.Module,
-        batches: Loader | Loaders,
+        batches: Loader,
         summarize: Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]],
         every: int,
         after_batch: AfterBatch | None,
@@ -141,7 +141,7 @@ class Evaluator:
                 error.add_note(IN_EVALUATION)
                 raise
 
-    def _with_progress(self, batches: Loader | Loaders, end: Callable[[int], int]) -> Iterator[Batch]:
+    def _with_progress(self, batches: Loader, end: Callable[[int], int]) -> Iterator[Batch]:
         """Shows a progress bar on a terminal, else a line per minute. end: the samples of so many batches."""
         total = len(batches.sampler)
         bar = progress_bar("Validation", self.context, total, "batches", over=batches)

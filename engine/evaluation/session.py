@@ -1,28 +1,20 @@
-"""The session of an evaluation, or of an ensemble of runs; and the parts that training shares with it.
+"""The session of an evaluation or a prediction, and the parts that training shares with it."""
 
-The runs of an ensemble keep their own preprocessing and precision.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from configs.command_line import Command
 from configs.data_sets import properties_of
 from configs.schema import Config, Data
 from configs.schema.model import Tune
-from datasets.loading.loader import Loader, Loaders, build_eval_loader
-from datasets.sources.checks import digest_of
 from datasets.sources.names import names_of_labels
 from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
-from engine.checkpoint.weights_record import describe_data, weights_record
+from engine.checkpoint.weights_record import weights_record
 from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.files import EvaluationFiles
 from engine.parallel.strategy import Single, Strategy
@@ -40,7 +32,6 @@ from models.vit import use_linear_patches
 from models.weights.choose import EVALUATE, Purpose
 from utils.device import untimed_convolutions
 from utils.distributed import ProcessContext
-from utils.errors import UserError
 from utils.notes import Note
 
 _BESIDES_PATCHES = {*OPS} - {"conv2d", "linear"}  # ops that a patch embedding does not have, as either layer
@@ -116,53 +107,23 @@ class EvaluationSession:
         ]
 
 
-@dataclass(frozen=True)
-class _Ensemble(Evaluator):
-    """Several runs as one model, a ModuleList: the mean of their probabilities. members: the evaluator of each run."""
+def build_session(command: Command, context: ProcessContext, logger: RunLogger) -> EvaluationSession:
+    """The session of the weights of MODEL.PRETRAINED, or of the run that -resume names.
 
-    members: tuple[Evaluator, ...] = ()
-
-    def compute_outputs(self, model: Any, images: Any) -> torch.Tensor:
-        """The logits of the mean of the probabilities (B, C). images: of each model."""
-        members = zip(self.members, model, images, strict=True)
-        logits = torch.stack([evaluator.compute_outputs(one, own) for evaluator, one, own in members])
-        if self.multi_label:
-            return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
-        return logits.log_softmax(-1).logsumexp(0)
-
-
-def build_sessions(command: Command, context: ProcessContext, logger: RunLogger) -> list[EvaluationSession]:
-    """The sessions of the runs that -resume names, or of the weights of MODEL.PRETRAINED.
-
-    Raises UserError: the weights do not fit the model; the classes or the images of the runs differ.
+    Raises UserError: the weights do not fit the model.
     """
-    sessions = []
-    for one in (command, *command.others):
-        plan = plan_evaluation(one, context, logger)
-        built = build_eval_model(plan.config, context, plan.purpose, plan.weights_size)
-        for note in (*built.notes, *plan.notes):
-            logger.note(note)
-        logger.fact(Devices(context.world_size, str(context.device), built.evaluator.precision.describe()))
-        for text in built.evaluator.precision.misfits():
-            logger.warn(text)
-        record_environment(context, logger)
-        evaluator = built.evaluator
-        if plan.class_mask is not None:
-            evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
-        sessions.append(EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32)))
-        del built  # at O2 and O3 the fp32 weights are not needed
-    first, *rest = map(_comparable, sessions) if command.others else [{}]
-    for other, found in zip(command.others, rest, strict=True):
-        for subject in (subject for subject in first if found[subject] != first[subject]):
-            names = f"{other.config.model.resume}: has other {subject} than {command.config.model.resume}"
-            raise UserError(f"-resume {names}; give runs of the same classes, and name the images: -predict PATH")
-    return sessions
-
-
-def _comparable(session: EvaluationSession) -> dict[str, Any]:
-    config, samples = session.plan.config, session.plan.samples
-    classes = [*names_of_labels(samples, config.model.num_logits)], config.data.multi_label
-    return {"classes": classes, "images": (digest_of(samples), [*map(samples.name, range(len(samples)))])}
+    plan = plan_evaluation(command, context, logger)
+    built = build_eval_model(plan.config, context, plan.purpose, plan.weights_size)
+    for note in (*built.notes, *plan.notes):
+        logger.note(note)
+    evaluator = built.evaluator
+    logger.fact(Devices(context.world_size, str(context.device), evaluator.precision.describe()))
+    for text in evaluator.precision.misfits():
+        logger.warn(text)
+    record_environment(context, logger)
+    if plan.class_mask is not None:
+        evaluator = replace(evaluator, class_mask=torch.from_numpy(plan.class_mask).to(context.device))
+    return EvaluationSession(plan, built.compute, evaluator, meta_model=copy_to_meta(built.fp32))
 
 
 def place_of(data: Data) -> str:
@@ -176,28 +137,6 @@ def model_line(config: Config, meta_model: nn.Module, more: str) -> str:
     trained = f", {trained} of them trained" if trained != parameters and not config.eval.enabled else ""
     size = " x ".join(map(str, dict.fromkeys(config.data.input_size)))
     return f"Model: {config.model.name}, {parameters} parameters{trained}, {size} pixels, {more}"
-
-
-def build_ensemble(sessions: Sequence[EvaluationSession]) -> EvaluationSession:
-    """The ensemble, with the plan of the first session; a single session as it is."""
-    if len(sessions) == 1:
-        return sessions[0]
-    evaluator = _Ensemble(**vars(sessions[0].evaluator), members=tuple(one.evaluator for one in sessions))
-    if evaluator.multi_label:
-        thresholds = [one.thresholds for one in evaluator.members if one.thresholds is not None]
-        evaluator = replace(evaluator, thresholds=np.mean(thresholds, axis=0))
-    return replace(sessions[0], model=nn.ModuleList(one.model for one in sessions), evaluator=evaluator)
-
-
-def build_loader(sessions: Sequence[EvaluationSession], context: ProcessContext) -> Loader | Loaders:
-    """The batches of this rank for `build_ensemble(sessions)`."""
-    loaders, keys = dict[str, Loader](), list[str]()
-    for config, samples in ((one.plan.config, one.plan.samples) for one in sessions):
-        keys.append(f"{describe_data(config.data, None)} {config.data.grey_range}")
-        data = config.data.model_copy(update={"batch_size_eval": sessions[0].plan.config.data.eval_batch_size})
-        if keys[-1] not in loaders:
-            loaders[keys[-1]] = build_eval_loader(data, samples, context, config.timeout_seconds)
-    return Loaders([loaders[key] for key in keys]) if len(sessions) > 1 else loaders[keys[0]]
 
 
 def build_evaluator(config: Config, precision: Precision, strategy: Strategy, context: ProcessContext) -> Evaluator:

@@ -33,74 +33,41 @@ class Peaks(NamedTuple):
     bf16: float | None
 
 
-def _geforce(fp32: float) -> Peaks:
-    """Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast."""
-    return Peaks(fp32, fp32, 2 * fp32, 2 * fp32)
-
-
-# "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2
-_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4)
-# "NVIDIA A100 Tensor Core GPU" datasheet
-_A100_SXM = Peaks(19.5, 156.0, 312.0, 312.0)
-
+_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4)  # "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2
 PEAKS = {
-    # Data center
-    "T4": Peaks(8.1, None, 65.0, None),  # "NVIDIA T4" datasheet
-    "V100 PCIE": Peaks(14.0, None, 112.0, None),  # "NVIDIA V100 Tensor Core GPU" datasheet
-    "V100 SXM2": Peaks(15.7, None, 125.0, None),  # "NVIDIA V100 Tensor Core GPU" datasheet
-    "A10": Peaks(31.2, 62.5, 125.0, 125.0),  # "NVIDIA A10 Tensor Core GPU" datasheet
-    "A30": Peaks(10.3, 82.0, 165.0, 165.0),  # "NVIDIA A30 Tensor Core GPU" datasheet
-    "A40": Peaks(37.4, 74.8, 149.7, 149.7),  # "NVIDIA A40" datasheet
-    "A100 PCIE": Peaks(19.5, 156.0, 312.0, 312.0),  # the same datasheet
-    "A100 SXM4": _A100_SXM,
-    "L4": Peaks(30.3, 60.0, 121.0, 121.0),  # "NVIDIA L4 Tensor Core GPU" datasheet, sparse figures halved
-    "L40S": Peaks(91.6, 183.0, 362.0, 362.0),  # "NVIDIA L40S" datasheet
+    # NVIDIA's datasheet of each GPU; sparse figures are halved
+    "T4": Peaks(8.1, None, 65.0, None),
+    "V100 PCIE": Peaks(14.0, None, 112.0, None),
+    "V100 SXM2": Peaks(15.7, None, 125.0, None),
+    "A10": Peaks(31.2, 62.5, 125.0, 125.0),
+    "A30": Peaks(10.3, 82.0, 165.0, 165.0),
+    "A40": Peaks(37.4, 74.8, 149.7, 149.7),
+    "A100 PCIE": Peaks(19.5, 156.0, 312.0, 312.0),
+    "A100 SXM4": Peaks(19.5, 156.0, 312.0, 312.0),
+    "L4": Peaks(30.3, 60.0, 121.0, 121.0),
+    "L40S": Peaks(91.6, 183.0, 362.0, 362.0),
     "H100": _H100_SXM,
-    # "NVIDIA H100 Tensor Core GPU Architecture", table 2
-    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0),
-    # "NVIDIA H100 Tensor Core GPU" datasheet, sparse figures halved
+    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0),  # the whitepaper, table 2
     "H100 NVL": Peaks(60.0, 417.5, 835.0, 835.0),
-    # "NVIDIA H200 Tensor Core GPU" datasheet: the H100 SXM with more memory
-    "H200": _H100_SXM,
-    # "NVIDIA H200 Tensor Core GPU" datasheet, sparse figures halved
+    "H200": _H100_SXM,  # with more memory
     "H200 NVL": Peaks(60.0, 417.5, 835.5, 835.5),
-    # "NVIDIA GH200 Grace Hopper Superchip" datasheet: the same GPU
     "GH200": _H100_SXM,
-    # "NVIDIA HGX B200" datasheet, halved; its fp32 varies by edition
-    "B200": Peaks(None, 1100.0, 2250.0, 2250.0),
-    # Workstation
-    # "NVIDIA Ampere GA102 GPU Architecture" (whitepaper), appendix
+    "B200": Peaks(None, 1100.0, 2250.0, 2250.0),  # its fp32 varies by edition
+    # Workstation: the whitepapers "NVIDIA Ampere GA102 GPU Architecture", "NVIDIA Ada GPU Architecture"
     "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8),
-    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),  # "NVIDIA Ada GPU Architecture" (whitepaper)
-    # GeForce 30: "NVIDIA Ampere GA102 GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
-    "RTX 3050": _geforce(9.1),
-    "RTX 3060": _geforce(12.7),
-    "RTX 3060 TI": _geforce(16.2),
-    "RTX 3070": _geforce(20.3),
-    "RTX 3070 TI": _geforce(21.7),
-    "RTX 3080": _geforce(29.8),  # with 10 GB; the one with 12 GB has the same name, and 30.6
-    "RTX 3080 TI": _geforce(34.1),
-    "RTX 3090": _geforce(35.6),
-    "RTX 3090 TI": _geforce(40.0),
-    # GeForce 40: "NVIDIA Ada GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
-    "RTX 4060": _geforce(15.1),
-    "RTX 4060 TI": _geforce(22.1),
-    "RTX 4070": _geforce(29.1),
-    "RTX 4070 SUPER": _geforce(35.5),
-    "RTX 4070 TI": _geforce(40.1),
-    "RTX 4070 TI SUPER": _geforce(44.1),
-    "RTX 4080": _geforce(48.7),
-    "RTX 4080 SUPER": _geforce(52.2),
-    "RTX 4090": _geforce(82.6),
-    # GeForce 50: "NVIDIA RTX Blackwell GPU Architecture"; fp32 = 2 x CUDA cores x boost clock
-    "RTX 5050": _geforce(13.2),
-    "RTX 5060": _geforce(19.2),
-    "RTX 5060 TI": _geforce(23.7),
-    "RTX 5070": _geforce(30.9),
-    "RTX 5070 TI": _geforce(43.9),
-    "RTX 5080": _geforce(56.3),
-    "RTX 5090": _geforce(104.8),
+    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),
 }
+# TFLOP/s in fp32, 2 x CUDA cores x boost clock: "NVIDIA Ampere GA102 GPU Architecture", "NVIDIA Ada GPU Architecture",
+# "NVIDIA RTX Blackwell GPU Architecture". The 3080 is the one with 10 GB; with 12 GB it has the same name, and 30.6.
+_GEFORCE = {
+    "3050": 9.1, "3060": 12.7, "3060 TI": 16.2, "3070": 20.3, "3070 TI": 21.7, "3080": 29.8, "3080 TI": 34.1,
+    "3090": 35.6, "3090 TI": 40.0,
+    "4060": 15.1, "4060 TI": 22.1, "4070": 29.1, "4070 SUPER": 35.5, "4070 TI": 40.1, "4070 TI SUPER": 44.1,
+    "4080": 48.7, "4080 SUPER": 52.2, "4090": 82.6,
+    "5050": 13.2, "5060": 19.2, "5060 TI": 23.7, "5070": 30.9, "5070 TI": 43.9, "5080": 56.3, "5090": 104.8,
+}  # fmt: skip
+# Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast.
+PEAKS |= {f"RTX {name}": Peaks(fp32, fp32, 2 * fp32, 2 * fp32) for name, fp32 in _GEFORCE.items()}
 _BRANDS_AND_MEMORY = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE|\d+GB?|HBM3E?)\b")
 
 

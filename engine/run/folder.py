@@ -6,7 +6,6 @@ The environment has versions, the commit, hardware, hosts, and variables that co
 import os
 import platform
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,18 +22,14 @@ from configs.compare import changed_options, non_default_options
 from configs.load import RUN_OPTIONS, flatten
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
 from configs.yaml_io import parse_value
-from engine.checkpoint.reader import FoundCheckpoint
-from engine.checkpoint.run_folder import BEST, RECORDS, check_shared, check_writable, make_run_folder, write_run_options
+from engine.checkpoint.run_folder import check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_fact
 from engine.run.log import RunLogger
-from engine.run.record import EVALUATION, TEST_EVALUATION, move_record, read_run
-from models.tuning import PEFT_FOLDER
+from engine.run.record import read_run
 from utils.device import device_name
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import UserError, hide_passwords
-from utils.files import atomic_write, fsync_path, make_own_folder
-from utils.metric_table import Metric
-from utils.notes import Note
+from utils.files import atomic_write, make_own_folder
 
 _PROJECT = Path(__file__).parents[2]
 
@@ -115,42 +110,6 @@ def enter_folder(
     resume = next_command(command, f"-resume={folder.absolute()}")
     logger.record.open(folder, resume, world_size=context.world_size, **owner, **values)
     logger.fact(Start(str(folder), steps_done, next_command(command)))
-
-
-_MOVED = (EVALUATION, TEST_EVALUATION, PEFT_FOLDER)  # they are about the best checkpoint
-
-
-def set_aside(found: FoundCheckpoint, metric: Metric, logger: RunLogger) -> None:
-    """Moves the checkpoints that are ahead of the resumed one to a folder in the folder of the run, named after the
-    step; with the files about the best one, and copies of the options, the log and the record.
-
-    The folder is a run, which -resume continues. Raises OSError.
-    """
-    folder, here = found.path.parent, found.place
-    if not (ahead := [place for place in found.places if place.progress > here.progress]):
-        return
-    name, last = f"step-{max(place.step for place in ahead):06d}", max(ahead, key=lambda place: place.progress)
-    numbers = ("", *(f"-{number}" for number in range(2, 1000)))
-    target = next(path for number in numbers if not os.path.lexists(path := folder / f"{name}{number}"))
-    target.mkdir()
-    for record in (RUN_OPTIONS, *RECORDS):
-        if (folder / record).is_file() and not (folder / record).is_symlink():
-            shutil.copyfile(folder / record, target / record)
-    later = {int(number): file for file in folder.glob("config-step-*.yaml") if (number := file.stem[12:]).isdecimal()}
-    for step in sorted((step for step in later if step > here.step), reverse=True):
-        text = later[step].read_text(encoding="utf-8")
-        atomic_write(folder / RUN_OPTIONS, text)  # in the end the options of the resumed step
-        os.rename(later[step], target / later[step].name)
-    best = next((place.best for place in ahead if place.path.name == BEST), None)
-    for path in (*(folder / file for file in _MOVED if best), *(place.path for place in reversed(ahead))):
-        if path.exists():
-            os.rename(path, target / path.name)
-    fsync_path(folder)
-    move_record(folder, target)
-    figure = f"the best {metric.title}, {metric.text(best.get(metric.name))} (epoch {best['epoch']}), " if best else ""
-    line = f"Resume: {figure}checkpoints up to epoch {last.progress[0]}, step {last.step}"
-    text = f"{line}, are ahead of {found.path.name}: moved to {target}, a run of its own for -resume"
-    logger.note(Note("screen", text))
 
 
 def _options(command: Command) -> str:

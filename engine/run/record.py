@@ -272,16 +272,6 @@ def read_run(folder: Path) -> dict[str, Any]:
     return found and defaults
 
 
-def move_record(folder: Path, target: Path) -> None:
-    """Makes the copy of the record of `folder` in `target` name the checkpoints there."""
-    values = read_run(folder)
-    for place in (values, values.get("result", {})):
-        if path := place.get("checkpoint"):
-            place["checkpoint"] = str(target.absolute() / Path(path).name)
-    if values:
-        atomic_write(target / RUN, json.dumps(_finite(values | {"resume": None}), indent=2) + "\n")
-
-
 def read_metrics(folder: Path) -> tuple[list[Row], int]:
     """The rows of `metrics.jsonl`, and the number of damaged ones. Raises OSError.
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from statistics import median_low
 from typing import NamedTuple
 
 import torch
@@ -136,12 +135,12 @@ LOADING, FORWARD_PASS = "loading the data", "the forward pass"
 
 
 class SlowRanks:
-    """Finds ranks that are 20% slower than the median for 50 steps, from the times of all ranks; on the main process.
+    """Finds a rank that is 20% slower than the median for 50 steps, from the times of all ranks; on the main process.
 
     The steps count in five blocks of ten, each of which must be slower: loading workers deliver batches in bursts, so
     that the waits of single steps differ. A difference below 5 ms per step is noise of tiny steps, and does not count.
-    The median is the lower one of two, so that one of two ranks can be slow. A rank is found once; again after 50 steps
-    without a slow block, or when the cause has changed. run.json has the last one until it has recovered.
+    The median is the lower one of two, so that one of two ranks can be slow. run.json has the rank of the last 50 steps
+    that is the slowest one; a change of it, or of its cause, is a warning.
 
     compares_forward: False if the forward pass itself waits for other ranks, as in sharded models.
     """
@@ -150,37 +149,30 @@ class SlowRanks:
         self.causes = (LOADING, FORWARD_PASS) if compares_forward else (LOADING,)
         self.context, self.record = context, record
         self._steps: list[torch.Tensor] = []
-        self._known: dict[int, str] = {}  # the causes of the slow ranks
+        self._known: dict[str, int | str] | None = None
 
-    def add_step(self, seconds: torch.Tensor) -> list[Note]:
-        """Notes for the log. seconds: of one step, (ranks, 2): data wait, forward pass."""
+    def add_step(self, seconds: torch.Tensor) -> Note | None:
+        """A warning, if a rank has become slow. seconds: of one step, (ranks, 2): data wait, forward pass."""
         if self.context.is_main:
             self._steps.append(seconds[:, : len(self.causes)])
         if len(self._steps) < STEPS:
-            return []
+            return None
         blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
         self._steps.clear()
-        totals, mean = blocks.sum(2), blocks.mean(0)
-        middle = totals.median(1, keepdim=True).values  # the lower one of two
-        slow = (totals > (1 + SLOWER) * middle) & (totals - middle > MIN_SECONDS)
-        recovered = [rank for rank in self._known if not slow[:, rank].any()]
-        for rank in recovered:
-            del self._known[rank]
-            self.record.update(slow_rank=None)
-        notes = [Note("log", f"Rank {rank} on {self._host(rank)} is no longer slow") for rank in recovered]
-        for rank in slow.all(0).nonzero().flatten().tolist():
-            column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most
-            cause = self.causes[column]
-            if self._known.get(rank) != cause:
-                self._known[rank] = cause
-                self.record.update(slow_rank={"rank": rank, "host": self._host(rank), "cause": cause})
-                sums, of_cause = mean.sum(1).tolist(), mean[:, column].tolist()
-                times = f"{1000 * of_cause[rank]:.0f} ms per step against {1000 * median_low(of_cause):.0f} ms"
-                ratio = sums[rank] / max(median_low(sums), 1e-9) - 1
-                more = f"{ratio:.0%}" if ratio < 10 else f"{ratio:.0f} times"
-                problem = f"rank {rank} on {self._host(rank)} was {more} slower than the median rank for {STEPS} steps"
-                notes.append(Note("warning", f"{problem}; cause: {cause} ({times})"))
-        return notes
-
-    def _host(self, rank: int) -> str:
-        return self.context.hosts[rank] if self.context.hosts else self.context.host
+        excess, mean = blocks.sum(2) - blocks.sum(2).median(1, keepdim=True).values, blocks.mean(0)
+        slower = excess.clamp(min=0) / (blocks.sum(2) - excess)  # than the lower median
+        is_slow = ((slower > SLOWER) & (excess > MIN_SECONDS)).all(0)
+        rank = int((is_slow * slower.mean(0)).argmax())
+        column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most
+        host = self.context.hosts[rank] if self.context.hosts else self.context.host
+        found: dict[str, int | str] = {"rank": rank, "host": host, "cause": self.causes[column]}
+        slow = found if is_slow.any() else None
+        if slow == self._known:
+            return None
+        self._known = slow
+        self.record.update(slow_rank=slow)
+        times = f"{1000 * mean[rank, column]:.0f} ms per step against {1000 * mean[:, column].median():.0f} ms"
+        problem = (
+            f"rank {rank} on {host} was {slower[:, rank].mean():.0%} slower than the median rank for {STEPS} steps"
+        )
+        return Note("warning", f"{problem}; cause: {self.causes[column]} ({times})") if slow else None

@@ -35,7 +35,7 @@ from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, set_process_switches
 from engine.run.facts import Devices, TrainingData
 from engine.run.flops import copy_to_meta, describe_model
-from engine.run.folder import enter_folder, open_new_folder, record_environment, set_aside
+from engine.run.folder import enter_folder, open_new_folder, record_environment
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import RunRecord
@@ -273,7 +273,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     call_on_main(lambda: logger.note(disk_note(session.state, plan.run_folder or Path(config.save))), context)
     if folder := plan.run_folder:
-        call_on_main(lambda: _prepare_folder(session, logger), context)
+        call_on_main(partial(_prepare_folder, plan, position, folder, logger), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
         enter_folder(folder, command, context, logger, progress.step, **values)
@@ -284,26 +284,22 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         if context.is_main:
             locks.enter_context(lock_run_folder(folder))
     if found and not plan.run_folder:
-        logger.note(Note("screen", f"Resume: {found.path} is in no folder of a run; the run continues in {folder}"))
+        logger.note(Note("screen", f"Resume: {found.path} is not the end of a run; the new run is in {folder}"))
     if context.is_main:
         write_held_out(folder, plan.split)
     logger.begin(*session.lines, f"Folder: {folder}")
     return _outputs(session, folder, logger)
 
 
-def _prepare_folder(session: Session, logger: RunLogger) -> None:
-    """Sets aside what is ahead in the folder of the resumed run; names its missing files."""
-    plan, position = session.plan, session.position
-    assert plan.found and plan.run_folder
-    folder, best = plan.run_folder, position.best_path
+def _prepare_folder(plan: Plan, position: RunPosition, folder: Path, logger: RunLogger) -> None:
+    """Names the missing files of a resumed run, and links its best checkpoint, if best.pth is another one."""
     if missing := [name for name in (RUN_OPTIONS, *RECORDS) if not (folder / name).exists()]:
         logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")
-    try:
-        set_aside(plan.found, plan.config.best_metric, logger)
-        if best and best.name != BEST:  # best.pth is of another epoch, damaged or missing
+    if (best := position.best_path) and best.name != BEST:  # best.pth is of another epoch, damaged or missing
+        try:
             link_copies(best, is_best=True, periodic_name=None, keep=0)
-    except OSError as error:
-        raise error_from(error, f"{error.filename or folder}: cannot be moved: {error.strerror}") from None
+        except OSError as error:
+            raise error_from(error, f"{best}: cannot be copied: {error.strerror}") from None
 
 
 def open_profile(command: Command, session: Session, logger: RunLogger) -> RunOutputs:

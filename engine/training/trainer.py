@@ -242,7 +242,7 @@ class Trainer:
         """Exchanges the request to save and, after a step, its `seconds` with the other ranks."""
         request, seconds_of_ranks = self.exchange.swap(self.trigger.request(), seconds)
         if seconds_of_ranks is not None:
-            for note in self.slow_ranks.add_step(seconds_of_ranks):
+            if note := self.slow_ranks.add_step(seconds_of_ranks):
                 self.outputs.logger.note(note)
         if self.trigger.is_due(request, steps_done):
             self._save()

@@ -1,21 +1,16 @@
-"""A resume from behind destroys nothing; a checkpoint with its options makes a run, not the text files beside it."""
+"""A resume from behind leaves its run as it is; a checkpoint with its options makes a run, not the files beside it."""
 
-import hashlib
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from conftest import assert_same_state, only_run, read_result, rows, states, train
 
 from configs.command_line import parse_command_line
-from configs.weights import read_entries
 from engine.checkpoint.reader import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
-from engine.training.trainer import Trainer
-from utils.files import read_json
 
 LONG = (
     "TRAIN.NUM_EPOCHS=5",
@@ -36,34 +31,18 @@ def long_run(digits_run) -> Path:
     return folder
 
 
-def digests(folder: Path) -> dict[str, Path]:
-    return {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in sorted(folder.rglob("*.pth"))}
-
-
-def best_score(folder: Path) -> float:
-    return min(load_checkpoint(file)["best"]["loss"] for file in folder.rglob("best.pth"))
-
-
-SHORTER, OTHER = ("TRAIN.MAX_STEPS=13",), ("TRAIN.NUM_EPOCHS=6", "TRAIN.BASE_LR=1e-6")
-RESUMES = {
-    "epoch-001.pth": OTHER, "epoch-004": SHORTER, "best.pth": OTHER, "previous.pth": SHORTER,
-    "": OTHER, "auto": SHORTER,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "options"), RESUMES.items())
-def test_no_checkpoint_ahead_and_no_better_one_is_lost(long_run, digits_argv, cpu, monkeypatch, name, options):
-    before, score = digests(long_run), best_score(long_run)
-    found = find_checkpoint("auto" if name == "auto" else str(long_run / name), cpu, [long_run])
-    ahead = [place.path for place in found.places if place.progress > found.place.progress]
-    read = Counter[Path]()
-    monkeypatch.setattr("engine.checkpoint.reader.read_entries", lambda path: read.update([path]) or read_entries(path))
-    train([f"-resume={name if name == 'auto' else found.path}", *digits_argv, *LONG, *options], cpu)
-    assert set(read.values()) == {1}
-    kept = digests(long_run)
-    assert {digest for digest, file in before.items() if file in ahead} <= kept.keys()
-    assert best_score(long_run) <= score
-    assert bool(ahead) == bool(list(long_run.glob("step-*")))
+def test_a_run_with_checkpoints_ahead_stays_and_a_new_one_continues(long_run, digits_argv, cpu, tmp_path):
+    before = {file: file.read_bytes() for file in long_run.rglob("*") if file.is_file() and file.name != ".lock"}
+    for name, epoch in (("epoch-002.pth", 2), ("previous.pth", 4)):
+        stop = f"TRAIN.MAX_STEPS={STEPS * (epoch + 1)}"
+        run(parse_command_line([f"-resume={long_run / name}", f"-output={tmp_path / name}", "-opts", stop]), cpu)
+        folder = only_run(tmp_path / name)
+        assert [row["epoch"] for row in rows(folder)] == [str(epoch + 1)]
+        assert_same_state(states(folder)["model"], states(long_run, f"epoch-00{epoch + 1}.pth")["model"])
+        assert read_result(folder)["checkpoint"].startswith(str(folder))
+    assert before == {file: file.read_bytes() for file in before}
+    found = find_checkpoint("auto", cpu, [long_run])
+    assert found.path.name == "last.pth" and found.run_folder == long_run
 
 
 @pytest.mark.parametrize("damage", ["an earlier epoch", "a damaged file", "a missing file"])
@@ -80,54 +59,12 @@ def test_a_best_that_is_not_the_best_is_written_again(long_run, cpu, damage):
     assert_same_state(states(long_run, "best.pth")["model"], best["model"])
 
 
-class Killed(BaseException):
-    pass
-
-
-def kill(*_: object) -> None:
-    raise Killed
-
-
-def test_what_is_ahead_is_a_run_of_its_own(long_run, cpu, monkeypatch):
-    unbroken = {name: states(long_run, name) for name in ("last.pth", "best.pth")}
-    tables = rows(long_run)
-    figure = f"{unbroken['best.pth']['best']['loss']:.4f}"
-    argv = [f"-resume={long_run}/epoch-002.pth", "-opts", "TRAIN.MAX_STEPS=9"]
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Trainer, "train", kill)
-        train(argv, cpu)
-    assert read_result(long_run)["epoch"] == 2  # the best of what is left
-    assert f"-resume={long_run}" in read_json(long_run / "status.json")["resume"]  # before its next checkpoint
-    train(argv, cpu)
-    aside = long_run / f"step-{5 * STEPS:06d}"
-    line = rf"Resume: the best loss, {re.escape(figure)} \(epoch 5\), .*epoch-002\.pth: moved to {aside}"
-    assert re.search(line, (long_run / "log.txt").read_text())
-    assert rows(aside) == tables and [row["epoch"] for row in rows(long_run)] == ["1", "2", "3"]
-    assert (aside / "evaluation" / "summary.json").is_file()
-    assert read_result(aside)["epoch"] == 5 and read_result(aside)["checkpoint"] == str(aside / "best.pth")
-    for name, state in unbroken.items():
-        assert_same_state(states(aside, name), state)
-    assert sorted(file.name for file in long_run.glob("epoch-*")) == [f"epoch-00{epoch}.pth" for epoch in (1, 2, 3)]
-    train([f"-resume={aside}", "-epochs=6"], cpu)  # continues by itself
-    assert load_checkpoint(aside / "last.pth")["epoch"] == 6
-    train([f"-resume={long_run}/epoch-002.pth", "-opts", "TRAIN.MAX_STEPS=9"], cpu)  # a second time
-    assert len(list(long_run.glob("step-*"))) == 2
-
-
 def test_rows_without_a_checkpoint_are_cut(digits_run, cpu):
     folder = digits_run("TRAIN.MAX_STEPS=23")
     with open(folder / "metrics.csv", "a") as file:
         file.write(re.sub("^1,", "2,", (folder / "metrics.csv").read_text().splitlines()[-1]) + "\n")
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=24"], cpu)
-    assert len(rows(folder)) == 1 and not list(folder.glob("step-*"))
-
-
-def test_the_options_of_the_steps_before_stay_known(long_run, cpu):
-    first = (long_run / "config.yaml").read_text()
-    train([f"-resume={long_run}", "-epochs=6", "-opts", "REPORT_FREQ=7"], cpu)
-    train([f"-resume={long_run}/epoch-002.pth", "-opts", "REPORT_FREQ=9", "TRAIN.MAX_STEPS=7"], cpu)
-    assert (long_run / f"config-step-{2 * STEPS:06d}.yaml").read_text() == first
-    assert len(list(long_run.glob("config-step-*"))) == 1
+    assert len(rows(folder)) == 1
 
 
 TEXTS = {"log.txt", "metrics.csv", "metrics.jsonl", "run.json", "config.yaml", "status.json"}
@@ -154,7 +91,7 @@ def test_options_of_a_checkpoint_without_an_options_file(digits_run, cpu, tmp_pa
     copy = Path(shutil.copy(digits_run("TRAIN.MAX_STEPS=3") / "last.pth", tmp_path / "copy.pth"))
     argv = [f"-resume={copy}", f"-output={tmp_path / 'new'}", "-opts", "TRAIN.MAX_STEPS=4"]
     assert run(parse_command_line(argv), cpu) == 0
-    assert "in no folder of a run; the run continues in" in (only_run(tmp_path / "new") / "log.txt").read_text()
+    assert "is not the end of a run; the new run is in" in (only_run(tmp_path / "new") / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("names", [("best.pth",), ("last.pth",), ("best.pth", "config.yaml"), ("epoch-001.pth",)])

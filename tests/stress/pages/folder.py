@@ -81,7 +81,7 @@ class Workshop:
         family = ROOT / "tests/fixtures/families/CaiT"
         return {
             **dict.fromkeys(_RUNS, lambda path: shutil.copytree(self.run, path)),
-            **dict.fromkeys(("SWEEP", "output/vit_digits-sweep-"), self._copy_two),
+            "output/vit_digits-sweep-": self._copy_two,
             **dict.fromkeys(("flowers", "DIR", "DATA", "photos"), write_images),
             "CIFAR-10-images": lambda path: [write_images(path / split) for split in ("train", "test")],
             "Sign-Language-Digits-Dataset": lambda path: write_images(path / "Dataset", "abcd", 126),
