@@ -9,14 +9,29 @@ of one model, such as runs that fine-tune the same weights with other options. A
 used. All flags of main_single_gpu.py may follow, such as -data_path.
 """
 
+import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from configs.command_line import parse_command_line
+from configs.command_line import Command, parse_command_line
+from configs.yaml_io import write_yaml
+from datasets.loading.loader import build_eval_loader
+from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.run_folder import checkpoints_by_progress
+from engine.checkpoint.weights_record import exported_entry, read_record
+from engine.evaluation.session import build_eval_model
+from models.weights.choose import EVALUATE
+from models.weights.fit import load_pretrained
+from models.weights.names import State
 from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
-from utils.errors import UserError
+from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
+from utils.distributed import single_process
+from utils.errors import UserError, print_escaped
+from utils.files import atomic_save
 from utils.processes.entry import run_and_report_errors
 
 SCRIPT = "scripts/average_checkpoints.py"
@@ -39,10 +54,80 @@ def main(argv: list[str]) -> int:
         if output.is_dir() or not output.parent.is_dir():
             raise UserError(f"-output {output}: is a folder, or its folder does not exist; give the name of a new file")
     command = parse_command_line(["-eval", f"-pretrained={sources[0]}", *rest], SCRIPT)
-    from scripts.weights.averages import write_average  # importing torch and timm takes seconds
-
     write_average(sources, command, output)
     return 0
+
+
+def write_average(sources: Sequence[Path], command: Command, output: Path | None) -> None:
+    """Writes the uniform soup (Wortsman et al., 2022); default output: `average.pth` beside the first weights.
+
+    sources: the folder of a run, for all its checkpoints; or several runs or files, for the best weights of each.
+    Raises UserError: fewer than two checkpoints, weights of another model or other data, or no validation images.
+    """
+    paths = _checkpoints(sources[0]) if len(sources) == 1 else list(dict.fromkeys(map(locate_weights, sources)))
+    if len(paths) < 2:
+        raise UserError(f"{sources[0]}: an average needs two checkpoints; train with SAVE_FREQ=1, or name more runs")
+    context = single_process()
+    trained, samples = open_trained(command.with_weights(paths[0]), context)
+    for path in paths[1:]:
+        _check_same_data(trained, path)
+    config, metric = trained.config, trained.config.best_metric
+    built = build_eval_model(config, context, weights_size=trained.weights_size)
+    state = built.fp32.state_dict()
+    mean: State = {}
+    for count, path in enumerate(paths):
+        load_pretrained(built.fp32, str(path), config.model, EVALUATE)
+        mean = add_to_mean(mean, state, count) if count else {name: tensor.clone() for name, tensor in state.items()}
+        print_escaped(f"read: {path}")
+    built.fp32.load_state_dict(mean)
+    evaluator = replace(built.evaluator, thresholds=None)  # the average has its own
+    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
+    found = evaluator.evaluate(evaluator.precision.compute_copy(built.fp32), batches)[0]
+    trained, output = replace(trained, thresholds=found.thresholds), output or paths[0].with_name("average.pth")
+    if any(name.endswith(".running_mean") for name in mean):
+        print("Note: the running statistics of the batch norms are averaged, not measured again")
+    weights = {name: tensor.to(state[name].dtype).cpu() for name, tensor in mean.items()}
+    about = {"options": write_yaml(trained.options)} | trained.description | exported_entry(trained.split)
+    atomic_save(output, {"model": weights} | about)  # a checkpoint without optimizer
+    text = f"Saved: {output}, the mean of {len(paths)} weights, {metric.title} {metric.text(found.score)}"
+    print_escaped(f"{text}; use it with -pretrained={shlex.quote(str(output))}")
+
+
+def add_to_mean(mean: State, state: State, count: int) -> State:
+    """The mean of `count` states with one more, in float64. Integers, such as counters, come from the first state."""
+    return {
+        name: tensor.double() + (state[name].double() - tensor.double()) / (count + 1)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in mean.items()
+    }
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, each position once. Damaged ones are left out, with a line."""
+    found: dict[tuple[int, int], Path] = {}
+    for path in checkpoints_by_progress(run):
+        try:
+            checkpoint = load_checkpoint(path)
+        except UserError as error:
+            print_escaped(f"skipped: {error}", file=sys.stderr)
+            continue
+        found.setdefault((checkpoint["epoch"], checkpoint["done_steps"]), path)
+    return list(found.values())
+
+
+def _check_same_data(trained: TrainedModel, path: Path) -> None:
+    """Raises UserError if the file states other classes, another preprocessing or another split."""
+    first, other = read_record(str(trained.weights)), read_record(str(path))
+    if other is None or first is None:
+        return
+    of_first, of_other = (
+        {"classes": record.class_names, "preprocessing": record.preprocessing, "held-out images": record.split}
+        for record in (first, other)
+    )
+    if differing := [name for name, value in of_first.items() if of_other[name] != value]:
+        problem = f"{path}: was trained with other {', '.join(differing)} than {trained.weights}"
+        raise UserError(f"{problem}; average the predictions in place of the weights (docs/evaluation.md)")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""Work beside the first steps of a run, which wait for none of it: two checks, and the pixel baseline."""
+"""Work beside the first steps of a run, which wait for none of it: two checks, the pixel baseline, and
+`train_batch.png`: images of a training batch as the model gets them, and their targets.
+"""
 
+import math
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
+from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
 from configs.schema import Data
@@ -13,10 +19,12 @@ from datasets.sources.checks import decode_images, error_of
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import list_names
 from datasets.sources.samples import Samples
+from engine.evaluation.files import save_picture, to_picture
 from engine.progress import EpochProgress, Observer
+from engine.report import TRAIN_BATCH
 from engine.run.facts import PixelBaseline, read_fact
 from engine.training.session import RunOutputs, Session
-from utils.errors import UserError
+from utils.errors import UserError, on_one_line, shortened
 from utils.notes import Note
 from utils.system import usable_cores
 from utils.threads import DaemonPool
@@ -119,3 +127,59 @@ def measure_baseline(data: Data, train: Samples, val: Samples) -> PixelBaseline 
     except Exception as error:
         return Note("log", f"No pixel baseline: {error if isinstance(error, UserError) else repr(error)}")
     return PixelBaseline(*baseline) if baseline else None
+
+
+_MAX_IMAGES, _COLUMNS, _MAX_CLASSES, _MAX_NAME_CHARS = 16, 4, 4, 18  # classes of an image: the largest shares
+_SIDE, _GAP, _LINE, _FONT = 160, 4, 16, 12  # pixels: of an image, between images, of a line of text
+
+
+class TrainBatch(Observer):
+    """Draws the next batch of the main process after its step, unless the run has the picture."""
+
+    def __init__(self, session: Session, outputs: RunOutputs) -> None:
+        self._plan, self._logger = session.plan, outputs.logger
+        self._path, self._kept = outputs.folder / TRAIN_BATCH, list[torch.Tensor]()
+        if session.state.context.is_main and not self._path.is_file():  # a hook: nothing is augmented or mixed twice
+            self._hook = session.state.transform.register_forward_hook(self._keep)
+
+    def _keep(self, transform: Any, inputs: Any, outputs: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._hook.remove()
+        self._kept = [tensor[:_MAX_IMAGES].to("cpu", copy=True) for tensor in outputs]
+
+    def after_step(self, progress: EpochProgress) -> None:
+        """Warns if the file cannot be written: the run is more important."""
+        if not self._kept:
+            return
+        (images, targets), self._kept = self._kept, []
+        try:
+            save_picture(self._draw(images, targets, progress), self._path)
+        except OSError as error:
+            self._logger.warn(f"{self._path}: cannot be drawn ({error.strerror or error})")
+
+    def _draw(self, images: torch.Tensor, targets: torch.Tensor, progress: EpochProgress) -> Image.Image:
+        """A grid of the samples: positions of the batch without one are left out."""
+        data, font = self._plan.config.data, ImageFont.load_default(_FONT)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (data.imagenet_mean, data.imagenet_std))
+        pixels = (255 * (images.float() * std + mean)).round().nan_to_num(0).clamp(0, 255).to(torch.uint8)
+        is_sample = targets.reshape(len(targets), -1)[:, 0] >= 0
+        texts = [target_text(target, self._plan.class_names) for target in targets[is_sample]]
+        width, height = _SIDE + _GAP, _SIDE + _GAP + _LINE * max((text.count("\n") + 1 for text in texts), default=0)
+        grid = Image.new("RGB", (_COLUMNS * width - _GAP, _LINE + math.ceil(len(texts) / _COLUMNS) * height), "white")
+        ImageDraw.Draw(grid).text((0, 0), f"Epoch {progress.epoch + 1}, step {progress.done_steps}", "black", font)
+        for number, (crop, text) in enumerate(zip(pixels[is_sample], texts, strict=True)):
+            cell = Image.new("RGB", (_SIDE, height), "white")  # a wide name ends at its edge
+            cell.paste(to_picture(crop, _SIDE))
+            ImageDraw.Draw(cell).text((0, _SIDE), text, "black", font)
+            grid.paste(cell, (number % _COLUMNS * width, _LINE + number // _COLUMNS * height))
+        return grid
+
+
+def target_text(target: torch.Tensor, names: Sequence[str] | None) -> str:
+    """A line per class of a target, () or (classes,), with its share unless it is 1; only ASCII: Pillow's font."""
+    shares = enumerate(target.tolist()) if target.ndim else [(int(target), 1.0)]
+    lines = []
+    for label, share in sorted(shares, key=lambda item: -item[1])[:_MAX_CLASSES]:
+        name = names[label] if names and label < len(names) else ""  # a head may have more outputs than names
+        name = shortened(on_one_line(name if name.isascii() and name else f"class {label}"), _MAX_NAME_CHARS)
+        lines += [name if math.isclose(share, 1, rel_tol=1e-6) else f"{name} {share:.2f}"] if share > 0 else []
+    return "\n".join(lines) or "no label"

@@ -31,12 +31,11 @@ from engine.run.folder import next_command
 from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
 from engine.run.step_timer import SlowRanks
-from engine.training.first_steps import BaselineThread, EvaluationImages, UntrainedParameters
+from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.session import RunOutputs, Session
 from engine.training.snapshot import PeftFolder, SaveTrigger, best_entry, take_snapshot
 from engine.training.step import NonFiniteGradients, train_steps
-from engine.training.train_batch import TrainBatch
 from utils.device import device_name, peak_memory_bytes
 from utils.distributed import RankExchange, broadcast_object
 from utils.errors import UserError, from_here
@@ -241,9 +240,8 @@ class Trainer:
     def _save_if_due(self, steps_done: int | None = None, seconds: tuple[float, float] | None = None) -> None:
         """Exchanges the request to save and, after a step, its `seconds` with the other ranks."""
         request, seconds_of_ranks = self.exchange.swap(self.trigger.request(), seconds)
-        if seconds_of_ranks is not None:
-            if note := self.slow_ranks.add_step(seconds_of_ranks):
-                self.outputs.logger.note(note)
+        if seconds_of_ranks is not None and (note := self.slow_ranks.add_step(seconds_of_ranks)):
+            self.outputs.logger.note(note)
         if self.trigger.is_due(request, steps_done):
             self._save()
 

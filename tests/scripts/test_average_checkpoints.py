@@ -12,7 +12,7 @@ from engine.checkpoint.reader import load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from scripts import average_checkpoints
-from scripts.weights.averages import add_to_mean
+from scripts.average_checkpoints import add_to_mean
 from utils.errors import UserError
 
 
@@ -70,6 +70,6 @@ def test_runs_of_other_folds_are_refused(averaged_run, tmp_path):
         torch.save(state | {"options": options}, files[-1])
         files[-1].with_name("config.yaml").write_text(options)
     first, second, third = map(str, files)
-    with pytest.raises(UserError, match=rf"^{third}: holds out other images than {first}[^\n]* -resume [^\n]*$"):
+    with pytest.raises(UserError, match=rf"^{third}: was trained with other held-out images than {first}[^\n]*$"):
         average_checkpoints.main([first, third])
     average_checkpoints.main([first, second])

@@ -17,7 +17,7 @@ CASES = {  # arguments -> a part of the error. RUN: the folder of a run, EMPTY: 
         "RUN -output=x.safetensors": "must end with .pth",
         "RUN -output=RUN/gone/x.pth": "its folder does not exist",
         "RUN OTHER": "other.pth: ",
-        "RUN CLASSES": "was trained on other classes",
+        "RUN CLASSES": "was trained with other classes",
     },
     export: {
         "": "python scripts/export.py output/RUN -format onnx ",

@@ -10,7 +10,7 @@ from torch import nn
 
 from datasets.transforms.device import TrainTransform
 from engine.progress import EpochProgress, Observer
-from engine.training.train_batch import TrainBatch
+from engine.training.first_steps import TrainBatch
 from utils.metrics import MetricSums
 from utils.seeding import derive_seed, seed_device
 
@@ -69,7 +69,7 @@ def test_a_picture_that_cannot_be_written_gives_a_line(digits_argv, cpu, monkeyp
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.training.train_batch.save_picture", fail)
+    monkeypatch.setattr("engine.training.first_steps.save_picture", fail)
     folder = train([*digits_argv, "TRAIN.NUM_EPOCHS=1"], cpu)
     assert capsys.readouterr().out.count("train_batch.png") == 1 and (folder / "last.pth").exists()
 
