@@ -19,7 +19,7 @@ from configs.flags import (
 )
 from configs.help import print_help
 from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_layers
-from configs.parts import Plugin, check_plugins, open_plugin, running_plugins
+from configs.parts import Plugin, check_plugins, open_plugin
 from configs.resolve import complete
 from configs.schema import Config
 from configs.schema.data import AUTO
@@ -156,14 +156,6 @@ def _add_plugins(layers: OptionLayers, plugins: Sequence[Plugin]) -> list[Note]:
     empty = [plugin.path for plugin in plugins if not plugin.has_parts]
     warnings += [Note("warning", f"{path} registers no part; use @register_model, @loss, ...") for path in empty]
     return [*(Note("log", f"Plugin: {entry}") for entry in entries), *warnings]
-
-
-def recipe_options(recipe: Path) -> str:
-    """The text of `to_yaml` for a recipe without flags. Raises UserError for one that is complete only with flags."""
-    layers = OptionLayers()
-    layers.add_recipe(recipe)
-    _add_plugins(layers, running_plugins())
-    return to_yaml(complete(layers)[0])
 
 
 def to_yaml(config: Config) -> str:

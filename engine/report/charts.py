@@ -143,16 +143,6 @@ class Series:
     points: list[Point]
     index: int = 0
 
-    @property
-    def summary(self) -> str:
-        """A description of the curve for screen readers."""
-        first, last = self.points[0], self.points[-1]
-        lowest, highest = min(self.points, key=lambda p: p[1]), max(self.points, key=lambda p: p[1])
-        return (
-            f"{self.name}: from {number(first[1])} at {number(first[0])} to {number(last[1])} at {number(last[0])}; "
-            f"lowest {number(lowest[1])} at {number(lowest[0])}, highest {number(highest[1])} at {number(highest[0])}."
-        )
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -193,9 +183,8 @@ class Chart:
     def svg(self) -> Markup:
         """The drawing. Its polylines have the values of their points as `data-x` and `data-y`."""
         x_axis, y_axis = self.axes
-        summary = f"{self.title} by {self.x_label}. " + " ".join(series.summary for series in self.series)
         frame = f"{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM} {x_axis.low:.10g} {x_axis.high:.10g}"
-        parts = [_open_svg(self.title, summary, frame, self.x_label), _grid(x_axis, y_axis, self.x_label)]
+        parts = [_open_svg(self.title, frame, self.x_label), _grid(x_axis, y_axis, self.x_label)]
         parts += [self._curve(series, x_axis, y_axis) for series in self.series]
         if self.best:
             x, y = _pixel(self.best, x_axis, y_axis)
@@ -312,12 +301,12 @@ def series_class(index: int) -> str:
     return f"curve c{index % NUM_COLOURS}" + (f" d{dash}" if dash else "")
 
 
-def _open_svg(title: str, summary: str, frame: str = "", x_label: str = "") -> Markup:
+def _open_svg(title: str, frame: str = "", x_label: str = "") -> Markup:
     """frame: left, right, top and bottom of the curves in pixels, and the values at its left and right."""
     i, f = element_id("svg", title), Markup(' data-frame="{}" data-x="{}"').format(frame, x_label) if frame else ""
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{i}-title" aria-describedby="{i}-text"{f}>'
-        f'<title id="{i}-title">{escape(title)}</title><desc id="{i}-text">{escape(summary)}</desc>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{i}-title"{f}>'
+        f'<title id="{i}-title">{escape(title)}</title>'
     )
 
 
@@ -347,17 +336,14 @@ def reliability_diagram(bins: Iterable[Row], multi_label: bool = False) -> Marku
     bins: rows with the lowest and the highest confidence in percent, the images and their accuracy in percent.
     """
     axis = Axis(0, 100, (0, 20, 40, 60, 80, 100))
-    texts, parts = [], [_grid(axis, axis, f"{'probability' if multi_label else 'confidence'} (%)")]
+    parts = [_grid(axis, axis, f"{'probability' if multi_label else 'confidence'} (%)")]
     filled = ((*points([row], "low", "high"), *points([row], "count", "accuracy")) for row in bins)
     for (low, high), (count, accuracy) in (pairs for pairs in filled if len(pairs) == 2):
         text = f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,.0f} images."
-        texts.append(text)
         (left, top), (right, bottom) = _pixel((low, accuracy), axis, axis), _pixel((high, 0), axis, axis)
         box = f'x="{left + 0.5:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{bottom - top:.1f}"'
-        parts.append(Markup(f'<rect class="bar" {box}><title>{texts[-1]}</title></rect>'))  # numbers only
+        parts.append(Markup(f'<rect class="bar" {box}><title>{text}</title></rect>'))  # numbers only
     (left, bottom), (right, top) = _pixel((0, 0), axis, axis), _pixel((100, 100), axis, axis)
     parts.append(Markup(f'<path class="diagonal" d="M{left} {bottom}L{right} {top}"/>'))
-    if not texts:
-        return Markup("")
-    opening = _open_svg("Reliability diagram", " ".join(["Accuracy by confidence.", *texts]))
-    return Markup("").join([opening, *parts, Markup("</svg>")])
+    has_bars = len(parts) > 2
+    return Markup("").join([_open_svg("Reliability diagram"), *parts, Markup("</svg>")]) if has_bars else Markup("")

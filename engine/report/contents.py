@@ -73,11 +73,8 @@ class RunContents:
 
     options: all options by dotted key. values: of `run.json`. epochs: the rows of `metrics.csv`.
     evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
-    The others are for the page only: recipe: the options of the recipe; None if the run does not know it.
-    earlier: the options up to a step, by this step, where a resumed run changed them.
-    reports: the rows of the log lines of training.
-    plugins: their texts by name and hash. suspects: the first rows of the list of suspect labels.
-        problems: a line for each file that cannot be read.
+    The others are for the page only: reports: the rows of the log lines of training. plugins: their texts by name and
+    hash. suspects: the first rows of the list of suspect labels. problems: a line for each file that cannot be read.
     """
 
     folder: Path
@@ -86,8 +83,6 @@ class RunContents:
     epochs: list[Row]
     evaluation: Evaluation | None = None
     test: Evaluation | None = None
-    recipe: dict[str, Any] | None = None
-    earlier: dict[int, dict[str, Any]] = field(default_factory=dict)
     reports: list[Row] = field(default_factory=list)
     plugins: dict[str, str] = field(default_factory=dict)
     suspects: Rows = field(default_factory=list)
@@ -227,13 +222,12 @@ def read_contents(folder: Path) -> RunContents:
             problems.append(f"{path.name} cannot be read: {error}")
             return missing
 
-    options = _read_options(folder / RUN_OPTIONS)
+    options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
     none: tuple[list[Row], int] = ([], 0)
     rows, damaged = read(read_metrics, folder, none)
     problems += [f"metrics.jsonl: {damaged} damaged rows are left out"] if damaged else []
     copies = sorted((folder / PLUGINS_FOLDER).glob("[!.]*#sha256=*"))
     plugins = [one for one in copies if one.is_file() and not one.is_symlink()]  # no other file of the reader's
-    earlier = {int(path.stem[12:]): path for path in folder.glob("config-step-*.yaml") if path.stem[12:].isdecimal()}
     evaluations = [
         Evaluation(folder / name, read_evaluation(folder / name)) if (folder / name).is_dir() else None
         for name in (EVALUATION, TEST_EVALUATION)
@@ -245,8 +239,6 @@ def read_contents(folder: Path) -> RunContents:
         epochs=[*by_epoch(rows).values()],
         evaluation=evaluations[0],
         test=evaluations[1],
-        recipe=with_defaults(values["recipe"]) if isinstance(values["recipe"], dict) else None,
-        earlier={step: read(_read_options, path, options) for step, path in sorted(earlier.items())},
         reports=[row for row in rows if row["kind"] == "report"],
         plugins={path.name: read(Path.read_text, path, "") for path in plugins},
         suspects=read(_read_suspects, folder / SUSPECTS, []),
@@ -256,7 +248,3 @@ def read_contents(folder: Path) -> RunContents:
 
 def _read_suspects(path: Path) -> Rows:
     return [{column: unescaped_cell(text or "") for column, text in row.items()} for row in read_rows(path)[:_SHOWN]]
-
-
-def _read_options(path: Path) -> dict[str, Any]:
-    return with_defaults(read_yaml(path)[0])

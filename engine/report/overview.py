@@ -17,7 +17,6 @@ from configs.load import RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, option, percent
 from engine.report.contents import Evaluation, RunContents, best_epoch, points
-from engine.report.tables import OPTIONS_OF_RUN
 from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Preprocessing, Start, TrainingData
 from engine.run.record import BASELINES
 from utils.metric_table import METRICS
@@ -178,11 +177,10 @@ def details_of(run: RunContents) -> dict[str, str]:
         started, resumes = str(run.values["started"] or ""), run.values["starts"] - 1
         if started and resumes > 0:
             started += f", resumed {resumes} time{'s' * (resumes > 1)}: this is the latest start"
-        details |= {"Training": _training(run), "Options changed": _changes(run), "Started": started}
+        details |= {"Training": _training(run), "Started": started}
     if environment := run.fact(Environment):
-        hosts, variables = dict.fromkeys(environment.hosts), environment.variables.items()
+        hosts = dict.fromkeys(environment.hosts)
         details |= {"Environment": str(environment), "Hosts": ", ".join(hosts), "Command": environment.command}
-        details["Variables"] = ", ".join(f"{name}={value}" for name, value in variables)
     return {name: text for name, text in details.items() if text}
 
 
@@ -216,16 +214,6 @@ def _batch_size(run: RunContents) -> str:
     if len(shown) > 1 and all(isinstance(factor, int) for factor in factors.values()):
         return f"{' × '.join(shown)} = {math.prod(factors.values()):,}"
     return shown[0]
-
-
-def _changes(run: RunContents) -> str:
-    """'at step 1,144: DATA.BATCH_SIZE 32 → 64' of a resumed run."""
-    stages, texts = [*run.earlier.values(), run.options], []
-    for step, before, after in zip(run.earlier, stages, stages[1:], strict=False):
-        differing = [key for key in before if key in after and before[key] != after[key] and key not in OPTIONS_OF_RUN]
-        changes = ", ".join(f"{key} {option(before[key])} → {option(after[key])}" for key in differing)
-        texts += [f"at step {step:,}: {changes}"] if changes else []
-    return "; ".join(texts)
 
 
 _RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 10.0  # points, or the noise: of a rise; of training above validation

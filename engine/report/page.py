@@ -25,7 +25,6 @@ from engine.report.tables import (
     data_uri,
     galleries_of,
     options_off_defaults,
-    options_off_recipe,
     results,
 )
 from engine.run.record import PICTURES, SUSPECTS
@@ -70,7 +69,6 @@ def run_page(run: RunContents) -> str:
         "charts": charts.curves_of_run(run),
         "evaluates_average": evaluates_average(run),
         "off_defaults": options_off_defaults(run),
-        "off_recipe": options_off_recipe(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
         "suspects": [(row, data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "confusion": _confusion(evaluation) if evaluation else None,

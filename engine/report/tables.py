@@ -37,14 +37,6 @@ def options_off_defaults(run: RunContents) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in differing_from_defaults(run.options).items() if _is_shown(run, key)}
 
 
-def options_off_recipe(run: RunContents) -> dict[str, tuple[Any, Any]] | None:
-    """(value, value of the recipe) of the options that differ from the recipe; None if it is not known."""
-    if run.recipe is None:
-        return None
-    pairs = {key: (value, run.recipe.get(key, value)) for key, value in run.options.items()}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1] and _is_shown(run, key)}
-
-
 def _is_shown(run: RunContents, key: str) -> bool:
     """A probe sets keys of the steps that it does not take."""
     unused = ("DATA.BATCH_SIZE", "TRAIN.*", *unused_keys("probe")) if run.options["MODEL.TUNE"] == "probe" else ()

@@ -45,16 +45,15 @@ class Devices:
 
 @dataclass(frozen=True)
 class Environment:
-    """The software and hardware of a start; no text contains a password.
+    """The software and hardware of a start; the command contains no password.
 
     parts: all that may change the last bits of a result, by name: versions, the commit of the program, devices.
-    hosts: of each rank. variables: of the environment.
+    hosts: of each rank.
     """
 
     command: str
     parts: dict[str, str]
     hosts: list[str]
-    variables: dict[str, str]
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {part}" for name, part in self.parts.items())

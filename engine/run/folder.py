@@ -1,6 +1,6 @@
 """The start of a run: its folder, log, options, status and environment, and the commands that continue it.
 
-The environment has versions, the commit, hardware, hosts, and variables that contain no credentials.
+The environment has versions, the commit, hardware and hosts.
 """
 
 import os
@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from configs.command_line import Command, recipe_options, to_yaml
+from configs.command_line import Command, to_yaml
 from configs.compare import changed_options, non_default_options
 from configs.load import RUN_OPTIONS, flatten
 from configs.parts import HASH, PLUGINS_FOLDER, running_plugins
-from configs.yaml_io import parse_value
 from engine.checkpoint.run_folder import check_shared, check_writable, make_run_folder, write_run_options
 from engine.run.facts import Environment, Start, read_fact
 from engine.run.log import RunLogger
@@ -102,9 +101,6 @@ def enter_folder(
         for plugin in running_plugins():
             make_own_folder(folder / PLUGINS_FOLDER)
             atomic_write(folder / PLUGINS_FOLDER / Path(plugin.entry).name, plugin.text)
-        if command.recipe and command.recipe.name != RUN_OPTIONS:  # a resumed run keeps the options of its start
-            with suppress(UserError):  # it may be complete only with flags, such as one that needs -pretrained
-                values["recipe"] = parse_value(recipe_options(command.recipe))
     logger.open(folder)
     owner = broadcast_object({"pid": os.getpid(), "host": socket.gethostname()}, context)
     resume = next_command(command, f"-resume={folder.absolute()}")
@@ -136,16 +132,6 @@ PACKAGES = (  # the required ones, and decoders, which may change pixels
     "torch", "torchvision", "timm", "pydantic", "pyyaml", "tqdm", "numpy", "pillow", "safetensors",
     "nvidia-nvimgcodec-cu13", "torchcodec",
 )  # fmt: skip
-_VARIABLES = (  # exact names from documentation: another variable with such a prefix may contain a password
-    "ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "GOMP_SPINCOUNT", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT",
-    "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_CROSS_NIC", "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_IB_GID_INDEX",
-    "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE",
-    "NCCL_P2P_LEVEL", "NCCL_PROTO", "NCCL_SHM_DISABLE", "NCCL_SOCKET_FAMILY", "NCCL_SOCKET_IFNAME",
-    "NVIDIA_TF32_OVERRIDE", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA", "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "TORCHELASTIC_RESTART_COUNT",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
-)  # fmt: skip
 _DRIVER = Path("/sys/module/nvidia/version")  # nvidia-smi may take seconds
 _GIT_SECONDS = 5.0
 
@@ -164,7 +150,6 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     found["commit"] = _commit()
     found["devices"] = " and ".join(f"{number} x {name}" for name, number in Counter(devices).items())
     parts = {name: str(part) for name, part in found.items() if part}
-    variables = {name: hide_passwords(os.environ[name]) for name in _VARIABLES if name in os.environ}
     earlier = read_fact(read_run(resumed).get("facts", {}), Environment) if resumed else None
     before = earlier.parts if earlier else parts
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
@@ -175,7 +160,6 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
             command=hide_passwords(shlex.join(sys.orig_argv)),
             parts=parts,
             hosts=list(context.hosts or [context.host]),
-            variables=variables,
         )
     )
 

@@ -69,7 +69,6 @@ def _new_values() -> dict[str, Any]:
         "warnings": {},
         "class_names": None,
         "preprocessing": None,
-        "recipe": None,
         "given": {},
     }
 
@@ -114,7 +113,6 @@ class RunRecord:
                 "facts": before["facts"] | self.values["facts"],
                 "warnings": dict(Counter(before["warnings"]) + Counter(self.values["warnings"])),
                 **values,
-                "recipe": before["recipe"] or values.get("recipe"),
             }
             self._folder, self._resume_command = folder, resume_command
             if self.is_main:

@@ -1,5 +1,6 @@
 """Follows a training run: a report, an evaluation, an epoch is a row of the record, a log line, values of loggers."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from engine.precision.policy import LossScaler
-from engine.progress import EpochProgress, Observer, TimeLeft
+from engine.progress import EpochProgress, Observer
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
@@ -140,7 +141,8 @@ class Reporter(Observer):
     _seconds: float = field(default=0.0, init=False)  # of its steps; 0 until they are done, or if none was left
 
     def __post_init__(self) -> None:
-        self._time_left, self._record = TimeLeft(self.num_epochs, self.max_steps), self.logger.record
+        self._record = self.logger.record
+        self._first: tuple[float, int] | None = None  # the time of the first step of this start, and its number
 
     @cached_property
     def model(self) -> Model:
@@ -159,7 +161,6 @@ class Reporter(Observer):
         title = f"Epoch {progress.epoch + 1}/{self.num_epochs}"
         images_per_step = round(self.images_per_epoch / progress.steps)
         self._bar = progress_bar(title, self.context, progress.steps, "img", images_per_step, progress.done_steps)
-        self._time_left.start_epoch(progress)
         self._seconds = 0.0
         self._epoch_start = self._last_report = self._interval_start(progress, progress.sums.reduced(self.context))
 
@@ -177,7 +178,7 @@ class Reporter(Observer):
         is_due = progress.done_steps % self.report_freq == 0 or is_last
         is_first = self.last is None
         if is_first:
-            self._time_left.start_clock(progress)
+            self._first = time.perf_counter(), progress.step
         if is_due or is_first:
             report = self._report(progress)
             if is_due or progress.step == 1:  # not the first step of a resumed run: no row is there
@@ -186,7 +187,6 @@ class Reporter(Observer):
                 self.logger.fact(self.model)
             if is_last:
                 self._seconds = time.perf_counter() - self._epoch_start.time
-                self._time_left.end_steps()
                 self._bar.close()
                 unreadable = self._unreadable_images(report.average)
                 if unreadable == self.images_per_epoch:
@@ -233,7 +233,7 @@ class Reporter(Observer):
             parts += [format_speed(speed), *self.model.rates(speed)]
         if self.scaler.skipped:
             parts.append(f"skipped steps: {self.scaler.skipped}")
-        if seconds_left := self._time_left.seconds(progress):
+        if seconds_left := self._seconds_left(progress):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
         if not self.context.is_main:
@@ -329,7 +329,7 @@ class Reporter(Observer):
             average=to_metrics(sums),
             figures={name: value for name, value in figures.items() if value is not None},
             is_scaled=self.scaler.dynamic or figures["loss_scale"] != 1,
-            seconds_left=self._time_left.seconds(progress),
+            seconds_left=self._seconds_left(progress),
         )
         for line in report.log_lines(self.last):
             self.logger.info(line)
@@ -344,6 +344,14 @@ class Reporter(Observer):
         self.loggers.scalars({f"train/{name}": value for name, value in report.figures.items()}, report.step)
         self.last, self._last_report = report, self._interval_start(progress, sums)
         return report
+
+    def _seconds_left(self, progress: EpochProgress) -> float | None:
+        """The steps that are left at the mean time of a step since the first one, with evaluations; None before it."""
+        if self._first is None or progress.step == self._first[1]:
+            return None
+        started, step = self._first
+        steps_left = min(self.num_epochs * progress.steps, self.max_steps or sys.maxsize) - progress.step
+        return max(steps_left, 0) * (time.perf_counter() - started) / (progress.step - step)
 
     def _unreadable_images(self, epoch: Metrics) -> int:
         """The number, at least 0: an epoch that was resumed with another batch size may have a few more images."""

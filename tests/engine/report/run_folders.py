@@ -18,7 +18,7 @@ from utils.tables import safe_cell
 
 FACTS_OF_RUN = (
     Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),
-    Environment("python <b>", {"torch": "2.14.1", "commit": "0123-dirty"}, ["a", "a", "b"], {"NCCL_DEBUG": "INFO"}),
+    Environment("python <b>", {"torch": "2.14.1", "commit": "0123-dirty"}, ["a", "a", "b"]),
     TrainingData(1437, 360, 0, 3, 3),
     Model(455_000, 46_600_000, None),
     Start("output/digits", 0, "python main_single_gpu.py"),

@@ -48,7 +48,7 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
         "finished", "best validation top-1 30.00% epoch 3 of 300", "3m00s", "0.455 M parameters", "cat , dog , fox",
         "2 processes, cuda:0", "O1: bfloat16 autocast", "1437 training images", "TRAIN.BASE_LR 0.01 0.003",
         "have one training image", "calibration error 4.50%", "4 75.00%", "fox 5.00%",
-        "predicted fox 90.00%", "torch 2.14.1, commit 0123-dirty", "Hosts a, b", "python <b>", "NCCL_DEBUG=INFO",
+        "predicted fox 90.00%", "torch 2.14.1, commit 0123-dirty", "Hosts a, b", "python <b>",
     ):  # fmt: skip
         assert shown in page.text, shown
     assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"

@@ -112,20 +112,10 @@ def test_the_versions_are_those_of_the_required_packages(tmp_path, cpu):
 
 def test_secrets_are_not_recorded(tmp_path, cpu, monkeypatch):
     url = "https://me:hunter2@host/a?sig=hunter2"
-    secret = {
-        "AWS_SECRET_ACCESS_KEY": "hunter2",
-        "WANDB_API_KEY": "hunter2",
-        "HTTPS_PROXY": url,
-        "SLURM_JWT": "hunter2",
-        "NCCL_MY_PASSWORD": "hunter2",
-        "TORCH_NCCL_TOKEN": "hunter2",
-    }
-    for name, value in (secret | {"NCCL_DEBUG": url, "OMP_NUM_THREADS": "3"}).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2")
     monkeypatch.setattr(sys, "orig_argv", ["python", "main.py", f"-data_path={url}", f"-opts A='{url}' B=[{url},c d]"])
     found = record(tmp_path, cpu)
-    assert found.variables["OMP_NUM_THREADS"] == "3" and found.variables["NCCL_DEBUG"] == "https://***@host/a?***"
-    assert not secret.keys() & found.variables.keys() and found.command.startswith("python main.py ")
+    assert found.command.startswith("python main.py ") and "https://***@host/a?***" in found.command
     assert "hunter2" not in (tmp_path / RUN).read_text()
 
 
@@ -180,7 +170,7 @@ def test_a_resumed_run_names_what_has_changed(tmp_path, cpu):
     before = {name: part for name, part in parts.items() if name != "timm"} | {"torch": "2.9.0", "driver": "570"}
     other = RunLogger(changed, cpu)
     other.record.open(changed)
-    other.fact(Environment("", before, [], {}))
+    other.fact(Environment("", before, []))
     for folder in folders:
         record(tmp_path, cpu, folder)
     (warning,) = read_run(tmp_path)["warnings"]

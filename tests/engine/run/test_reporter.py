@@ -119,6 +119,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)
         figures = run.reporter.last.figures
         assert figures["data_wait_share"] == pytest.approx(0.2) and figures["launch_bound_share"] == 0.75
+    assert re.findall(r"time left: (\S+)", run.log)[0] == "3.0s"  # of the second epoch
     for row in run.rows("metrics.csv"):
         assert (row["data_wait_share"], row["launch_bound_share"]) == ("0.2", "0.75")
     assert run.log.count("wait 20%") == run.log.count("launch-bound 75%") == 2 * STEPS
