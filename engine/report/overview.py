@@ -7,9 +7,10 @@ not been trained enough, or overfits. Differences within their standard error ar
 import json
 import math
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.compare import differing_from_defaults
 from configs.data_sets import properties_of
@@ -229,56 +230,64 @@ _RIVALS = {
 }
 
 
-def verdict_of(run: RunContents) -> tuple[str, str]:
-    """Returns the defect of a trained model, in numbers, and a command to try; '' and '' for most runs.
+class Check(NamedTuple):
+    """A defect of a trained model: its text has the numbers; the command is one to try."""
 
-    Top-1 of training means nothing with mixed images or a teacher.
-    """
-    options, metric = run.options, run.metric
+    applies: bool
+    text: str
+    command: str
+
+
+def verdict_of(run: RunContents) -> tuple[str, str]:
+    """The text and the command of the first check that applies; '' and '' for most runs."""
     if run.is_evaluation or run.state != "finished" or run.score is None:
         return "", ""
+    return next(((check.text, check.command) for check in _checks(run) if check.applies), ("", ""))
+
+
+def _checks(run: RunContents) -> Iterator[Check]:
+    """Top-1 of training means nothing with mixed images or a teacher."""
+    options, metric = run.options, run.metric
     epochs = [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
     evaluated = [row for row in epochs if points([row], "epoch", "val_top1")]
     train, val = ([y for _, y in points(evaluated, "epoch", f"{split}_top1")] for split in ("train", "val"))
     images = _sample_size(run, "top1")
     rises = _rises(val, images) and not run.values.get("stopped_early")
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
-    same = f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts"
+
+    def again(option: str) -> str:
+        return _command(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts", option)
+
     better = _better_rivals(run)
-    _, best, rival, scores = max(better, default=(0.0, 0.0, "", ""))
-    average, raw = map(run.measured, ("average_score", "raw_score"))
-    average, raw = (0.0, 0.0) if average is None or raw is None else (average, raw)
+    _, other, rival, scores = max(better, default=(0.0, 0.0, "", ""))
+    average, raw = (run.measured(name) or 0.0 for name in ("average_score", "raw_score"))
     least = max(_MAX_GAP, _noise(average, raw, _sample_size(run, metric.name)))
-    if metric.sign * (raw - average) > least and not (better and raw < best):
-        text = "The average of the weights is worse than the raw weights of the last epoch"
-        again = _command(run, *same, "TRAIN.MODEL_EMA_WARMUP=true")
-        command = longer if options["TRAIN.MODEL_EMA_WARMUP"] else again
-        return f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}.", command
-    if better:
-        subject = "Each epoch" if rival == "probe_score" else "The model"
-        text = f"{subject} is worse than the {_RIVALS[rival]}: {scores}."
-        if rises:
-            return text, longer
-        minutes, is_part = options["TRAIN.MINUTES"], options["TRAIN.EPOCH_STEPS"] and options["TRAIN.NUM_EPOCHS"] == 1
-        if minutes and (is_part or rival in BASELINES):  # a part of an epoch, or too few from scratch
-            return text, _command(run, *same, f"TRAIN.MINUTES={10 * minutes:g}")
-        if rival in BASELINES and len(val) == 1 < options["TRAIN.NUM_EPOCHS"]:  # one evaluation cannot rise
-            return text, longer
-        if rival not in BASELINES and "probe_score" in [key for _, _, key, _ in better]:
-            return text, _command(run, *same, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
-        return _with_pretrained(text, run)
-    is_plain = options["TRAIN.DISTILLATION_TYPE"] == "none" and not any(options[key] for key in _MIXED)
-    if not (is_plain and train and val):
-        return "", ""
+    is_worse = bool(average and raw) and metric.sign * (raw - average) > least and not (better and raw < other)
+    text = "The average of the weights is worse than the raw weights of the last epoch"
+    text = f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}."
+    yield Check(is_worse, text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else again("TRAIN.MODEL_EMA_WARMUP=true"))
+
+    subject, has_one = (
+        "Each epoch" if rival == "probe_score" else "The model",
+        len(val) == 1 < options["TRAIN.NUM_EPOCHS"],
+    )
+    command = _other_tuning(run)
+    if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
+        command = longer
+    elif rival not in BASELINES and any(key == "probe_score" for _, _, key, _ in better):
+        command = again(f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
+    yield Check(bool(better), f"{subject} is worse than the {_RIVALS.get(rival)}: {scores}.", command)
+
+    if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED) or not (train and val):
+        return
     gap, noise = train[-1] - val[-1], _noise(train[-1], val[-1], images)
     figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
-    if rises and _rises(train, images) and gap <= max(_MAX_GAP, noise):
-        return f"The model underfits: {figures} still rise.", longer
+    underfits = rises and _rises(train, images) and gap <= max(_MAX_GAP, noise)
+    yield Check(underfits, f"The model underfits: {figures} still rise.", longer)
     early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
-    if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
-        text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
-        return _with_pretrained(f"The model overfits, or training differs from validation: {text}.", run)
-    return "", ""
+    overfits = bool(early) and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE
+    text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
+    yield Check(overfits, f"The model overfits, or training differs from validation: {text}.", _other_tuning(run))
 
 
 def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
@@ -286,7 +295,7 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
 
     A run with weighted classes, or for another metric, may have less top-1.
     """
-    found, chosen, of_pixels = list[tuple[float, float, str, str]](), run.metric, run.measured("validation")
+    found, chosen = list[tuple[float, float, str, str]](), run.metric
     is_weighted = any(run.options[key] for key in _WEIGHTED)
     for key in _RIVALS:
         metric = chosen if key == "probe_score" else METRICS["top1"]
@@ -294,8 +303,6 @@ def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
         own = run.figures.get(metric.name) if key != "probe_score" else trained and trained[1]
         other = run.measured(key)
         images = _sample_size(run, metric.name)
-        if of_pixels and key in BASELINES:
-            images = min(images, of_pixels)
         is_aim = metric is chosen or chosen.name in _OF_IMAGES
         is_aim = is_aim and metric.name != "loss" and not (is_weighted and metric.name in _OF_IMAGES)
         if is_aim and own is not None and other is not None and other - own > _noise(own, other, images):
@@ -346,28 +353,22 @@ _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
 _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
 
 
-def _with_pretrained(text: str, run: RunContents) -> tuple[str, str]:
-    """The command of a probe on the same data, read with the same options; after one, of the model's fine-tuning.
-
-    With the weights of the run, if it had some: other weights need a download, for which the text has an alternative.
-    """
-    recipe = "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
-    differing = differing_from_defaults(run.options).items()
-    options = {key: value for key, (value, _) in differing if key in _OF_DATA}
-    if run.options["MODEL.PRETRAINED"]:
-        options |= {key: run.options[key] for key in ("MODEL.TYPE", "MODEL.NAME")}
-        of_model = {key: value for key, (value, _) in differing if key.startswith("MODEL.")}
-        options |= {key: value for key, value in of_model.items() if key.split(".")[1] not in _OF_TRAINING}
-    else:
-        other = run.options["MODEL.NAME"] != "resnet10t" and properties_of(run.options["DATA.DATASET"]).has_files
-        offline = "-cfg=configs/folder_small.yaml -model=resnet10t" if other else "add -pretrained=FILE"
-        text += f" Without a download: {offline}."
+def _other_tuning(run: RunContents) -> str:
+    """A probe on the same data, read with the same options; after one, a fine-tuning. With the weights of the run."""
+    recipe, has_weights = (
+        "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe",
+        run.options["MODEL.PRETRAINED"],
+    )
+    options = {key: value for key, (value, _) in differing_from_defaults(run.options).items() if key in _OF_DATA}
+    if has_weights:
+        own = (key for key in run.options if key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING)
+        differing = differing_from_defaults(run.options).keys() | {"MODEL.TYPE", "MODEL.NAME"}
+        options |= {key: run.options[key] for key in own if key in differing}
     flags = [f"-cfg={Path(__file__).parents[2] / 'configs' / recipe}.yaml", f"-dataset={run.options['DATA.DATASET']}"]
     paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
     flags += [f"-{flag}={options.pop(key)}" for flag, key in paths.items() if key in options]
     texts = (value if isinstance(value, str) and value.isalpha() else json.dumps(value) for value in options.values())
-    given = ["-opts", *map("=".join, zip(options, texts, strict=True))] if options else []
-    return text, _command(run, *flags, *given)
+    return _command(run, *flags, *(["-opts", *map("=".join, zip(options, texts, strict=True))] if options else []))
 
 
 def _command(run: RunContents, *flags: str) -> str:

@@ -42,13 +42,12 @@ def flags_of(command: str) -> list[str]:
         (FLAT, ["DATA.DATASET=folder"], "-cfg=configs/probe.yaml"),
         (FLAT, ["TRAIN.MIXUP_ALPHA=0.8", "EVAL.BEST_METRIC=loss"], "-cfg=configs/probe.yaml"),
         (FLAT, ["MODEL.TUNE=probe"], "-cfg=configs/finetune.yaml"),
-        (FLAT, ["TRAIN.MINUTES=1"], "TRAIN.MINUTES=10"),
+        (FLAT, ["TRAIN.MINUTES=1"], "-epochs=12"),
     ],
 )
 def test_a_model_below_the_baseline(tmp_path, val, options, flag):
     text, command = verdict(tmp_path / "a b", FLAT, val, options, baseline=(78.4, 10.2))
     assert "60.00%" in text and "78.40%" in text and "pixel" in text and flag in flags_of(command)
-    assert ("-cfg=configs/folder_small.yaml" in text) == (val == FLAT and "DATA.DATASET=folder" in options)
     parse_command_line([flag for flag in flags_of(command) if not flag.startswith(("-resume", "-epochs"))])
     page = read_page(tmp_path / "a b").text
     assert text in page and command in page and "pixel baseline 78.40% majority class 10.20%" in page
@@ -77,15 +76,13 @@ def test_an_average_below_the_raw_weights(tmp_path, warmup, flags):
 
 
 def kind_of(found: tuple[str, str]) -> str:
-    """The fix of a verdict: '' if there is none, longer, lower rate, N minutes, another probe, or finetune."""
+    """The fix of a verdict: '' if there is none, longer, lower rate, another probe, or finetune."""
     flags = flags_of(found[1]) if found[1] else [""]
     if flags[0].startswith("-cfg=configs"):
         parse_command_line(flags)
         return "another probe" if "probe" in flags[0] else "finetune"
     if flags[0].startswith("-cfg="):
         train = parse_command_line(flags).config.train
-        if train.minutes:
-            return f"{train.minutes:g} minutes"
         assert train.base_lr == pytest.approx(3e-4)
         return "lower rate"
     return "longer" if flags[0].startswith("-resume=") and flags[1].startswith("-epochs=") else ""
@@ -124,7 +121,7 @@ BOTH = {"knn_top1": 96.08, "probe_score": 94.77}
         (HYM, 153, BOTH | {"probe_score": 0.2}, ["EVAL.BEST_METRIC=loss"], "another probe"),  # a loss has no noise here
         ([60, 71, 81.7], 153, BOTH, [], "longer"),
         (HYM, 153, {"probe_score": 94.77}, [], "lower rate"),
-        (HYM[:1], 153, BOTH, ["TRAIN.NUM_EPOCHS=1", "TRAIN.EPOCH_STEPS=5", "TRAIN.MINUTES=2"], "20 minutes"),
+        (HYM[:1], 153, BOTH, ["TRAIN.NUM_EPOCHS=1", "TRAIN.EPOCH_STEPS=5", "TRAIN.MINUTES=2"], "longer"),
         (HYM, 153, BOTH | {"probe_score": 80.39}, [], "another probe"),  # its own is as bad
         (HYM, 153, {"knn_top1": 96.08}, ["MODEL.TUNE=probe"], "finetune"),
         ([93.46] * 3, 153, BOTH, [], ""),  # 2.6 points below, with a standard error of 2.6
@@ -156,17 +153,12 @@ def test_the_probe_as_epoch_0_is_no_trained_epoch(tmp_path):
         assert run.best == (0, 94.77) and kind_of(verdict_of(run)) == kind
 
 
-def test_a_probe_after_a_fine_tuning_has_its_weights_and_other_weights_have_an_alternative(tmp_path):
-    """Without a network, weights that the run did not have cannot be loaded."""
+def test_a_probe_after_a_fine_tuning_has_its_weights(tmp_path):
     model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/my weights.pth", "MODEL.HEAD=probe"]
-    text, command = verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)
+    _, command = verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)
     chosen = parse_command_line(flags_of(command)).config.model
     assert (chosen.name, chosen.pretrained, chosen.tune.kind) == ("resnet18", "/my weights.pth", "probe")
-    assert chosen.head == "zero" and "-pretrained" not in text and "folder_small" not in text
-    for name, alternative in (("vit_tiny_patch16_224", "-model=resnet10t"), ("resnet10t", "-pretrained=")):
-        options = ["DATA.DATASET=folder", "MODEL.TYPE=timm", f"MODEL.NAME={name}"]
-        text, _ = verdict(tmp_path / name, FLAT, FLAT, options, **BELOW)
-        assert alternative in text
+    assert chosen.head == "zero"
 
 
 @pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "lower rate"), ((600, 595, 5), ""), ((4, 4, 4), "")])

@@ -1,6 +1,7 @@
 """Reports of a run in the log, CSV tables and TensorBoard; skipped steps; the form of the log lines."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
