@@ -7,7 +7,7 @@ from datasets.sources.names import list_names
 from engine.evaluation.session import model_line, place_of
 from engine.progress import EpochProgress
 from engine.run.facts import Attention, Devices, Fact, TrainingData
-from engine.training.loss import LossParts, Teacher
+from engine.training.loss import Teacher
 from engine.training.optimizer import describe_optimizer, lr_factor
 from engine.training.step import TrainState
 from models.weights.fit import Fitted, NewHead
@@ -39,7 +39,7 @@ class Built:
     weights: Fitted | None
     classes: HeadClasses
     has_solved_head: bool
-    loss: LossParts
+    teacher: Teacher | None
     sharding: str | None
     compiled: str | None
     attention: list[Attention]
@@ -48,12 +48,8 @@ class Built:
 def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
     config, train, batch = state.config, state.config.train, state.layout.batch
     notes: list[Note | Fact] = [*_on_weights(built)]
-    if (weights := built.loss.class_weights) is not None:
-        notes.append(Note("log", f"Loss: class weights from {weights.min():.3g} to {weights.max():.3g}"))
-    if built.loss.teacher:
-        notes += _on_teacher(built.loss.teacher)
-        alpha, tau = train.distillation_alpha, train.distillation_tau
-        notes.append(Note("log", f"Distillation: {train.distillation_type}, alpha {alpha:g}, tau {tau:g}"))
+    if built.teacher:
+        notes += _on_teacher(built.teacher)
     if built.sharding:
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
     elif config.parallel.strategy != "ddp":
@@ -66,11 +62,6 @@ def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     notes += built.attention
-    if batch.whole_steps:
-        notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
-    if state.average:
-        rule = "1 - step^(-2/3), timm's warm-up, up to" if train.model_ema_warmup else "without warm-up, always"
-        notes.append(Note("log", f"Average of the weights (TRAIN.MODEL_EMA): decay {rule} {train.model_ema_decay:g}"))
     return notes
 
 

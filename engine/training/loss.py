@@ -8,7 +8,6 @@ Legend: B images per batch, C channels, S pixels on a side.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -165,22 +164,14 @@ Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 StepLoss = Callable[[Outputs, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class LossParts:
-    """The weights (C,) of the classes, and the teacher, if the loss has them."""
-
-    class_weights: torch.Tensor | None = None
-    teacher: "Teacher | None" = None
-
-
 def build_step_loss(
     config: Config,
     student: nn.Module,
     precision: Precision,
     targets: np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
-) -> tuple[StepLoss, LossParts]:
-    """The loss of a step, and its parts.
+) -> "tuple[StepLoss, Teacher | None]":
+    """The loss of a step, and its teacher.
 
     With distillation, a `student` with two heads (timm's distilled DeiT, LeViT, PiT, ...) returns both in training;
     call this before the model is copied. A student in evaluation mode, or trained without distillation, returns their
@@ -194,7 +185,7 @@ def build_step_loss(
         weights = read_class_weights(config.loss, targets, config.model.num_logits, precision.device)
     base = build_loss(config.loss, options.smoothing, weights)
     if options.distillation_type == "none":
-        return lambda outputs, targets, images: base(outputs, targets), LossParts(weights)
+        return lambda outputs, targets, images: base(outputs, targets), None
     teacher = build_teacher(config, precision, class_names)
     if set_distilled_training := getattr(student, "set_distilled_training", None):
         set_distilled_training(True)
@@ -206,7 +197,7 @@ def build_step_loss(
         distillation = compare(logits.float(), teacher(images), _is_padding(targets))
         return (1 - alpha) * base(class_logits, targets) + alpha * distillation
 
-    return loss, LossParts(weights, teacher)
+    return loss, teacher
 
 
 def class_logits(outputs: Outputs) -> torch.Tensor:

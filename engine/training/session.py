@@ -152,7 +152,7 @@ def build_train_state(
     prepare_convolutions(model, config.model.channels_last, strategy.is_sharded or precision.level == "O3")
     apply_op_lists(model, config.model.attention, precision)
     targets, class_names = (plan.train.targets, plan.class_names) if plan else (None, None)
-    loss, loss_parts = build_step_loss(config, model, precision, targets, class_names)
+    loss, teacher = build_step_loss(config, model, precision, targets, class_names)
 
     meta_model, average = copy_to_meta(model), None
     if train.model_ema:
@@ -183,7 +183,7 @@ def build_train_state(
         transform=TrainTransform(config.data, train, config.model.num_logits).to(device),
         timer=StepTimer(device),
     )
-    return state, Built(weights, classes, solved is not None, loss_parts, sharding, compiled, attention)
+    return state, Built(weights, classes, solved is not None, teacher, sharding, compiled, attention)
 
 
 def _build_model(
