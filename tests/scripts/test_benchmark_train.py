@@ -2,15 +2,12 @@
 
 import json
 import time
-from pathlib import Path
 
 import pytest
 from conftest import TINY_VIT
 
-from configs.command_line import parse_command_line
 from scripts.benchmarks import benchmark_train
 from scripts.benchmarks.benchmark_train import DEFAULTS, make_images
-from scripts.benchmarks.programs import build_program
 from scripts.flags import split_flags
 from utils.system import read_stat
 
@@ -53,22 +50,6 @@ def assert_ended(pid: int) -> None:
 
 
 # Command lines
-
-
-def test_the_entry_script_gets_the_options_of_the_user():
-    flags, rest = parsed("-warmup=4", "-steps=8", "-interval=4", "-compile", "-opts", "SEED=7")
-    for name in ("jpeg", "ready"):
-        ours = parse_command_line(build_program(name, rest, flags.interval, Path("/f")).command[2:]).config
-        assert (ours.seed, ours.train.max_steps, ours.report_freq, ours.amp.enabled) == (7, None, 4, True)
-        assert (ours.data.batch_size, ours.model.name, ours.model.dropout) == (32, "vit_tiny_patch16_224", 0.0)
-        assert ours.train.compile == "default"
-        assert (ours.data.dataset, ours.data.hflip_prob) == (("folder", 0.5) if name == "jpeg" else ("fake", 0.0))
-    flags, rest = parsed("-programs=jpeg,ready", "-modes=fp32,O2-bf16")
-    contenders = benchmark_train.checked_contenders(flags, rest)
-    configs = {label: parse_command_line(words).config.amp for label, (_, words) in contenders.items()}
-    assert {label: amp.level if amp.enabled else None for label, amp in configs.items()} == {
-        "jpeg, fp32": None, "ready, fp32": None, "jpeg, O2-bf16": "O2", "ready, O2-bf16": "O2",
-    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """An option that is given on a resume takes effect, is refused, or the log says that it has none."""
 
-import os
 import re
 
 import pytest
@@ -69,10 +68,3 @@ def test_options_of_a_resume_without_effect_or_with_other_shapes_are_named(digit
     assert "TRAIN.MINUTES has no effect" in out and "TRAIN.MINUTES:" not in out
     with pytest.raises(UserError, match=r"^DATA\.IMAGE_SIZE: [^\n]*-pretrained$"):
         session_for([*words, "DATA.IMAGE_SIZE=20"], CPU)
-
-
-def test_a_run_that_cannot_be_written_is_named_before_it_is_resumed(digits_run, digits_argv, monkeypatch):
-    folder = digits_run(*STOPPED)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(UserError, match=f"^{folder}: is not writable"):
-        session_for([f"-resume={folder}", *digits_argv, *STOPPED], CPU)

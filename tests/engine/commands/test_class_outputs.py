@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
-from datasets.sources.names import find_ambiguity, names_by_number, sort_names
+from datasets.sources.names import find_ambiguity, sort_names
 from engine.commands.run import run
 from engine.plan.evaluation import imagenet_subset
 from utils.errors import UserError
@@ -239,28 +239,6 @@ def test_orders_of_names(names, reason):
     assert (reason in ambiguity) if reason else (ambiguity is None)
     if reason is None and "²" not in names and sorted(names) == names:
         assert sorted(names, key=natural_key) == sort_names(names, "natural") == sort_names(names, "bytes")
-
-
-@pytest.mark.parametrize(
-    ("content", "names"),
-    [
-        (["a", "b"], {0: "a", 1: "b"}),
-        ({"1": "b", "0": "a"}, {0: "a", 1: "b"}),
-        ({"b": 1, "a": 0}, {0: "a", 1: "b"}),
-        ({"1": 0, "10": 1, "2": 2}, {0: "1", 1: "10", 2: "2"}),  # torchvision's class_to_idx
-        ({"b": "1", "a": "0"}, {0: "a", 1: "b"}),
-        ({"1": "0", "0": "1"}, {0: "1", 1: "0"}),
-        ({"a": "9" * 5000}, None),
-        ({"0": "a", "1": None}, {0: "a"}),
-        ({"0": "a", "x": "b"}, None),
-        ({"a": 0, "b": 0}, None),
-        ([["a"]], None),
-        ("ab", None),
-        ({}, None),
-    ],
-)
-def test_names_by_number(content, names):
-    assert names_by_number(content) == names
 
 
 @pytest.mark.parametrize("content", [None, "", "a\n\nb", "[1, ", '{"0": "a", "2": "b"}', "\udcff"])

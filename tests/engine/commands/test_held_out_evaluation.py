@@ -10,7 +10,6 @@ from PIL import Image
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.training.optimizer import Schedule
-from utils.errors import UserError
 from utils.tables import read_rows
 
 TINY = [*TINY_VIT, "MODEL.NUM_CLASSES=null", "MODEL.DEPTH=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=3"]
@@ -67,10 +66,3 @@ def test_a_stopped_run_does_not_touch_them_and_its_end_does(argv, cpu, monkeypat
     assert read_result(folder)["test"] is None and not (folder / "evaluation-test").exists()
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
     assert read_result(folder)["test"]["samples"] == 34 and (folder / "evaluation-test" / "mistakes.csv").exists()
-
-
-def test_their_problems_are_found_at_the_start(argv, cpu, tmp_path):
-    (tmp_path / "data" / "test" / "red" / "0.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"test/red/0\.png: is empty"):
-        train(argv, cpu)
-    assert not (tmp_path / "out").exists()

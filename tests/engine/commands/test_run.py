@@ -38,17 +38,6 @@ def test_out_of_gpu_memory_while_the_state_is_loaded(digits_argv, cpu, monkeypat
         run(parse_command_line(["-resume=auto", *digits_argv]), cpu)
 
 
-@pytest.mark.parametrize(
-    "message", ["a bug", "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm()`"]
-)
-def test_other_errors_keep_their_traceback(digits_argv, cpu, monkeypatch, message):
-    error = RuntimeError(message)
-    monkeypatch.setattr("engine.training.trainer.train_steps", raise_error(error))
-    with pytest.raises(RuntimeError) as raised:
-        run(parse_command_line(digits_argv), cpu)
-    assert raised.value is error
-
-
 @pytest.mark.usefixtures("nondeterministic_after_test")
 def test_op_without_a_deterministic_algorithm(digits_argv, cpu, monkeypatch):
     def put(*args, **kwargs):

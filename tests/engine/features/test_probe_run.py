@@ -1,17 +1,14 @@
 """MODEL.TUNE probe and -embed: a full model from one pass over the images; features equal on any number of ranks."""
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY_VIT, bright_channels, digits_flags, read_result, rows, run_folders, train
-from PIL import Image
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.features import store
 from engine.report.contents import read_contents
 from engine.report.page import run_page
 from utils.errors import UserError
@@ -74,14 +71,6 @@ def test_keys_without_effect_are_named_and_options_are_refused(trained_digits, t
         run(parse_command_line([*distilled, "-image_size=32", "-opts", "MODEL.TUNE=probe", "DATA.CROP_PCT=1.0"]), cpu)
 
 
-def test_features_are_reused_with_other_losses(probed, trained_digits, tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr("engine.features.classifiers._L2_VALUES", (1e-2,))  # a fit takes half a second
-    shutil.copytree(probed.parent / "features", tmp_path / "features")
-    monkeypatch.setattr(store, "extract", lambda *_: pytest.fail("computes features again"))
-    options = ("LOSS.CLASS_WEIGHTS=balanced", "TRAIN.SMOOTHING=0.1", "SEED=3", "LOSS.NAME=bce")
-    assert read_result(train(probe_flags(tmp_path, trained_digits(), *options), cpu))["top1"] > 50
-
-
 @pytest.mark.slow
 def test_ranks_change_no_bit(probed, trained_digits, tmp_path, cpu, ranks):
     """Of the features of training and validation, the head, and -embed."""
@@ -132,21 +121,3 @@ def test_suspects_are_listed_and_on_the_page(trained_digits, tmp_path, cpu, monk
     assert f"{listed[0]['path']}<" in page and "whose label may be wrong" in page
     with pytest.raises(UserError, match=r"EVAL\.SUSPECTS"):
         parse_command_line([*digits_flags(tmp_path), "EVAL.SUSPECTS=true"])
-
-
-def test_one_group_has_all_training_images(tmp_path, trained_digits, cpu):
-    """Folds of groups leave nothing to fit: the folds are of images, and the log says so."""
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("val", 8)):
-        lines = ["image_path,target,patient"]
-        for number in range(count):
-            pixels = rng.integers(0, 90, (8, 8)) + 160 * (number % 2)
-            Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{split}{number}.png")
-            lines.append(f"{split}{number}.png,{number % 2},{split}")
-        (tmp_path / f"{split}.csv").write_text("\n".join(lines) + "\n")
-    options = ["DATA.GROUPS=patient", "MODEL.NUM_CLASSES=null", "EVAL.SUSPECTS=true"]
-    _, *argv = probe_flags(tmp_path / "out", trained_digits(), *options)
-    folder = train(["-dataset=csv", f"-data_path={tmp_path}", *argv], cpu)
-    log = (folder / "log.txt").read_text()
-    assert "Warning: Probe: one group has all training images" in log and "of 24 training images" in log
-    assert read_result(folder)["probe_l2"] < 1

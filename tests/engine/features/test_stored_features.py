@@ -1,6 +1,5 @@
 """The features of a data set are found again, and computed again after a change of their inputs or damage."""
 
-import errno
 import io
 import os
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from engine.features import store
 from engine.features.store import digest_inputs
 from models.blocks import FeatureModel
 from tests.datasets.shards.tar_files import tar_of
-from utils.errors import UserError
 
 Contents = list[bytes]
 
@@ -131,36 +129,6 @@ def test_damaged_features_are_computed_again(contents, tmp_path, damage):
                 {"changed": content[:-1] + bytes([content[-1] ^ 1]), "cut": content[:100]}.get(damage, b"")
             )
     assert np.array_equal(features(tmp_path, "folder", path), expected) and file.read_bytes() == content
-
-
-def test_an_interrupted_extraction_starts_again_and_leaves_no_file(contents, tmp_path, monkeypatch):
-    """It stops in the second of two batches, when the features of the first one are written."""
-    path, written = write_folder(tmp_path / "data", contents), []
-
-    def stop() -> None:
-        if written:
-            raise KeyboardInterrupt
-        written.append(True)
-
-    monkeypatch.setattr(store, "BATCHES_PER_WRITE", 1)
-    with pytest.raises(KeyboardInterrupt):
-        features(tmp_path / "kept", "folder", path, stop)
-    assert written and not list(tmp_path.rglob("*features.npy*"))
-    (folder,) = (tmp_path / "kept" / "features").iterdir()
-    (folder / ".features.npy.tmp").write_bytes(b"of a process that was killed")
-    again = features(tmp_path / "kept", "folder", path)
-    assert np.array_equal(again, features(tmp_path / "other", "folder", path))
-    assert sorted(file.name for file in folder.glob("*features*")) == ["features.npy", "features.npy.json"]
-
-
-def test_a_full_disk_is_reported_before_the_first_write(contents, tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(UserError, match=r"features.npy: No space left on device: 0.0 MB of features; free space"):
-        features(tmp_path, "folder", write_folder(tmp_path / "data", contents))
-    assert not list(tmp_path.rglob("*features.npy*"))
 
 
 @pytest.mark.parametrize(

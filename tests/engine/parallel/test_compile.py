@@ -1,16 +1,13 @@
 """Compiled training: gradients close to eager mode, exact resume, and no compilation for evaluations."""
 
 import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GREY, ROOT, TINY_VIT, assert_same_state, rows, run_script, states, train
+from conftest import GREY, TINY_VIT, assert_same_state, rows, run_script, states, train
 from timm.layers import DropPath
 from torch import nn
 from torch._dynamo.utils import counters
@@ -154,37 +151,6 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
             with monkeypatch.context() as patch, pytest.raises(UserError, match=f"{other} belongs to another user"):
                 patch.setattr("os.stat", stat)
                 compile_model(nn.Identity(), Train(COMPILE="model"), cpu)
-
-
-TWICE = """
-import pickle, sys
-from pathlib import Path
-sys.path[0] = sys.argv[1]
-import torch
-from configs.schema import Train
-from engine.parallel.compile import compile_model
-from utils.distributed import single_process
-compile_model(torch.nn.Identity(), Train(COMPILE="model"), single_process("cpu"))
-for file in Path(sys.argv[2], "fxgraph").rglob("*"):
-    if file.is_file():
-        file.write_bytes(pickle.dumps(3))
-torch._dynamo.reset()
-compile_model(torch.nn.Identity(), Train(COMPILE="model"), single_process("cpu"))
-"""
-
-
-@pytest.mark.slow
-def test_a_damaged_cache_is_named_and_files_of_the_working_folder_are_not_run(tmp_path):
-    """The Python processes that torch starts for its vector instructions import struct."""
-    data, cache = tmp_path / "data", tmp_path / "cache"
-    data.mkdir()
-    (data / "struct.py").write_text("open('imported', 'w')")
-    (tmp_path / "twice.py").write_text(TWICE)
-    command = [sys.executable, str(tmp_path / "twice.py"), str(ROOT), str(cache)]
-    env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    done = subprocess.run(command, cwd=data, env=env, capture_output=True, text=True, timeout=300)
-    assert re.search(rf"UserError: TRAIN\.COMPILE: damaged cache: .*; delete the folder {cache}$", done.stderr, re.M)
-    assert not (data / "imported").exists()
 
 
 @pytest.mark.slow

@@ -1,15 +1,12 @@
 """FSDP and HSDP on two ranks: equal to DDP, half its memory, and one line for each option that does not work."""
 
-import copy
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import sharding_cases as cases
 import torch
 from conftest import GREY, TINY_RESNET, TINY_VIT, assert_same_state, states, train
-from sharding_cases import FSDP, against_ddp, difference, whole
+from sharding_cases import FSDP, against_ddp
 from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout
@@ -21,7 +18,6 @@ from engine.training.optimizer import SHARDED_OPTIMIZERS
 from engine.training.session import build_train_state
 from utils.distributed import ProcessContext
 from utils.errors import UserError
-from utils.torch_compat import process_group_timeout, set_process_group_timeout
 
 CLIP, BF16 = "TRAIN.GRAD_CLIP=0.5", "AMP.ENABLED=true"
 AVERAGE = ["TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"]
@@ -115,21 +111,6 @@ def test_hsdp_meshes_equal_ddp(both):
     assert all(map(is_equal, both(cases.hsdp)[0]))
 
 
-def timeouts(context: ProcessContext) -> Any:
-    """Seconds, of the groups of each mesh."""
-    set_process_group_timeout(timedelta(seconds=77))
-    found, options = [], parse_command_line(["-opts", "PARALLEL.STRATEGY=hsdp"]).config.parallel
-    for shards in (1, 2):
-        mesh = build_strategy(options, replace(context, local_world_size=shards)).mesh
-        found += [process_group_timeout(context.device, group).seconds for group in mesh.get_all_groups()]
-    return found
-
-
-@pytest.mark.slow
-def test_all_groups_of_a_mesh_have_the_timeout(both):
-    assert both(timeouts) == [[77] * 4] * 2
-
-
 @pytest.mark.slow
 def test_o2_gathers_half_weights_and_fp32_norms(both):
     report, _ = both(cases.o2_dtypes)
@@ -168,43 +149,6 @@ def origin(context: ProcessContext) -> Any:
 @pytest.mark.slow
 def test_search_for_the_first_non_finite_module_sees_gathered_gradients(both):
     assert both(origin) == [None, "the gradient of the weight of 1"]
-
-
-class SharingBlocks(nn.Module):
-    """Lists of blocks in a list, as in Twins; two blocks have the same module, as in CoaT."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        shared = nn.Linear(4, 4)
-        blocks = (nn.Sequential(nn.Linear(4, 4), other) for other in (shared, nn.GELU(), shared))
-        self.blocks = nn.ModuleList([nn.ModuleList(blocks), nn.ModuleList([nn.Linear(4, 4)])])
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        for block in (block for stage in self.blocks for block in stage):
-            images = block(images)
-        return images
-
-
-def shared_modules(context: ProcessContext) -> Any:
-    """The number of units, and the largest difference between a gradient and the gradient of the whole model."""
-    config = parse_command_line(["-opts", *FSDP]).config
-    torch.manual_seed(0)
-    plain, images = SharingBlocks(), torch.ones(2, 4)
-    sharded = copy.deepcopy(plain)
-    about = build_strategy(config.parallel, context).shard(sharded)
-    for model in (plain, sharded):
-        model(images).square().sum().backward()
-    gradients = [
-        {name: whole(parameter.grad) for name, parameter in model.named_parameters()} for model in (plain, sharded)
-    ]
-    return about.partition(" units")[0], difference(*gradients)
-
-
-@pytest.mark.slow
-def test_blocks_that_share_a_module_are_not_separate_units(both):
-    """Of four blocks, two share no module; they and the rest of the model are the units."""
-    units, gradients = both(shared_modules)[0]
-    assert units == "3" and gradients < 1e-6
 
 
 class Unused(nn.Module):

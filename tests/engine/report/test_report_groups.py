@@ -1,7 +1,6 @@
 """Runs that differ only in seed or fold: means, deviations, and one confusion matrix of all folds."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -77,24 +76,6 @@ def test_there_is_no_matrix_of_a_part_of_the_images(sweep, capsys, fault):
     assert (root / "confusion-2.csv").exists()
     assert ("0.01-1-2 is left out: failed: full disk" in printed) == (fault == "unfinished")
     assert read_rows(root / "groups.csv")[0]["runs"] == ("5" if fault == "unfinished" else "6")
-
-
-def test_each_option_that_differs_is_a_column_and_single_runs_are_no_group(sweep, capsys):
-    root, scores = sweep
-    assert main([str(root), "-csv"]) == 0
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    found = {(row["TRAIN.BASE_LR"], row["SEED"], row["DATA.FOLD"]): float(row["top1"]) for row in rows}
-    expected = {
-        (str(rate), str(i // 3), str(i % 3)): v for rate, values in scores.items() for i, v in enumerate(values)
-    }
-    assert found == expected
-    single = [make_run(root / "single" / str(rate), 1, [f"TRAIN.BASE_LR={rate}"]) for rate in (1, 2)]
-    assert main(list(map(str, single))) == 0
-    assert not (root / "single/groups.csv").exists() and "only in seed" not in capsys.readouterr().out
-    again = make_run(root / "again", 1, ["TRAIN.BASE_LR=1", "SEED=5"])
-    assert main([str(single[0]), str(again), "-output", str(root / "single/compare.html")]) == 0
-    (row,) = read_rows(root / "single/groups.csv")
-    assert json.loads(row["mean"]) == 10 and json.loads(row["std"]) == 0
 
 
 def test_runs_are_grouped_by_the_options_that_were_given(tmp_path, capsys):

@@ -23,7 +23,7 @@ from configs.schema import Config
 from engine.report import REPORT
 from engine.report import page as page_module
 from engine.report.contents import read_contents
-from engine.report.overview import class_figures, shift_by_weights, tiles_of
+from engine.report.overview import class_figures, tiles_of
 from engine.report.page import write_report
 from engine.run.facts import PixelBaseline
 from engine.training.run_report import RunReport
@@ -68,18 +68,6 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(run):
     addresses = [value for _, tag in page.tags for key, value in tag.items() if key in ("src", "href", "srcset")]
     assert all(address.startswith(("data:image/jpeg;base64,", "#")) for address in addresses)
     assert not any("style" in tag or any(key.startswith("on") for key in tag) for _, tag in page.tags)
-
-
-def test_the_page_of_a_probe_has_its_figures_and_no_options_of_steps(tmp_path):
-    options = ["TRAIN.BASE_LR=0.01", "TRAIN.SMOOTHING=0.2", "SAVE_FREQ=7", "LOSS.NAME=bce"]
-    result = {"knn_top1": 77.784, "probe_l2": 1e-4, "train_seconds": 139.0}
-    page = read_page(make_run(tmp_path / "probe", 1, ["MODEL.TUNE=probe", *options], result=result)).text
-    for shown in ("k-NN top-1 77.78%", "L2 penalty 0.0001", "2m19s", "TRAIN.SMOOTHING 0.2 0", "LOSS.NAME bce"):
-        assert shown in page, shown
-    hidden = ("TRAIN.BASE_LR", "TRAIN.NUM_EPOCHS", "ACCUM_ITER", "DATA.BATCH_SIZE ", "SAVE_FREQ")
-    assert not [key for key in hidden if key in page]
-    tuned = read_page(make_run(tmp_path / "tuned", 3, options, result={"knn_top1": 77.784, "probe_score": 79.5})).text
-    assert "linear probe 79.50%" in tuned and "77.78%" in tuned and "TRAIN.BASE_LR 0.01 0.003" in tuned
 
 
 HERE = {"state": "running", "host": socket.gethostname()}
@@ -143,25 +131,6 @@ def test_a_multi_label_run_has_mean_ap_and_no_matrix(tmp_path):
     assert "true cat | dog predicted dog 60.00% loss 1.00" in page.text and 'class="wrong"' not in page.html
     assert "best validation mean AP 50.00% epoch 2 of 300" in page.text and "cat 3 50.00%" in page.text
     assert "dog 0 –" in page.text and "Confusion" not in page.text and "top-1" not in page.text.lower()
-
-
-@pytest.mark.parametrize(
-    ("weights", "mean", "is_said"), [("balanced", 53.0, True), ("balanced", 15.0, False), ("null", 53.0, False)]
-)
-def test_class_weights_that_shift_the_probabilities_are_named_with_both_figures(tmp_path, weights, mean, is_said):
-    """Of 400 images, 44 with scab and 4 with rust: a shift of 42 points is named, one of 4 points is not."""
-    options = ["DATA.DATASET=csv", "DATA.MULTI_LABEL=true", f"LOSS.CLASS_WEIGHTS={weights}"]
-    about = (("scab", 44, mean), ("rust", 4, 5.0))
-    rows = [{"class": name, "count": count, "ap": 50, "probability": x, "ece": 9.0} for name, count, x in about]
-    bins = [{"low": 0, "high": 10, "count": 800, "confidence": 9, "accuracy": 8}]
-    folder = make_run(tmp_path / "run", options=options)
-    (folder / "evaluation").mkdir()
-    write_json(folder / "evaluation" / "summary.json", {"epoch": 2, "samples": 400, "mean_ap": 50.0, "ece": 7.5})
-    write_json(folder / "evaluation" / "tables.json", {"per_class": rows, "calibration": bins})
-    page, text = read_page(folder), shift_by_weights(read_contents(folder))
-    assert ("scab is 53.00%" in text and "11.00% of the images" in text) == is_said == bool(text)
-    assert page.text.count("scab is 53.00%") == is_said and "7.50%" in page.text
-    assert f"scab 44 50.00% {mean:.2f}% 9.00%" in page.text
 
 
 def test_the_first_row_has_the_result_and_what_it_is_worth(run):

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_same_state, noise_folder, read_result, rows, states, train
-from PIL import Image
 
 from configs.command_line import parse_command_line
-from datasets.decoding.decode import Decoding, decode_small, open_image
-from datasets.decoding.images import BadImage
 from datasets.small_images import draw_evenly, ridge_top1
 from engine.plan.training import plan_training
 from engine.progress import Observer
@@ -50,22 +47,6 @@ def test_images_are_drawn_evenly_from_the_classes():
     assert np.bincount(labels[drawn]).tolist() == [10, 27, 3] and len(set(drawn.tolist())) == 40
     assert np.array_equal(drawn, draw_evenly(labels, 40)) and sorted(draw_evenly(labels, 9999)) == list(range(1013))
     assert np.bincount(labels[draw_evenly(labels, 9)]).tolist() == [3, 3, 3]
-
-
-def test_a_jpeg_is_decoded_upright_at_an_eighth_of_its_size(tmp_path):
-    smooth = Image.effect_noise((5, 4), 200).resize((500, 400), Image.Resampling.BICUBIC)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be rotated
-    Image.merge("RGB", [smooth, smooth.transpose(0), smooth]).save(tmp_path / "a.jpg", exif=exif)
-    data = (tmp_path / "a.jpg").read_bytes()
-    small, full = (
-        decode_small(data, "RGB", 32, Decoding()),
-        open_image(data, 3, lambda: "a").pixels.permute(1, 2, 0).numpy(),
-    )
-    assert small.size == (50, 63)
-    assert np.abs(np.int32(small) - np.int32(Image.fromarray(full).resize(small.size))).mean() < 3
-    with pytest.raises(BadImage):
-        decode_small(data[: len(data) // 2], "RGB", 32, Decoding())
 
 
 @pytest.mark.parametrize(("resize", "top1"), [("crop", 50.0), ("squash", 100.0)])

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import digits_flags, noise_folder, read_result, rows, run_folders, train
+from conftest import digits_flags, read_result, rows, run_folders, train
 from torch import nn
 
 from configs.command_line import parse_command_line
@@ -92,19 +92,6 @@ def test_a_sharded_run_without_time_trains_a_step(backbone, tmp_path, ranks):
     assert ranks(2)(status_of, [*tuned(tmp_path, backbone, *options), "-device=cpu"]) == [0, 0]
     (folder,) = run_folders(tmp_path)
     assert [row["epoch"] for row in rows(folder)] == ["0", "1"] and read_result(folder)["probe_score"] is not None
-
-
-def test_an_unreadable_image_is_skipped(backbone, tmp_path, cpu):
-    root = noise_folder(tmp_path / "images", 12, 6, (8, 8))
-    for path in ("train/class0/0.png", "val/class1/1.png"):
-        (root / path).write_bytes(b"no image")
-    data = [f"-data_path={root}", "-dataset=folder", "-batch_size=4"]
-    folder = train([*tuned(tmp_path, backbone, "DATA.ON_BAD_IMAGE=skip"), *data], cpu)
-    assert read_result(folder)["samples"] == 5 and read_result(folder)["probe_score"] is not None
-    probe = train([*tuned(tmp_path, backbone, "DATA.ON_BAD_IMAGE=skip", "TRAIN.MINUTES=0.001"), *data], cpu)
-    for run_folder in (folder, probe):  # the second one reads the features of the first
-        listed = (run_folder / "bad_images_0.csv").read_text()
-        assert "0.png" in listed and "1.png" in listed
 
 
 def test_a_resumed_run_is_exact(backbone, tmp_path, cpu):

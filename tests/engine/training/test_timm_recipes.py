@@ -92,11 +92,6 @@ def build_state(config: Config, flags: Namespace, samples: int, cpu):
     return build_train_state(config, cpu, layout)[0]
 
 
-def test_the_names_of_the_flags_are_timms():
-    known = (ROOT / "tests/configs/timm_flags.txt").read_text().split()
-    assert set(re.findall(r"--[\w-]+", A1 + DEIT)) <= set(known)
-
-
 def test_the_augmentation_equals_timms(recipe):
     flags, config = recipe[0], recipe[1]("MODEL.NUM_CLASSES=1000")
     data, train = config.data, config.train
