@@ -7,7 +7,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from configs.data_sets import properties_of
 from configs.flags import (
     Prediction,
     Split,
@@ -22,7 +21,7 @@ from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_laye
 from configs.parts import Plugin, check_plugins, open_plugin
 from configs.resolve import complete
 from configs.schema import Config
-from configs.schema.data import AUTO
+from configs.schema.data import AUTO, properties_of
 from configs.schema.section import MAX_NAME_CHARS
 from configs.yaml_io import write_yaml
 from utils.errors import UserError

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from configs.batch_plan import plan_batches
-from configs.data_sets import properties_of
 from configs.load import OptionLayers, decode_quoted, flatten, is_contradiction, mistakes_in, paths
 from configs.schema import Config, Data, Train
 from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys, model_type
-from configs.schema.data import AUTO, of_channels
+from configs.schema.data import AUTO, of_channels, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS, NOT_IN_TIMM
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten

@@ -9,9 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.data_sets import properties_of
 from configs.schema import Config, Data, Model
-from configs.schema.data import of_channels
+from configs.schema.data import of_channels, properties_of
 from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from configs.data_sets import properties_of
 from configs.schema import Data
+from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.decoding.decode import Decoding
 from datasets.decoding.images import MissingImage

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from configs.command_line import Command, parse_command_line
 from configs.yaml_io import write_yaml
 from datasets.loading.loader import build_eval_loader
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import checkpoints_by_progress
 from engine.checkpoint.weights_record import exported_entry, read_record
 from engine.evaluation.session import build_eval_model

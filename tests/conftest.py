@@ -333,7 +333,7 @@ def assert_same_state(one: object, other: object, where: str = "") -> None:
 
 def states(folder: Path, name: str = "last.pth") -> dict:
     """A checkpoint of a run, without the entries that may differ between equal runs."""
-    from engine.checkpoint.reader import load_checkpoint
+    from engine.checkpoint.files import load_checkpoint
 
     state = load_checkpoint(folder / name)
     del state["train_seconds"], state["total_seconds"], state["options"]

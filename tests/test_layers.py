@@ -43,7 +43,7 @@ CONFIGS_LAYERS = [
     {"flags", "weights", "batch_plan"},
     {"schema"},
     {"parts"},
-    {"data_sets", "yaml_io"},
+    {"yaml_io"},
 ]
 PROJECT_MODULES = {*LAYERS, "scripts", "tests", "main_single_gpu", "main_multi_gpu"}
 PRODUCT_FILES = [*ROOT.glob("main_*.py"), *(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))]

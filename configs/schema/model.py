@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.data_sets import IMAGENET_CLASSES
+from configs.schema.data import IMAGENET_CLASSES
 from configs.schema.section import Name, OptionalPath, Probability, Section, as_names, as_tuple, option
 
 # MODEL.TYPE -> the keys of PaddleViT's files that have one possible value, and this value; null: also false; ...: any

@@ -9,7 +9,7 @@ import numpy as np
 import timm
 from timm.data import ImageNetInfo, RealLabelsImagenet, infer_imagenet_subset
 
-from configs.data_sets import DATA_SETS, IMAGENET_CLASSES
+from configs.schema.data import DATA_SETS, IMAGENET_CLASSES
 from datasets.sources.class_folders import find_folder, read_class_folders, read_images
 from datasets.sources.image_files import ImageFiles, Listing
 from datasets.sources.names import list_names

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.data_sets import properties_of
 from configs.schema import Data
+from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names

@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from configs.data_sets import properties_of
+from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import to_nfc

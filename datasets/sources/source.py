@@ -7,8 +7,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import cast
 
-from configs.data_sets import DATA_SETS
 from configs.schema import Data
+from configs.schema.data import DATA_SETS
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
 from utils.errors import UserError, did_you_mean
@@ -101,7 +101,7 @@ class Source:
         return None
 
 
-# Of each data set of configs/data_sets.py the class, which is imported when the data set is read, and its packages.
+# Of each data set of configs/schema/data.py the class, which is imported when the data set is read, and its packages.
 _SOURCES = {
     "imagenet2012": "sources.lists:Lists",
     "folder": "sources.split_folders:ClassFolders",

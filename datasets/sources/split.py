@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from configs.data_sets import properties_of
 from configs.schema import Data
+from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import Listing
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc

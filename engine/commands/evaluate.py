@@ -1,18 +1,31 @@
-"""The evaluation command."""
+"""The commands that read a trained model: evaluation, and prediction of labels or features."""
 
 import time
+from collections import deque
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from configs.command_line import Command
+from configs.flags import Prediction
 from datasets.loading.loader import BadImageList, build_eval_loader
-from engine.evaluation.session import build_eval_files, build_session
+from datasets.sources.names import names_of_labels
+from engine.checkpoint.run_folder import check_writable, lock_run_folder
+from engine.evaluation.evaluate import TOP_K
+from engine.evaluation.files import EXPLANATIONS, write_maps
+from engine.evaluation.predictions import BATCHES_PER_WRITE, CSV_FILE, Predictions
+from engine.evaluation.session import EvaluationSession, build_eval_files, build_session
+from engine.features.store import embed
 from engine.report.contents import contents_of
 from engine.report.overview import class_figures, error_of, shift_by_weights
 from engine.report.page import write_report
-from engine.run.folder import open_new_folder, start_log
+from engine.run.folder import check_shared, open_new_folder, start_log
+from engine.run.log import RunLogger
 from engine.run.reporter import log_validation
 from utils.device import device_name, peak_memory_bytes
-from utils.distributed import ProcessContext
+from utils.distributed import ProcessContext, broadcast_object
+from utils.errors import UserError
 from utils.files import absolute_file
 
 
@@ -60,3 +73,62 @@ def evaluate(command: Command, context: ProcessContext) -> int:
             logger.warn(shift)
     logger.begin(*session.lines)
     return 0
+
+
+def predict(command: Command, context: ProcessContext) -> int:
+    """Labels the images of `-predict`, and writes `predictions.csv`, or writes the features of the images of `-embed`.
+
+    Raises UserError: no image can be read; the file then has the reasons. Another process writes to the folder. The
+    model has no features.
+    """
+    logger, options = start_log(command, context), command.prediction
+    assert options
+    if context.is_main and options.folder:
+        check_writable(options.folder)
+    session = build_session(command, context, logger)
+    command = replace(command, config=session.plan.config)
+    folder = options.folder or open_new_folder(command, context, logger, "embed-" if options.embeds else "predict-")
+    if context.is_main:
+        folder.mkdir(parents=True, exist_ok=True)
+    if options.explain:
+        check_shared(folder, context)  # each rank writes the maps of its images
+    with lock_run_folder(folder) if context.is_main else nullcontext():
+        if options.embeds:
+            embed(session, folder, options.path is None, logger)
+        else:
+            label(session, folder, options, logger)
+    logger.begin(*session.lines)
+    return 0
+
+
+def label(session: EvaluationSession, folder: Path, options: Prediction, logger: RunLogger) -> None:
+    """Writes `predictions.csv` and the files that `options` asks for.
+
+    Every rank must call it.
+    Raises UserError: no image can be read.
+    """
+    context, plan, evaluator = session.evaluator.context, session.plan, session.evaluator
+    config, samples, num_readable = plan.config, plan.samples, 0
+    classes = config.model.num_logits
+    top_k = classes if evaluator.multi_label else max(options.top_k or classes, TOP_K)
+    started = time.perf_counter()
+    explain = partial(write_maps, folder, samples, session.model, evaluator) if options.explain else None
+    batches = build_eval_loader(config.data, samples, context, config.timeout_seconds)
+    parts = evaluator.classify(session.model, batches, top_k, BATCHES_PER_WRITE, explain)
+    if context.is_main:
+        predictions = Predictions(folder, samples, names_of_labels(samples, classes), options, evaluator.thresholds)
+        files = predictions.write(filter(None, parts))
+        seconds, number, num_readable = time.perf_counter() - started, len(samples), predictions.num_readable
+        speed, num_bad = f"({number / seconds:.1f} images/s)", number - num_readable
+        logger.info(predictions.table())
+        logger.info(f"----- {number} images in {seconds:.1f} s {speed}; {num_bad} of {number} have an error")
+        if options.explain:
+            files.append(folder / EXPLANATIONS)
+        if options.path is None and num_readable:
+            metrics, precision = predictions.metrics(config.eval.best_metric), evaluator.precision.name
+            log_validation(logger, "", metrics, classes, metrics.samples, seconds, plan.title, precision)
+        logger.info(f"----- Predictions: {', '.join(map(str, files))}")
+    else:
+        deque(parts, maxlen=0)  # computes them
+    if not broadcast_object(num_readable, context):
+        raise UserError(f"none of the {len(samples)} images can be read; {folder / CSV_FILE} has the reasons")

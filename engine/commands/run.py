@@ -25,8 +25,9 @@ from utils.errors import Unavailable, UserError, error_from
 from utils.files import space_fix
 from utils.signals import kill_children
 
-# By command: the module here, imported when the command runs, and its function of the same name.
-_MODULES = {name: name for name in ("train", "predict", "profile", "dry_run")} | {"probe": "train", "eval": "evaluate"}
+# By command: the module here, imported when the command runs, and its function.
+_MODULES = {name: ("train", name) for name in ("train", "profile", "dry_run")} | {"probe": ("train", "train")}
+_MODULES |= {"eval": ("evaluate", "evaluate"), "predict": ("evaluate", "predict")}
 
 
 def run(command: Command, context: ProcessContext) -> int:
@@ -41,8 +42,8 @@ def run(command: Command, context: ProcessContext) -> int:
         keep_freed_memory()
     try:
         config = config.model_copy(update={"data": recognize_dataset(config.data, context)})
-        name = _MODULES[command.name]
-        run_command = getattr(import_module(f"engine.commands.{name}"), name)
+        module, function = _MODULES[command.name]
+        run_command = getattr(import_module(f"engine.commands.{module}"), function)
         status = run_command(replace(command, config=config), context)
         if context.is_main:
             run_status.record_run_end("finished", 0)  # a training run has recorded its own end

@@ -1,14 +1,24 @@
-"""The commands train and probe."""
+"""The commands that train: a run, a profile of a few steps, and a dry run, which checks all that a run needs."""
 
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
 
 from configs.command_line import Command
+from engine.checkpoint.run_folder import check_writable
+from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
-from engine.run.folder import start_log
+from engine.run.flops import forward_flops
+from engine.run.folder import log_options, recipe_line, start_log
+from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size
+from engine.training.first_steps import measure_baseline
+from engine.training.loss import build_loss
 from engine.training.minutes import fit_into_minutes
 from engine.training.probe import run_probe, solve_new_head
-from engine.training.session import build_session, open_outputs
+from engine.training.session import build_session, open_outputs, open_profile
 from engine.training.trainer import Trainer, finish_run
 from utils.distributed import ProcessContext
 
@@ -33,3 +43,42 @@ def train(command: Command, context: ProcessContext) -> int:
         else:
             trainer.train()
         return finish_run(command, trainer)
+
+
+def profile(command: Command, context: ProcessContext) -> int:
+    """Trains a few steps, without checkpoints, and prints the time of each phase."""
+    from engine.profiling.profiler import profile_run  # no run needs it
+
+    logger = start_log(command, context)
+    command = replace(command, config=command.config.model_copy(update={"loggers": ()}))  # a profile is no result
+    session = build_session(plan_training(command, context, logger, find_batch_size), context, logger)
+    profile_run(session, open_profile(command, session, logger))
+    return 0
+
+
+def dry_run(command: Command, context: ProcessContext) -> int:
+    """Builds data, model, optimizer and the state to resume from, and checks that the output folder is writable.
+
+    Raises UserError: the first problem that would stop the run.
+    """
+    logger = RunLogger(None, context, shows_all=command.debug)
+    log_options(command, logger)
+    if command.config.eval.enabled:
+        check_writable(Path(command.config.save))
+        session = build_eval_session(command, context, logger)
+        config, model, lines = session.plan.config, session.meta_model, session.lines
+    else:
+        plan = plan_training(command, context, logger, find_batch_size)
+        check_writable(plan.run_folder or Path(plan.config.save))
+        trained = build_session(plan, context, logger)
+        config, state, lines = plan.config, trained.state, [recipe_line(command), *trained.lines]
+        model = state.meta_model
+        logits = torch.zeros(2, config.model.num_logits, device=context.device)
+        build_loss(config.loss, config.train.smoothing, None)(logits, logits.argmax(1))  # a plugin's function may raise
+        if context.is_main and (baseline := measure_baseline(config.data, plan.train, plan.val)):
+            lines.append(str(baseline))
+        if not config.model.tune.solves_head:  # which has no batches
+            lines.append(f"Batch: {plan.batch}; peak learning rate {state.schedule.peak_lr:.3g}")
+    flops = f"{forward_flops(model, config.data) / 1e9:.2f} GFLOPs per image (a multiply-add counts as two)"
+    logger.begin("Dry run: all checks passed", *lines, f"Forward pass: {flops}")
+    return 0

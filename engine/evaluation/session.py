@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from configs.command_line import Command
-from configs.data_sets import properties_of
 from configs.schema import Config, Data
+from configs.schema.data import properties_of
 from configs.schema.model import Tune
 from datasets.sources.names import names_of_labels
 from datasets.sources.samples import Samples

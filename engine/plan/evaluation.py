@@ -14,11 +14,11 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from timm.models import get_arch_pretrained_cfgs, is_model
 
 from configs.command_line import Command
-from configs.data_sets import IMAGENET_CLASSES, properties_of
 from configs.flags import Prediction
 from configs.parts import check_plugins
 from configs.resolve import Facts, resolve
 from configs.schema import Config
+from configs.schema.data import IMAGENET_CLASSES, properties_of
 from configs.schema.model import Model
 from configs.weights import (
     OF_EVERY_MODEL,

@@ -24,7 +24,7 @@ from datasets.sources.checks import check_images
 from datasets.sources.names import number_of_classes
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
-from engine.checkpoint.reader import FoundCheckpoint, find_checkpoint, runs_newest_first
+from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.run.facts import Preprocessing
 from engine.run.log import RunLogger

@@ -13,8 +13,8 @@ from statistics import fmean, harmonic_mean
 from typing import Any, NamedTuple
 
 from configs.compare import differing_from_defaults
-from configs.data_sets import properties_of
 from configs.load import RUN_OPTIONS
+from configs.schema.data import properties_of
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, option, percent
 from engine.report.contents import Evaluation, RunContents, best_epoch, points

@@ -13,7 +13,7 @@ from configs.command_line import to_yaml
 from configs.compare import changed_options, changes_training
 from configs.parts import running_plugins
 from configs.yaml_io import format_value
-from engine.checkpoint.reader import LARGE, FoundCheckpoint, find_best
+from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
 from engine.progress import EpochProgress, Observer, TrainClock

@@ -18,9 +18,9 @@ from configs.command_line import Command
 from datasets.batch import Batch
 from datasets.loading.loader import build_eval_loader
 from datasets.sources.samples import Samples
+from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
 from engine.checkpoint.weights_record import split_to_entry
-from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.files import NOT_DRAWN
 from engine.evaluation.results import SampleResults
 from engine.evaluation.session import EvalModel, build_eval_files, build_eval_model

@@ -16,7 +16,7 @@ import timm
 from timm.models import save_for_hf
 from torch import nn
 
-from configs.data_sets import properties_of
+from configs.schema.data import properties_of
 from engine.report.contents import RunContents, read_contents
 from engine.run.facts import Environment, TrainingData
 from engine.run.flops import count_parameters

@@ -16,7 +16,7 @@ from datasets.sources.imagenet_sets import wordnet_ids
 from datasets.sources.names import BYTES, NATURAL, read_class_list
 from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit
-from engine.checkpoint.reader import find_checkpoint
+from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.weights_record import THRESHOLDS, describe_data, to_metadata, weights_record
 from engine.plan.evaluation import imagenet_subset, options_of_weights, plan_evaluation
 from engine.run.facts import Fact

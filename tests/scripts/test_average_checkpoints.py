@@ -8,7 +8,7 @@ import torch
 from conftest import CPU, GREY, TINY_VIT, only_run, read_result, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from scripts import average_checkpoints

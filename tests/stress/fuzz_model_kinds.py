@@ -23,7 +23,7 @@ from faults.scene import Scene
 from timm.models import VisionTransformer
 
 from configs.command_line import parse_command_line, to_yaml
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import describe_data, read_record, to_metadata
 from models.weights.fit import load_pretrained
 from scripts import report

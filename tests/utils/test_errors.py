@@ -13,7 +13,7 @@ from configs.command_line import parse_command_line
 from datasets.decoding.decode import open_image
 from datasets.shards.store import ShardStore
 from engine.checkpoint import run_folder
-from engine.checkpoint.reader import find_checkpoint
+from engine.checkpoint.files import find_checkpoint
 from engine.run.log import RunLogger
 from utils import status
 from utils.device import visible_gpus

@@ -25,7 +25,7 @@ from configs.command_line import parse_command_line
 from datasets.batch import PADDING, Batch
 from datasets.decoding.images import BadImage
 from datasets.loading.loader import BadImageList
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.training.step import forward_backward
 from utils.errors import UserError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from source_helpers import options, write_image
 
-from configs.data_sets import DATA_SETS
 from configs.schema import Data
+from configs.schema.data import DATA_SETS
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
 from datasets.sources import in_memory
 from utils.errors import UserError

@@ -8,7 +8,7 @@ from conftest import GREY, TINY_VIT, only_run, step_rows, train, training_sample
 from conftest import rows as metrics
 
 from datasets.loading.sampler import epoch_order
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from utils.distributed import ProcessContext
 
 CPU = ProcessContext(0, 0, 1, 1, torch.device("cpu"))

@@ -13,7 +13,8 @@ from checkpoint_content import content
 from conftest import GREY, ROOT, only_run, train
 
 from configs.yaml_io import parse_value
-from engine.checkpoint.reader import (
+from engine.checkpoint.files import (
+    CheckpointWriter,
     FoundCheckpoint,
     find_best,
     find_checkpoint,
@@ -28,7 +29,6 @@ from engine.checkpoint.run_folder import (
     checkpoints_by_progress,
 )
 from engine.checkpoint.weights_record import read_record
-from engine.checkpoint.writer import CheckpointWriter
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.metric_table import metrics_of
@@ -66,7 +66,7 @@ def run_folder(tmp_path) -> Path:
 @pytest.mark.parametrize("in_background", [True, False], ids=["in the background", "without memory for a copy"])
 def test_last_previous_best_and_newest_are_kept(tmp_path, monkeypatch, in_background):
     if not in_background:
-        monkeypatch.setattr("engine.checkpoint.writer.available_bytes", lambda: 0)
+        monkeypatch.setattr("engine.checkpoint.files.available_bytes", lambda: 0)
     writer = new_writer(tmp_path)
     for epoch in range(1, 6):
         save(writer, epoch, is_best=epoch == 2)

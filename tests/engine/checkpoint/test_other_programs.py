@@ -12,9 +12,8 @@ from timm.models import load_state_dict
 
 from configs.command_line import parse_command_line
 from configs.weights import find_weights
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import CheckpointWriter, load_checkpoint
 from engine.checkpoint.weights_record import read_record
-from engine.checkpoint.writer import CheckpointWriter
 from engine.evaluation.session import build_eval_model
 from engine.plan.evaluation import options_of_weights
 from utils.errors import UserError

@@ -9,7 +9,7 @@ from checkpoint_content import content
 from conftest import CPU
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import find_checkpoint, load_checkpoint
+from engine.checkpoint.files import find_checkpoint, load_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.commands.run import run
 from scripts.flags import find_source

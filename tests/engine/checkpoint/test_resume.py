@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import GREY, TINY_VIT, assert_same_state, noise_folder, rows, states, step_rows, train, training_samples
 
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from utils.distributed import ProcessContext
 
 # All random operations: dropout, stochastic depth, mixup, CutMix, crops, flips, affine maps.

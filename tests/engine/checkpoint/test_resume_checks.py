@@ -9,7 +9,7 @@ import pytest
 from conftest import only_run, read_result, run_folders, step_rows, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import lock_run_folder
 from engine.commands.run import run
 from utils.errors import UserError
@@ -68,7 +68,7 @@ def test_resume_reads_the_checkpoint_after_locking_the_folder(stopped, digits_ar
         (path / "last.pth").write_bytes(late)
         yield
 
-    monkeypatch.setattr("engine.checkpoint.reader.lock_run_folder", write_then_lock)
+    monkeypatch.setattr("engine.checkpoint.files.lock_run_folder", write_then_lock)
     train([f"-resume={stopped}", *digits_argv, "TRAIN.MAX_STEPS=5"], cpu)
     assert "Resume: epoch 1, step 5" in (stopped / "log.txt").read_text()
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import assert_same_state, only_run, read_result, rows, states, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import find_checkpoint, load_checkpoint, runs_newest_first
+from engine.checkpoint.files import find_checkpoint, load_checkpoint, runs_newest_first
 from engine.checkpoint.run_folder import is_run_folder
 from engine.commands.run import run
 

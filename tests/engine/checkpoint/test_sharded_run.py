@@ -70,7 +70,7 @@ def found_on(context: ProcessContext, folder: Path) -> list:
     """The path, the folder and the notes of the checkpoint that the rank finds, and the device of its weights."""
     with pytest.MonkeyPatch.context() as patch:
         if not context.is_main:  # for which files move while it looks
-            patch.setattr("engine.checkpoint.reader.is_run_folder", lambda folder: False)
+            patch.setattr("engine.checkpoint.files.is_run_folder", lambda folder: False)
         found = find_on_all_ranks(parse_command_line([f"-resume={folder}"]).config, context, RunLogger(None, context))
     return [found.path.name, found.run_folder, found.notes, found.state["model"]["cls_token"].device.type]
 

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.weights_record import exported_entry, read_record, to_metadata
 from engine.commands.run import run
 from engine.plan.evaluation import plan_evaluation

@@ -17,7 +17,7 @@ from configs.batch_plan import EpochLayout, plan_batches
 from configs.command_line import parse_command_line
 from configs.resolve import Facts, resolve
 from datasets.batch import Batch
-from engine.checkpoint.reader import find_checkpoint
+from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.run_folder import FORMAT
 from engine.progress import EpochProgress, TrainClock
 from engine.run.log import RunLogger

@@ -9,7 +9,7 @@ from conftest import assert_same_state, states, train
 from precision_cases import BF16, CPU, FP32, policy, vit
 from torch import nn
 
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.precision.master_weights import MasterWeights, half_copy
 from engine.precision.policy import Precision
 from utils.distributed import ProcessContext

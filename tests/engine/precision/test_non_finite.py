@@ -12,7 +12,7 @@ from conftest import only_run, run_script, step_rows, train
 from precision_cases import vit
 from torch import nn
 
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.precision.non_finite import first_non_finite
 from engine.training import session
 from engine.training.step import TrainState

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import read_result, train
 
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.report.contents import best_epoch
 from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
 from engine.run.record import (

@@ -9,7 +9,7 @@ import pytest
 from conftest import TINY_VIT, bright_channels, only_run, read_result, rows, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from scripts.report import main as report
 from utils.metric_table import metrics_of

@@ -11,7 +11,7 @@ import pytest
 from conftest import assert_same_state, only_run, read_result, rows, states, train
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from engine.report.contents import read_contents
 from engine.run.record import read_run

@@ -8,7 +8,7 @@ from conftest import only_run, read_result, states, train
 from safetensors.torch import load_file
 
 from configs.command_line import parse_command_line
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.commands.run import run
 from models.tuning import merge_adapters
 from models.weights.read import read_weights

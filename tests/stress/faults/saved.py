@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.reader import load_checkpoint
+from engine.checkpoint.files import load_checkpoint
 from engine.checkpoint.run_folder import LAST, PREVIOUS
 from utils.errors import UserError
 
