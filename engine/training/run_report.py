@@ -39,7 +39,8 @@ class TimeShare:
             self._next_time = finished + (finished - started) / self.share
 
 
-_MAX_TIME_SHARE, _FIRST_SECONDS = 0.01, 0.5  # of the run; that the first files are expected to take
+_MAX_TIME_SHARE = 0.005  # of the evaluation files, and of the page
+_FIRST_SECONDS = 0.5  # that the evaluation files are expected to take
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class RunReport:
         self._best: Evaluated | None = None
         self._is_end = False
         self._last_problem = ""
-        self._files = TimeShare(self._write, _MAX_TIME_SHARE, _FIRST_SECONDS)
+        self._evaluation = TimeShare(lambda: self._try(self._write_evaluation), _MAX_TIME_SHARE, _FIRST_SECONDS)
+        self._page = TimeShare(lambda: self._try(self._write_page), _MAX_TIME_SHARE)
 
     @property
     def contents(self) -> "RunContents":
@@ -85,27 +87,28 @@ class RunReport:
         the run writes them.
         """
         self._best, self._is_end = best or self._best, now
-        self._files.update(now)
+        self._evaluation.update(now)
+        self._page.update(now)
         if self._best:
             self._best = replace(self._best, model=None)
 
-    def _write(self) -> None:
-        for write in (self._write_evaluation, self._write_page):
-            try:
-                write()
-            except Exception as error:  # a page is never worth a run
-                problem = f"{type(error).__name__}: {error}"
-                if problem != self._last_problem:  # a disk stays full for hours
-                    self.outputs.logger.warn(f"{REPORT} cannot be written: {problem}")
-                self._last_problem = problem
-
     def _write_evaluation(self) -> None:
         best = self._best
-        if best and best.results and (best.model or self._is_end):
-            self._best = None
-            self.outputs.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
+        if best is None or best.results is None or not (best.model or self._is_end):
+            return
+        self._best = None
+        self.outputs.evaluation.write(best.metrics, best.results, best.model, epoch=best.epoch, split="val")
 
     def _write_page(self) -> None:
         from engine.report.page import write_report  # imported late: it needs jinja2
 
         write_report(self.outputs.folder)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except Exception as error:  # a page is never worth a run
+            problem = f"{type(error).__name__}: {error}"
+            if problem != self._last_problem:  # a disk stays full for hours
+                self.outputs.logger.warn(f"{REPORT} cannot be written: {problem}")
+            self._last_problem = problem
