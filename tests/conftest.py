@@ -25,7 +25,7 @@ from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
 from configs.schema import Config
 from datasets.batch import Batch
-from datasets.loading.loader import Loader, TrainBatches, build_eval_loader
+from datasets.loading.loader import Loader, TrainBatches, build_eval_loader, epoch_layout
 from datasets.registry import read_samples
 from datasets.sources.samples import Samples
 from datasets.transforms.host import HostTransform
@@ -189,8 +189,8 @@ def samples_for(config: Config, context: ProcessContext, *splits: str) -> list[S
 
 def train_batches_for(config: Config, samples: Samples, context: ProcessContext) -> Iterator[Batch]:
     """All training batches of a run."""
-    batches = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
-    return batches.iterate(0, 0, config.train.num_epochs)
+    layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
+    return TrainBatches(config, samples, context, layout).iterate(0, 0, config.train.num_epochs)
 
 
 def eval_loader_for(config: Config, samples: Samples, context: ProcessContext) -> Loader:

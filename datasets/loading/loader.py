@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from configs.batch_plan import BatchPlan
+from configs.batch_plan import BatchPlan, EpochLayout
 from configs.schema import Config, Data
 from datasets.batch import PADDING, PREFETCH_FACTOR, Batch, ImageSlots, slots_shape
 from datasets.decoding.images import BadImage
@@ -265,7 +265,7 @@ def _identity(batch: Any) -> Any:
 
 
 class TrainBatches:
-    """The training batches of one rank, on its device, as many as the steps of `batch` need.
+    """The training batches of one rank, on its device, as many as the steps of `layout` need.
 
     The order of samples is a pure function of (seed, epoch), on any number of ranks. Every rank has the same number of
     batches, and each batch is full: samples that do not fill a batch on every rank, or a step, are dropped.
@@ -273,23 +273,10 @@ class TrainBatches:
     prefetched_batches: loaded ahead of the one in use. workers_note: the number of loading workers, for the log.
     """
 
-    def __init__(self, config: Config, samples: Samples, context: ProcessContext, batch: BatchPlan) -> None:
-        data, train, self._context = config.data, config.train, context
-        transform = build_host_transform(data, train, config.seed)
-        self._reader = BatchReader(samples, data, transform, config.timeout_seconds)
-        self._sampler = TrainSampler(
-            len(samples),
-            batch.micro_batch,
-            train.num_epochs,
-            config.seed,
-            context.rank,
-            context.world_size,
-            repeats=data.repeated_augmentation,
-            batches_per_step=batch.accumulation if batch.whole_steps else 1,
-            max_batches=train.epoch_steps and train.epoch_steps * batch.accumulation,
-            balanced_targets=samples.targets if data.balanced_sampling else None,
-            windows=shard_windows(samples, data),
-        )
+    def __init__(self, config: Config, samples: Samples, context: ProcessContext, layout: EpochLayout) -> None:
+        self._context, self._layout = context, layout
+        transform = build_host_transform(config.data, config.train, config.seed)
+        self._reader = BatchReader(samples, config.data, transform, config.timeout_seconds)
         workers, reason = num_workers(self._reader, context)
         self.prefetched_batches = PREFETCH_FACTOR * workers
         self.workers_note = Note("log", f"{workers} loading workers per rank ({reason})")
@@ -307,7 +294,10 @@ class TrainBatches:
         Unusable images are added to `bad_images`. evaluation: a loader whose memory is reserved, too.
         Raises UserError: a sample cannot be read, or a loading worker fails.
         """
-        sampler = self._sampler.from_position(epoch, batch, num_epochs)
+        layout, samples = self._layout, self._reader.samples
+        first, targets = epoch * layout.batches_per_epoch + batch, samples.targets if layout.balanced else None
+        windows = shard_windows(samples, self._reader.data)
+        sampler = TrainSampler(layout, num_epochs, self._context.rank, first, targets, windows)
         loader = Loader(self._reader, sampler, self._context, bad_images)
         loader.reserve(evaluation)
         return iter(loader)
@@ -316,6 +306,21 @@ class TrainBatches:
 def shard_windows(samples: Samples, data: Data) -> ShardWindows | None:
     """The windows in which the training samples are shuffled; None without shards, or with DATA.BALANCED_SAMPLING."""
     return None if data.balanced_sampling else samples.windows
+
+
+def epoch_layout(config: Config, samples: Samples, batch: BatchPlan) -> EpochLayout:
+    """The layout of the training samples."""
+    windows = shard_windows(samples, config.data)
+    return EpochLayout(
+        samples=len(samples),
+        batch=batch,
+        seed=config.seed,
+        repeats=config.data.repeated_augmentation,
+        shuffle_shards=windows.size if windows else 0,
+        shards_crc=windows.crc if windows else 0,
+        balanced=config.data.balanced_sampling,
+        max_steps=config.train.epoch_steps,
+    )
 
 
 def build_eval_loader(

@@ -10,11 +10,12 @@ Legend: N training images, K classes with images, R crops of an image (DATA.REPE
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from configs.batch_plan import EpochLayout
 from datasets.batch import PADDING
 from utils.seeding import seeded_generator
 
@@ -97,61 +98,51 @@ Key = tuple[int, int, int]
 class TrainSampler:
     """One rank's batches from `first_batch` of the run to its end, as one sequence over all epochs.
 
-    The n-th batches of all ranks together are the next `batch_size * world_size` samples in the epoch's order,
-    independently of the number of ranks. An epoch has a multiple of `batches_per_step` batches of each rank, and at
-    most `max_batches`. Samples that do not fill them are dropped, different samples in each epoch.
+    The n-th batches of all ranks together are the next samples in the epoch's order, independently of the number of
+    ranks. An epoch has the batches of `layout`. Samples that do not fill them are dropped, different samples in each
+    epoch.
 
-    With repeated augmentation (Hoffer et al., 2020) a sample takes `repeats` consecutive places of the order: with as
-    many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an epoch has
-    1 / `repeats` of the samples.
+    With repeated augmentation (Hoffer et al., 2020) a sample takes `layout.repeats` consecutive places of the order:
+    with as many ranks or more, each copy goes to another rank. The number of batches stays, as in DeiT, so that an
+    epoch has 1 / `repeats` of the samples.
 
-    balanced_targets: labels int64 (num_samples,), for the order of `balanced_order`. windows: of shards, to shuffle
-    within. At most one is set.
+    balanced_targets: labels int64 (samples,), for the order of `balanced_order`. windows: of shards, to shuffle within.
+    At most one is set.
     """
 
-    num_samples: int
-    batch_size: int
+    layout: EpochLayout
     num_epochs: int
-    seed: int
     rank: int = 0
-    world_size: int = 1
     first_batch: int = 0
-    repeats: int = 1
-    batches_per_step: int = 1
-    max_batches: int | None = None
     balanced_targets: np.ndarray | None = field(default=None, compare=False)
     windows: ShardWindows | None = field(default=None, compare=False)
 
     @property
-    def batches_per_epoch(self) -> int:
-        batches = self.num_samples // (self.batch_size * self.world_size)
-        batches -= batches % self.batches_per_step
-        return min(batches, self.max_batches) if self.max_batches else batches
-
-    def from_position(self, epoch: int, batch: int, num_epochs: int) -> "TrainSampler":
-        """The batches from `batch` of `epoch` to the end of epoch `num_epochs` - 1."""
-        return replace(self, num_epochs=num_epochs, first_batch=epoch * self.batches_per_epoch + batch)
+    def batch_size(self) -> int:
+        return self.layout.batch.micro_batch
 
     def __len__(self) -> int:
-        return self.num_epochs * self.batches_per_epoch - self.first_batch
+        return self.num_epochs * self.layout.batches_per_epoch - self.first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:
         order_epoch, order = -1, torch.empty(0)
-        for number in range(self.first_batch, self.num_epochs * self.batches_per_epoch):
-            epoch, position = divmod(number, self.batches_per_epoch)
+        batches, repeats = self.layout.batches_per_epoch, self.layout.repeats
+        size, world_size = self.layout.batch.micro_step_size, self.layout.batch.ranks
+        for number in range(self.first_batch, self.num_epochs * batches):
+            epoch, position = divmod(number, batches)
             if epoch != order_epoch:
                 order_epoch, order = epoch, self._order(epoch)
-            start = position * self.batch_size * self.world_size
-            places = range(start + self.rank, start + self.batch_size * self.world_size, self.world_size)
-            indices = order[torch.tensor(places) // self.repeats].tolist()
-            yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
+            places = range(position * size + self.rank, (position + 1) * size, world_size)
+            indices = order[torch.tensor(places) // repeats].tolist()
+            yield [(epoch, index, place % repeats) for index, place in zip(indices, places, strict=True)]
 
     def _order(self, epoch: int) -> torch.Tensor:
+        samples, seed = self.layout.samples, self.layout.seed
         if self.balanced_targets is not None:
-            return balanced_order(self.balanced_targets, -(-self.num_samples // self.repeats), self.seed, epoch)
+            return balanced_order(self.balanced_targets, -(-samples // self.layout.repeats), seed, epoch)
         if self.windows:
-            return self.windows.order(self.seed, epoch)
-        return epoch_order(self.num_samples, self.seed, epoch)
+            return self.windows.order(seed, epoch)
+        return epoch_order(samples, seed, epoch)
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> torch.Tensor:

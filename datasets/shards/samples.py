@@ -175,7 +175,7 @@ class ReadAhead:
             if isinstance(self._sampler, EvalSampler):
                 coming = range(shard if index != PADDING else len(ends), len(ends))
             elif self._sampler.windows:
-                coming = self._sampler.windows.shards_from(self._sampler.seed, epoch, shard, self._sampler.num_epochs)
+                coming = self._windows.shards_from(self._sampler.layout.seed, epoch, shard, self._sampler.num_epochs)
             else:
                 coming = np.roll(range(len(ends)), -number).tolist()  # all are in use, one after the other first
             self.follow([self._shards[position] for position in coming])

@@ -18,7 +18,7 @@ from configs.schema import Config
 from configs.schema.data import AUTO
 from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow, refuse_sharded
 from configs.yaml_io import format_value, parse_value
-from datasets.loading.loader import shard_windows
+from datasets.loading.loader import epoch_layout, shard_windows
 from datasets.registry import has_test_split, read_samples
 from datasets.sources.checks import check_images
 from datasets.sources.names import number_of_classes
@@ -96,17 +96,7 @@ class Plan:
 
     @property
     def layout(self) -> EpochLayout:
-        config, windows = self.config, shard_windows(self.train, self.config.data)
-        return EpochLayout(
-            samples=len(self.train),
-            batch=self.batch,
-            seed=config.seed,
-            repeats=config.data.repeated_augmentation,
-            shuffle_shards=windows.size if windows else 0,
-            shards_crc=windows.crc if windows else 0,
-            balanced=config.data.balanced_sampling,
-            max_steps=config.train.epoch_steps,
-        )
+        return epoch_layout(self.config, self.train, self.batch)
 
     @property
     def weights_size(self) -> tuple[int, int] | None:

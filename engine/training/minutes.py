@@ -42,7 +42,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
     plan = replace(plan, config=config)
     started, size = time.perf_counter(), config.data.eval_batch_size
     state, _ = build_train_state(config, context, plan.layout, plan, solved)
-    loaded = TrainBatches(config, plan.train, context, plan.batch).iterate(0, 0, train.num_epochs)
+    loaded = TrainBatches(config, plan.train, context, plan.layout).iterate(0, 0, train.num_epochs)
     batches = chain([next(loaded)], loaded)
     start = time.perf_counter() - started  # the run has it once more
     progress, ends = state.new_progress(0), list[float]()

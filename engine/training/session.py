@@ -88,7 +88,7 @@ def build_session(plan: Plan, context: ProcessContext, logger: RunLogger, solved
     Raises UserError: an option, the weights or the checkpoint are wrong.
     """
     config, data, bad_images = plan.config, plan.config.data, BadImageList(context.rank)
-    batches = TrainBatches(config, plan.train, context, plan.batch)
+    batches = TrainBatches(config, plan.train, context, plan.layout)
     state, built = build_train_state(config, context, plan.layout, plan, solved)
     for note in describe_state(state, built):
         logger.note(note)

@@ -22,13 +22,13 @@ import timm.data
 import torch
 from torch.utils.data import DataLoader
 
-from configs.batch_plan import plan_batches
+from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import parse_command_line
 from configs.schema import Config, Data, Train
 from datasets.batch import PREFETCH_FACTOR
 from datasets.decoding.decode import open_image
 from datasets.decoding.partial_jpeg import Box
-from datasets.loading.loader import TrainBatches
+from datasets.loading.loader import TrainBatches, epoch_layout
 from datasets.loading.sampler import TrainSampler
 from datasets.registry import read_samples
 from datasets.transforms.device import TrainTransform
@@ -158,9 +158,9 @@ def measure_turn(
 
 def our_batches(config: Config, context: ProcessContext, normalizes: bool = True) -> Iterator[int]:
     (samples,) = read_samples(config.data, config.model.num_classes, context, "train")
-    batches = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
+    layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
     transform = TrainTransform(config.data, config.train, NUM_CLASSES).to(context.device)
-    for batch in batches.iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
+    for batch in TrainBatches(config, samples, context, layout).iterate(epoch=0, batch=0, num_epochs=ENDLESS_EPOCHS):
         if normalizes:
             transform(batch)
         yield len(batch.images)
@@ -171,7 +171,7 @@ def limit_batches(config: Config, context: ProcessContext) -> Iterator[int]:
     data, files, crops = config.data, dict[str, bytes](), []
     (samples,) = read_samples(data, config.model.num_classes, context, "train")
     transform = build_host_transform(data, config.train, config.seed)
-    batches = TrainSampler(len(samples), data.batch_size, 1, config.seed)
+    batches = TrainSampler(EpochLayout(len(samples), BatchPlan(data.batch_size), config.seed), 1)
     for epoch, index, copy in islice(chain.from_iterable(batches), _LIMIT_CROPS):
         encoded = files.setdefault(os.path.realpath(samples.name(index)), samples.read_bytes(index))
         size = open_image(encoded, data.image_channels, lambda: "").size

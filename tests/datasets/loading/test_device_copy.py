@@ -9,7 +9,7 @@ from conftest import assert_same_state, samples_for
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from datasets.loading.loader import TrainBatches
+from datasets.loading.loader import TrainBatches, epoch_layout
 from utils.distributed import ProcessContext
 
 OPTIONS = ["DATA.AFFINE_DEGREES=10", "TRAIN.RANDOM_ERASE_PROB=0.9", "DATA.IMAGE_SIZE=16", "DATA.BATCH_SIZE=4"]
@@ -20,8 +20,8 @@ def batches_on(context: ProcessContext, *flags: str):
     config = parse_command_line(["-dataset=fake", *flags, "-opts", *OPTIONS]).config
     host = ProcessContext(0, 0, 1, 1, torch.device("cpu"))
     (samples,) = samples_for(config, host, "train")
-    source = TrainBatches(config, samples, context, plan_batches(config, context.world_size))
-    return source.iterate(0, 0, 1)
+    layout = epoch_layout(config, samples, plan_batches(config, context.world_size))
+    return TrainBatches(config, samples, context, layout).iterate(0, 0, 1)
 
 
 def test_a_batch_is_used_after_its_copies(monkeypatch):

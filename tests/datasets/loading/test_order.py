@@ -12,22 +12,27 @@ from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import parse_command_line
 from datasets.batch import PADDING
 from datasets.decoding.images import BadImage
-from datasets.loading.loader import TrainBatches
+from datasets.loading.loader import TrainBatches, epoch_layout
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler, balanced_order
 from utils.errors import UserError
 
 KINDS = {
     "plain": {},
-    "repeated": {"repeats": 3},
+    "repeated": {},
     "balanced": {"balanced_targets": np.arange(1004) ** 2 % 7},
     "shards": {"windows": ShardWindows(np.append(np.arange(90, 1000, 90), 1004), 3)},
 }
 
 
+def sampler_of(kind: str, batch: BatchPlan, num_epochs: int, seed: int = 7, **position: int) -> TrainSampler:
+    layout = EpochLayout(1004, batch, seed, repeats=3 if kind == "repeated" else 1)
+    return TrainSampler(layout, num_epochs, **position, **KINDS[kind])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_is_a_function_of_seed_and_epoch(kind):
     def epochs(seed: int) -> list[list]:
-        places = [key[1:] for batch in TrainSampler(1004, 4, 2, seed, **KINDS[kind]) for key in batch]
+        places = [key[1:] for batch in sampler_of(kind, BatchPlan(4), 2, seed) for key in batch]
         assert len(places) == 2 * 1004
         return [places[:1004], places[1004:]]
 
@@ -42,13 +47,10 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
 
     def steps(world_size: int, batch_size: int) -> list[list]:
         window = global_batch // (batch_size * world_size)
-        ranks = [
-            list(TrainSampler(1004, batch_size, 2, 7, rank, world_size, batches_per_step=window, **KINDS[kind]))
-            for rank in range(world_size)
-        ]
-        layout = EpochLayout(1004, BatchPlan(batch_size, window, world_size, whole_steps=True), 7)
-        assert layout.steps_per_epoch == 1004 // global_batch
-        assert {len(batches) for batches in ranks} == {2 * layout.batches_per_epoch}
+        batch = BatchPlan(batch_size, window, world_size, whole_steps=True)
+        ranks = [list(sampler_of(kind, batch, 2, rank=rank)) for rank in range(world_size)]
+        assert EpochLayout(1004, batch, 7).steps_per_epoch == 1004 // global_batch
+        assert {len(batches) for batches in ranks} == {2 * window * (1004 // global_batch)}
         micro_batches = [sorted(key for batch in batches for key in batch) for batches in zip(*ranks, strict=True)]
         starts = range(0, len(micro_batches), window)
         return [sorted(key for batch in micro_batches[start : start + window] for key in batch) for start in starts]
@@ -65,9 +67,9 @@ def test_the_samples_of_a_step_depend_on_the_global_batch_alone(global_batch, ba
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first_batch", [1, 83, 249])
 def test_sampler_starts_anywhere(first_batch, kind):
-    whole = list(TrainSampler(1004, 12, 3, 7, **KINDS[kind]))
+    whole = list(sampler_of(kind, BatchPlan(12), 3))
     assert len(whole) == 249
-    rest = TrainSampler(1004, 12, 3, 7, first_batch=first_batch, **KINDS[kind])
+    rest = sampler_of(kind, BatchPlan(12), 3, first_batch=first_batch)
     assert list(rest) == whole[first_batch:] and len(rest) == 249 - first_batch
 
 
@@ -89,7 +91,7 @@ def test_an_evaluation_reads_each_sample_once_from_any_batch_on(num_samples, fir
 def test_batches_start_at_any_position(cpu, epoch, batch):
     config = config_for("TRAIN.WARMUP_EPOCHS=0", "DATA.AFFINE_DEGREES=9")
     (samples,) = samples_for(config, cpu, "train")
-    batches = TrainBatches(config, samples, cpu, plan_batches(config, cpu.world_size))
+    batches = TrainBatches(config, samples, cpu, epoch_layout(config, samples, plan_batches(config, 1)))
     expected = list(batches.iterate(0, 0, num_epochs=2))
     assert len(expected) == 56
     for one, other in zip(expected[28 * epoch + batch :], batches.iterate(epoch, batch, num_epochs=2), strict=True):
@@ -146,7 +148,8 @@ def test_repeated_augmentation_has_the_order_of_timms_sampler(num_samples, world
     order = torch.arange(num_samples).flip(0)
     for rank in range(world_size):
         theirs = list(RepeatAugSampler(range(num_samples), world_size, rank, num_repeats=3))
-        sampler = TrainSampler(num_samples, batch_size, 1, 0, rank, world_size, repeats=3)
+        layout = EpochLayout(num_samples, BatchPlan(batch_size, ranks=world_size), 0, repeats=3)
+        sampler = TrainSampler(layout, 1, rank)
         ours = [index for batch in sampler for _, index, _ in batch]
         assert len(sampler) == num_samples // (batch_size * world_size)
         both = min(len(theirs), len(ours))
