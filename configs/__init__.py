@@ -1,4 +1,4 @@
-"""Recipes, the options of a run (`schema`), and the code that reads them (`reading`); without torch."""
+"""Recipes, the options of a run (`schema`), and the code that reads and completes them; without torch."""
 
 import sys
 

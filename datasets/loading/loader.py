@@ -201,19 +201,20 @@ class Loader:
     def _on_device(self, batches: Iterator[Batch | UserError]) -> Iterator[Batch]:
         """batches: in host memory, pinned if the device is a GPU."""
         if self._stream is None:
-            yield from map(self._to_device, batches)
+            yield from map(self._checked, batches)
             return
         current = torch.cuda.current_stream(self.device)
-        for batch in batches:
+        for batch in map(self._checked, batches):
             copied = torch.cuda.Event(enable_timing=True)
             with torch.cuda.stream(self._stream):  # the copy overlaps the computation of the batch before
-                batch = self._to_device(batch)._replace(copied=copied)
+                batch = tree_map_only(torch.Tensor, lambda one: one.to(self.device, non_blocking=True), batch)
                 copied.record()
             current.wait_stream(self._stream)
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), batch)
-            yield batch
+            yield batch._replace(copied=copied)
 
-    def _to_device(self, batch: Batch | UserError) -> Batch:
+    def _checked(self, batch: Batch | UserError) -> Batch:
+        """Raises the error of a worker; lists the unusable images, and logs the warnings of decoders."""
         if isinstance(batch, UserError):
             raise batch
         if self.bad_images:
@@ -223,10 +224,7 @@ class Loader:
                 self._warned.add(name)
                 log = self._log if len(self._warned) <= _MAX_WARNINGS else RANK_LOG
                 logging.getLogger(log).warning(f"{name}: used, but its decoder warns: {to_single_line(text)}")
-        if self._stream is None:
-            return batch
-        moved: Batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-        return moved
+        return batch
 
 
 def unreadable(targets: torch.Tensor, keys: list[Key]) -> list[int]:

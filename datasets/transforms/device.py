@@ -202,7 +202,7 @@ class RandomAffine(RandomDeviceOperation):
 
 
 class Normalize(nn.Module):
-    """Images (B, C, S, S) of values 0..255 -> normalized float32: the device transform of validation images."""
+    """Images (B, C, S, S) of values 0..255 -> normalized float32. Of validation images, the whole device transform."""
 
     factor: torch.Tensor
     offset: torch.Tensor

@@ -17,7 +17,7 @@ from engine.training.batch_size import find_batch_size
 from engine.training.first_steps import measure_baseline
 from engine.training.loss import build_loss
 from engine.training.minutes import fit_into_minutes
-from engine.training.probe import run_probe, solve_new_head
+from engine.training.probe_run import run_probe, solve_new_head
 from engine.training.session import build_session, open_outputs, open_profile
 from engine.training.trainer import Trainer, finish_run
 from utils.distributed import ProcessContext

@@ -68,7 +68,7 @@ ListSuspects = Callable[[Margins, np.ndarray], str]  # margins, and the indices 
 
 
 class ProbeTask(NamedTuple):
-    """What a probe needs. model: an evaluated one; its head gets the solution. loss: of the probe.
+    """The inputs of a probe. model: an evaluated one; its head gets the solution. loss: of the probe.
 
     bad_images: of the folder of the run, if it exists. after_batch: called after each batch of features. solved: of the
     same task, which is not fitted again.

@@ -38,7 +38,7 @@ class _CastingNorm(nn.Module):
             return result.to(x.dtype)
 
 
-def set_norm_dtypes(model: nn.Module, half: torch.dtype, device: torch.device, listed: Collection[nn.Module]) -> None:
+def cast_norms(model: nn.Module, half: torch.dtype, device: torch.device, listed: Collection[nn.Module]) -> None:
     """Sets the dtype of all norms but batch norms and `listed` ones, whose dtype the user has chosen.
 
     On a CPU torch sums the gradients of the weights in the dtype of the input: in bf16 they are up to 87% wrong.
@@ -123,7 +123,7 @@ class _Casting(nn.Module):
             return super().forward(*args, **kwargs)
 
 
-def apply_op_lists(
+def cast_listed_ops(
     model: nn.Module,
     white: Iterable[str],
     black: Iterable[str],
@@ -146,7 +146,7 @@ def apply_op_lists(
     if not (white_ops or white_paths or black_ops or black_paths):
         return set()
     disable_autocast_in_compiled_backward()
-    kept = NORM_OPS if device.type == "cpu" else ()  # in fp32: see `set_norm_dtypes`
+    kept = NORM_OPS if device.type == "cpu" else ()  # in fp32: see `cast_norms`
     tables = {
         "": _table(half, white_ops.difference(kept)) | _table(torch.float32, black_ops),
         _WHITE: _table(half, set(OPS).difference(kept)) | _table(torch.float32, black_ops),

@@ -15,7 +15,7 @@ from torch import nn
 from configs.schema import Amp, Config
 from engine.precision.master_weights import MasterWeights, WeightAverage, half_copy
 from engine.precision.non_finite import IMAGES, Origin, block_of
-from engine.precision.op_lists import apply_op_lists, keeps_fp32_weights, set_norm_dtypes
+from engine.precision.op_lists import cast_listed_ops, cast_norms, keeps_fp32_weights
 from models.blocks import is_sharded
 from models.kernels import allow_kernels
 from utils import torch_compat
@@ -252,7 +252,7 @@ class Precision:
             # Without autocast, the op that follows a listed op expects half.
             result_dtype = self.dtype if self.level == "O3" else None
             lists = options.custom_white_list, options.custom_black_list
-            listed = apply_op_lists(model, *lists, self.dtype, self.device, result_dtype)
+            listed = cast_listed_ops(model, *lists, self.dtype, self.device, result_dtype)
         self.set_norm_dtypes(model, listed)
 
     def set_norm_dtypes(self, model: nn.Module, listed: Collection[nn.Module] = ()) -> None:
@@ -261,7 +261,7 @@ class Precision:
         In O1 autocast computes norms in fp32 on a GPU; on a CPU it leaves the half results of convolutions to them.
         """
         if self.level in ("O2", "O3") or (self.level == "O1" and self.device.type == "cpu"):
-            set_norm_dtypes(model, self.dtype, self.device, listed)
+            cast_norms(model, self.dtype, self.device, listed)
 
     def gathered_dtype(self, module: nn.Module) -> torch.dtype | None:
         """The dtype to which gathered parameters of a module in a sharded model are cast; None: they stay in fp32.

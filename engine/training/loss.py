@@ -308,7 +308,7 @@ def build_teacher(config: Config, precision: Precision, class_names: Sequence[st
     outputs = None
     try:
         if class_names:
-            outputs = _match_classes(class_names, model_options, data.classes)
+            outputs = _teacher_outputs(class_names, model_options, data.classes)
         size = checkpoint.image_size if checkpoint else None
         model, fitted = build_model(model_options, own.data, precision.device, TEACHER, size)
     except UserError as error:
@@ -349,7 +349,7 @@ def _find_model(
     return name, config, published.num_classes if weights == TIMM else None
 
 
-def _match_classes(class_names: Sequence[str], teacher: Model, classes: str | None) -> list[int] | None:
+def _teacher_outputs(class_names: Sequence[str], teacher: Model, classes: str | None) -> list[int] | None:
     """The output of the teacher for each class of the data; None if both have the same order.
 
     Raises UserError: the teacher was trained on other classes; or as `match_outputs`.
