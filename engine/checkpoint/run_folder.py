@@ -6,15 +6,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from configs.load import RUN_OPTIONS
 from utils.distributed import ProcessContext, broadcast_object, gather_objects
 from utils.errors import Unavailable, UserError, error_from
-from utils.files import atomic_write, link_or_copy
+from utils.files import atomic_write, link_or_copy, read_json
 from utils.locks import locked
-from utils.status import STATUS
+from utils.status import STATUS, SWEEP, run_name
 from utils.threads import wait_for
 
 FORMAT = 6  # of checkpoints
@@ -98,6 +98,12 @@ def make_run_folder(root: Path, name: str) -> Path:
     raise UserError(f"SAVE: {root} already has 999 runs from this minute; choose another folder with -output")
 
 
+def decided_run(sweep: Path, name: str | None) -> Path | None:
+    """The folder of a run of the sweep with the epochs of the run `name`: they have one speed. None: `name` decides."""
+    speeds, runs = read_json(sweep / SWEEP), (path.parent for path in sorted(sweep.glob(f"*/{RUN_OPTIONS}")))
+    return next((run for run in runs if name in speeds and speeds.get(run_name(run)) == speeds[name]), None)
+
+
 RECORDS = ("log.txt", "run.json", "metrics.jsonl", "metrics.csv")  # of a run, beside its options
 
 
@@ -136,9 +142,34 @@ def check_shared(folder: Path, context: ProcessContext) -> None:
         raise Unavailable(f"{problem}; choose a folder on a disk that all hosts share with -output")
 
 
+def check_same_checkpoint(path: Path, context: ProcessContext) -> None:
+    """Checks that one rank of each host sees the checkpoint of rank 0, by its size. A collective call.
+
+    Writes nothing: the folder of an evaluated run may be read-only. Raises UserError on all ranks.
+    """
+    if _is_one_host(context):
+        return
+    size = None
+    if context.is_main:
+        with suppress(OSError):  # reading the checkpoint reports it
+            size = _size(path)
+    size = broadcast_object(size, context)
+    if size is None:
+        return
+    if blind := _blind_hosts(lambda: _size(path) == size, context):
+        problem = f"{os.path.abspath(path)}: {blind} this checkpoint of {context.hosts[0]}, the host of rank 0"
+        raise Unavailable(f"{problem}; put it on a disk that all hosts share")
+
+
 def _is_one_host(context: ProcessContext) -> bool:
     """Compares the launcher's counts, since the names of two hosts or containers may be equal."""
     return context.world_size == context.local_world_size
+
+
+def _size(file: Path) -> int:
+    """The size of a file. Opening it first makes a network file system ask its server instead of its cache."""
+    with open(file, "rb") as opened:
+        return os.fstat(opened.fileno()).st_size
 
 
 def _blind_hosts(is_visible: Callable[[], bool], context: ProcessContext) -> str:

@@ -42,6 +42,7 @@ from datasets.sources.names import (
 from datasets.sources.samples import Samples
 from datasets.sources.source import source_class
 from datasets.sources.split import Splitter, as_read_before
+from engine.checkpoint.run_folder import check_same_checkpoint
 from engine.checkpoint.weights_record import read_record, weights_record
 from engine.plan.training import check_same_options, describe_preprocessing, find_on_all_ranks
 from engine.run.facts import EvaluationData, Fact
@@ -90,6 +91,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         if found is None:
             problem = f"-resume auto: no run of this experiment in {command.config.save} has a checkpoint to evaluate"
             raise UserError(f"{problem}; name a run with -resume=RUN, or give -pretrained")
+        check_same_checkpoint(found.path, context)
         command = command.with_weights(found.path)
     prediction, data = command.prediction, recognize_dataset(command.config.data, context)
     given = command.config.model_copy(update={"data": data})

@@ -62,6 +62,8 @@ def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
     if built.compiled:
         notes.append(Note("log", f"Compile: {built.compiled}, in the first step"))
     notes += built.attention
+    if batch.whole_steps:
+        notes.append(Note("log", f"Global batch: {batch}; TRAIN.ACCUM_ITER is not used"))
     return notes
 
 

@@ -39,7 +39,6 @@ CASES = {  # arguments -> a part of the error. RUN: the folder of a run, EMPTY: 
         f"-set=SEED=0-4 {SWEEP}": "0..4",
         f"-set=DATA.FOLD=1,1 {SWEEP}": "the name FOLD=1 is taken",
         f"-set=DATA.FOLD=0 -resume=auto {SWEEP}": "remove -resume",
-        f"-set=DATA.FOLD=0 -minutes=1 {SWEEP}": "-epochs",
         f"-set=LOSS.NAME=null,poly {SWEEP} DATA.FOLD=0": "known: cross_entropy, bce",
     },
     benchmark_gpu: {"-output=EMPTY -parts=jpg": "jpeg"},

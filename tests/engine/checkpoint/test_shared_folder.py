@@ -10,7 +10,7 @@ import torch
 from configs.command_line import parse_command_line
 from datasets import registry
 from engine.checkpoint import run_folder as folder
-from engine.checkpoint.run_folder import check_shared
+from engine.checkpoint.run_folder import check_same_checkpoint, check_shared
 from utils.distributed import ProcessContext
 from utils.errors import UserError
 from utils.threads import wait_for
@@ -22,10 +22,33 @@ def on_rank(rank: int) -> ProcessContext:
     return ProcessContext(rank, (0, 1, 0, 0)[rank], 4, 1, torch.device("cpu"), HOSTS)
 
 
+@pytest.mark.parametrize(("content", "sees"), [("weights", True), ("others", False), (None, False)])
+def test_a_checkpoint_is_compared_without_writing(tmp_path, monkeypatch, content, sees):
+    """Rank 0 is on node1. Node2 has the same file, another one of the same name, or none."""
+    monkeypatch.setattr(folder, "_VISIBLE_SECONDS", 0.0)
+    paths = [tmp_path / node / "last.pth" for node in ("node1", "node2")]
+    for path, text in zip(paths, ("weights", content), strict=True):
+        path.parent.mkdir()
+        if text:
+            path.write_text(text)
+    sizes = []
+    monkeypatch.setattr(folder, "gather_objects", lambda seen, _: [True, True, seen, True])
+    monkeypatch.setattr(folder, "broadcast_object", lambda size, _: sizes.append(size) or size)
+    check_same_checkpoint(paths[0], on_rank(0))
+    monkeypatch.setattr(folder, "broadcast_object", lambda size, _: sizes[0])
+    if sees:
+        check_same_checkpoint(paths[1], on_rank(2))
+    else:
+        with pytest.raises(UserError, match=rf"^{paths[1]}: node2 does not see this checkpoint of node1, "):
+            check_same_checkpoint(paths[1], on_rank(2))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_one_host_exchanges_nothing(tmp_path):
     """So that its folders may be read-only. There is no process group here."""
     one_host = ProcessContext(0, 0, 4, 4, torch.device("cpu"), ("node1",) * 4)
     check_shared(tmp_path / "missing", one_host)
+    check_same_checkpoint(tmp_path / "missing", one_host)
 
 
 @pytest.mark.parametrize("shares", [True, False])
