@@ -200,10 +200,11 @@ class Train(Augmentation, Distillation):
     sqrt_scaled_lr: int | None = option(None, "multiplies them by the square root of global batch size / this", ge=1)
     grad_clip: float | None = option(None, "max gradient norm over all parameters; null or 0: off", ge=0)
     accum_iter: int = option(1, "gradient accumulation steps; not used with DATA.GLOBAL_BATCH_SIZE", ge=1)
-    compile: Literal["none", "default", "model", "max"] = option(
-        "none",
-        "default: compile each block, equal ones once, or a model without any; model: compile the whole model, which "
-        "takes longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
+    compile: Literal["auto", "none", "default", "model", "max"] = option(
+        "auto",
+        "auto: default on a GPU if the steps save more time than compiling takes (-h RULES), else none; default: "
+        "compile each block, equal ones once, or a model without any; model: compile the whole model, which takes "
+        "longer; max: also autotune it on a GPU, with CUDA graphs on one GPU without accumulation",
     )
     layer_decay: float | None = option(None, "learning rate of a layer / rate of the next layer", gt=0, le=1)
     head_lr_scale: float = option(1.0, "learning rate of the head / rate of the layer before it", gt=0)
@@ -222,6 +223,11 @@ class Train(Augmentation, Distillation):
         ge=1,
     )
     optimizer: Optimizer = Optimizer()
+
+    @property
+    def compiles(self) -> bool:
+        """Of a plan: auto is then one of the other values, or stands for none."""
+        return self.compile not in ("auto", "none")
 
     def _problems(self) -> Iterator[str]:
         length, warmup = f"NUM_EPOCHS {self.num_epochs}", f"WARMUP_EPOCHS {self.warmup_epochs:g}"

@@ -37,9 +37,9 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
     Marking a module compiles nothing yet, so the model may be sharded before.
     Raises UserError: no working compiler.
     """
-    if options.compile == "none":
+    if not options.compiles:
         return None
-    _check_compiler(context.device)
+    check_compiler(context.device)
     select_compiled_kernels_by_time(not torch.are_deterministic_algorithms_enabled())
     mode = None
     if options.compile == "max" and context.device.type != "cpu":  # whose default is faster than torch's other kernels
@@ -48,14 +48,10 @@ def compile_model(model: nn.Module, options: Train, context: ProcessContext, is_
         # and needs no `cudagraph_mark_step_begin`: for torch a forward pass that follows a backward pass begins a step.
         graphs_are_safe = options.accum_iter == 1 and context.world_size == 1
         mode = "max-autotune" if graphs_are_safe else "max-autotune-no-cudagraphs"
-    if is_sharded:
-        by_block = True
-        parts = blocks_of(model) or [model]
-    else:
-        blocks = list(getattr(model, "blocks", ()))
-        by_block = options.compile == "default" and bool(blocks)
-        split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
-        parts = blocks if by_block else [model]
+    blocks = (blocks_of(model) or [model]) if is_sharded else list(getattr(model, "blocks", ()))
+    by_block = is_sharded or (options.compile == "default" and bool(blocks))
+    split_graphs_at_ddp_buckets(not by_block)  # a block ends before its gradients fill a bucket
+    parts = blocks if by_block else [model]
     if by_block:
         share_drop_path(model)
         allow_recompilations(len(parts))
@@ -70,7 +66,7 @@ def run_eagerly() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")
 
 
-def _check_compiler(device: torch.device) -> None:
+def check_compiler(device: torch.device) -> None:
     """Compiles a small function, so that a missing compiler or a damaged cache is found before training starts."""
     try:
         folders = compile_cache_folders()

@@ -1,12 +1,14 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command
@@ -26,14 +28,18 @@ from datasets.sources.samples import Samples
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
+from engine.parallel.compile import check_compiler
 from engine.run.facts import Preprocessing
+from engine.run.flops import describe_model
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
+from models.build import build_model
 from utils.distributed import ProcessContext, gather_objects
 from utils.errors import UserError
 from utils.notes import Note
 
 _DECODE_SECONDS = 30.0  # of a dry run, for all images
+_EAGER_MFU, _H200_FLOPS = 0.321, 989.4e12  # docs/log.md, ViT-B/16 on an H200 in O1; its peak for a GPU without figures
 
 
 def find_on_all_ranks(
@@ -148,7 +154,9 @@ def plan_training(
         notes += [followed.differing[key] for key in NORMALIZATION if key in followed.differing]
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
     classes = number_of_classes(data.dataset, splits)
-    facts = Facts(ranks, classes=classes, fitting_batch_size=resumed.get("DATA.BATCH_SIZE"))
+    size, compiled = (resumed.get(key) for key in ("DATA.BATCH_SIZE", "TRAIN.COMPILE"))
+    compiled = compiled if context.device.type == "cuda" else None
+    facts = Facts(ranks, classes=classes, fitting_batch_size=size, compile=compiled)
     config = resolve(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
@@ -163,7 +171,7 @@ def plan_training(
     if train.has_class_names and config.model.num_logits > classes:  # labels that are numbers may leave some out
         given = f"MODEL.NUM_CLASSES is {config.model.num_classes}"
         notes.append(Note("warning", f"{given}, and there are {classes} classes; remove the key to train {classes}"))
-    return Plan(
+    plan = Plan(
         config=config,
         batch=plan_batches(config, ranks),
         found=found,
@@ -176,6 +184,37 @@ def plan_training(
         preprocessing=describe_preprocessing(followed),
         notes=notes,
     )
+    return plan if command.profile else replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
+
+
+def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:
+    """The options of a new run, with TRAIN.COMPILE auto decided by an estimate; a collective call.
+
+    The estimate follows from FLOPs and the MFU of ViT-B/16. Smaller models do not reach it: their steps take longer.
+    """
+    config, train, device, seconds, problem = plan.config, plan.config.train, context.device, 0.0, ""
+    if train.compile != AUTO or plan.found or device.type != "cuda" or not config.amp.enabled or config.plugins:
+        return config
+    with torch.device("meta"):
+        model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
+    blocks = list(getattr(model, "blocks", ()))
+    kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
+    if len(blocks) > len(kinds) == 1 and not config.model.tune.solves_head:
+        about = describe_model(model, config.data, getattr(torch, config.amp.dtype or "float16"), False, context)
+        peak = about.peak_flops_per_second or context.world_size * _H200_FLOPS
+        steps = min((train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch, train.max_steps or sys.maxsize)
+        seconds = steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
+        seconds = 30 * train.minutes if train.minutes else seconds  # -minutes compiles twice
+    decided = resolve(config, replace(facts, eager_seconds=seconds))
+    if decided.train.compiles:
+        try:
+            check_compiler(device)
+        except UserError as error:
+            decided, problem = config, f"; {error}"
+    decided = decided if all(gather_objects(decided.train.compiles, context)) else config
+    value = decided.train.compile if decided.train.compiles else "none"
+    logger.note(Note("log", f"TRAIN.COMPILE auto is {value}: {seconds:,.0f} s of eager steps (-h RULES){problem}"))
+    return decided
 
 
 def check_same_options(config: Config, context: ProcessContext, **flags: str | int | None) -> None:

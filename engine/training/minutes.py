@@ -66,7 +66,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
         ends.append(time.perf_counter())
         if broadcast_object(ends[-1] - ends[0] > _MAX_SHARE * 60 * train.minutes, context):
             break
-    if train.compile != "none":  # else cuDNN's choice of algorithms, which takes most of the first step, is kept
+    if train.compiles:  # else cuDNN's choice of algorithms, which takes most of the first step, is kept
         start = ends[0] - started
     warm = ends[min(_WARM_STEPS, len(ends) - 1) :]
     step = (warm[-1] - warm[0]) / (len(warm) - 1) if len(warm) > 1 else ends[0] - started

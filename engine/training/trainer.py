@@ -72,7 +72,7 @@ class Trainer:
         measured = (*_OF_START, *_OF_TRAINING) if self.has_ended() else _OF_START  # of a run that has ended, all
         record.set_result(**{key: before.get(key) for key in measured})
         self._solved: Solved | None = None
-        self._will_compile = config.train.compile != "none"
+        self._will_compile = config.train.compiles
         self._saved_step, self._save_started, self._write_seconds = self.progress.step, -math.inf, 0.0
         self.writer: CheckpointWriter | None = None  # on a rank that writes no checkpoints
         if context.is_main:

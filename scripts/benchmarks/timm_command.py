@@ -100,7 +100,7 @@ def timm_flags(config: Config, data_root: Path, output: Path, interval: int, val
         "reprob": train.random_erase_prob, "remode": train.random_erase_mode,
         "model-ema": train.model_ema, "model-ema-warmup": train.model_ema and train.model_ema_warmup,
         "model-ema-decay": train.model_ema_decay,
-        "torchcompile": train.compile != "none",
+        "torchcompile": train.compiles,
         "torchcompile-mode": "max-autotune" if train.compile == "max" else None,
         "amp": config.amp.enabled,
         "amp-dtype": (config.amp.dtype or ("float16" if on_gpu else "bfloat16")) if config.amp.enabled else None,

@@ -66,7 +66,7 @@ def test_every_training_part_is_a_command_of_benchmark_train(tmp_path):
         assert tuple(benchmark_train.checked_contenders(flags, rest)) == setting.programs
         assert config.data.batch_size == (256 * setting.batch_share if setting.batch_share else 64)
         assert config.amp.enabled == setting.mode.startswith("O")
-        assert (config.train.compile != "none") == setting.compiles
+        assert config.train.compiles == setting.compiles
         images = flags.steps * config.data.batch_size
         assert images == pytest.approx(4096 if setting.mode == "fp32" else 16384, rel=0.3)
         assert config.seed == 3 or setting.model

@@ -103,7 +103,7 @@ def test_resume_is_bit_exact(digits_argv, tmp_path, cpu):
 def test_cuda_graphs_need_one_gpu_and_no_accumulation(value, device, accum_iter, ranks, expected, monkeypatch):
     """The log names the mode that `torch.compile` is given."""
     modes = []
-    monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.compile.check_compiler", lambda device: None)
     monkeypatch.setattr(nn.Module, "compile", lambda module, dynamic, mode: modes.append(mode))
     options = Train(COMPILE=value, ACCUM_ITER=accum_iter)
     context = ProcessContext(0, 0, ranks, ranks, torch.device(device))
@@ -156,7 +156,7 @@ def test_a_cache_of_another_user_is_refused(cpu, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_sharded_model_is_compiled_block_by_block(cpu, cpu_group, monkeypatch):
     """Also with drop-path: two blocks drop samples, here the same ones. The backend generates no code."""
-    monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.compile.check_compiler", lambda device: None)
     compile_block = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_block(module, backend="aot_eager"))
     config = parse_command_line(["-opts", *TINY_VIT, *GREY, "MODEL.DEPTH=3", "MODEL.DROPPATH=0.2"]).config
@@ -187,7 +187,7 @@ def graphs(monkeypatch) -> list[torch.fx.GraphModule]:
         found.append(graph)
         return graph.forward
 
-    monkeypatch.setattr("engine.parallel.compile._check_compiler", lambda device: None)
+    monkeypatch.setattr("engine.parallel.compile.check_compiler", lambda device: None)
     monkeypatch.setattr(nn.Module, "compile", lambda module, **_: compile_module(module, backend=backend))
     return found
 

@@ -1,0 +1,82 @@
+"""TRAIN.COMPILE auto: default on a GPU if the steps to come save more than compiling costs. The GPU has only a name."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fake_gpu import CONTEXT
+
+from configs.batch_plan import plan_batches
+from configs.command_line import parse_command_line
+from configs.resolve import COMPILE_SECONDS, SAVED_SHARE, Facts, resolve
+from engine.plan.training import Plan, compile_if_it_pays, plan_training
+from engine.run.log import RunLogger
+from utils.errors import UserError
+
+LONG, AMP = Facts(eager_seconds=3600.0), ("AMP.ENABLED=true",)
+VIT_B = ("-image_size=224", "-batch_size=256", "-amp")  # 1,437 images of the digits: 5 steps per epoch
+
+
+def chosen(facts: Facts, *options: str) -> str:
+    return resolve(parse_command_line(["-opts", *options]).config, facts).train.compile
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_the_steps_to_come_save_more_than_compiling_costs(level):
+    limit = COMPILE_SECONDS / SAVED_SHARE[level]
+    found = [chosen(Facts(eager_seconds=limit * factor), *AMP, f"AMP.LEVEL={level}") for factor in (0.99, 1.01)]
+    assert found == ["auto", "default"] and 200 < limit < 700
+
+
+@pytest.mark.parametrize("options", [
+    ("SEED=1",), (*AMP, "AMP.LEVEL=O3"), (*AMP, "DETERMINISTIC=true"), (*AMP, "PARALLEL.STRATEGY=fsdp"),
+])  # fmt: skip
+def test_without_a_measured_gain_nothing_is_compiled(options):
+    assert chosen(LONG, *options) == "auto" and not resolve(parse_command_line([]).config, LONG).train.compiles
+
+
+def test_a_value_that_is_given_and_the_value_of_a_resumed_run_stay():
+    assert [chosen(LONG, *AMP, f"TRAIN.COMPILE={value}") for value in ("none", "model")] == ["none", "model"]
+    assert [chosen(replace(LONG, compile=value), *AMP) for value in ("auto", "none", "max")] == ["auto", "none", "max"]
+
+
+@pytest.fixture
+def plan(cpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("engine.plan.training.check_compiler", lambda device: None)
+
+    def plan_of(*words: str) -> Plan:
+        command = parse_command_line(["-dataset=digits", *VIT_B, *words])
+        made = plan_training(command, cpu, RunLogger(None, cpu), lambda *_: pytest.fail("a search"))
+        assert made.config.train.compile == command.config.train.compile  # on a CPU
+        return made
+
+    return plan_of
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-epochs=1000"], "default"),  # 1,280 images of 105 GFLOPs in 0.425 s
+        (["-epochs=300"], "auto"),
+        (["-epochs=1000", "-opts", "TRAIN.MAX_STEPS=100"], "auto"),
+        (["-minutes=5"], "auto"),
+        (["-minutes=20"], "default"),
+        (["-epochs=1000", "-model=resnet18"], "auto"),
+        (["-epochs=9999", "-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "DATA.IMAGE_SIZE=32"], "auto"),
+        (["-epochs=1000", "-opts", "MODEL.DROPPATH=0.1"], "default"),
+        (["-epochs=1000", "-opts", "TRAIN.COMPILE=none"], "none"),
+    ],
+)
+def test_a_gpu_compiles_runs_of_minutes_with_equal_blocks(plan, words, expected):
+    made = plan(*words)
+    assert plan_batches(made.config, 1).global_size == 256
+    assert compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compile == expected
+
+
+def test_a_missing_compiler_ends_no_run_that_did_not_ask_for_it(plan, monkeypatch):
+    def fail(device: torch.device) -> None:
+        raise UserError("no compiler")
+
+    monkeypatch.setattr("engine.plan.training.check_compiler", fail)
+    assert not compile_if_it_pays(plan("-epochs=1000"), Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compiles
