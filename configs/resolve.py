@@ -318,7 +318,7 @@ class Facts:
     """The facts about a run that options depend on; each has its default until it is known.
 
     ranks: number of processes. classes: of the data. fitting_batch_size, compile: values that a resumed run has found.
-    eager_seconds: estimate for the steps to come; 0 if the blocks share no graph, with plugins, or on a CPU.
+    eager_seconds: estimate for the steps to come; 0 if the blocks share no graph, or on a CPU.
     """
 
     ranks: int = 1
@@ -371,13 +371,11 @@ def compilation_follows_steps(options: Config, facts: Facts) -> Config:
     40 s: with AMP 15% of their time in O1, 6% in O2; a resumed run keeps its value. Else it stays auto, which is none:
     also with DETERMINISTIC, -profile, plugins or a sharded model.
     """
-    train, amp = options.train, options.amp
-    if train.compile != AUTO:
-        return options
-    if facts.compile:
-        return options.with_train(compile=facts.compile)
-    is_measured = amp.enabled and options.parallel.strategy == "ddp"
-    share = SAVED_SHARE.get(amp.level, 0.0) if is_measured and not options.deterministic else 0.0
+    if options.train.compile != AUTO or facts.compile:
+        return options if options.train.compile != AUTO else options.with_train(compile=facts.compile)
+    share = SAVED_SHARE.get(options.amp.level, 0.0) if options.amp.enabled else 0.0
+    if options.deterministic or options.plugins or options.parallel.strategy != "ddp":
+        share = 0.0
     return options.with_train(compile="default") if share * facts.eager_seconds > COMPILE_SECONDS else options
 
 

@@ -59,11 +59,10 @@ def use_linear_patches(model: nn.Module) -> None:
             add_mixin(module.proj, PatchLinear)
 
 
-def num_kept_samples(batch_size: int, rate: float, on_gpu: bool = False) -> int | None:
+def num_kept_samples(batch_size: int, rate: float) -> int | None:
     """K, the integer nearest to B (1 - rate); None if timm's drop-path, a mask over all samples, is to be used."""
     dropped = round(batch_size * rate)
-    min_rate = MIN_RATE_ON_GPU if on_gpu else MIN_RATE
-    return batch_size - dropped if rate >= min_rate and _MIN_DROPPED <= dropped < batch_size else None
+    return batch_size - dropped if _MIN_DROPPED <= dropped < batch_size else None
 
 
 def add_residual(x: torch.Tensor, branch: Callable[[torch.Tensor], torch.Tensor], kept: int) -> torch.Tensor:
@@ -92,7 +91,7 @@ class SampleDropBlock(Block):
     ) -> torch.Tensor:
         kept = None
         if self.training and self.drops_samples[x.is_cuda]:
-            kept = num_kept_samples(len(x), self.drop_rate, x.is_cuda)
+            kept = num_kept_samples(len(x), self.drop_rate)
         if kept is None or attn_mask is not None:
             return super().forward(x, attn_mask, **attention)
         x = add_residual(x, lambda part: self.ls1(self.attn(self.norm1(part), **attention)), kept)

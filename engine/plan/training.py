@@ -1,6 +1,6 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
-import sys
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -155,8 +155,7 @@ def plan_training(
     check_images(splits, data, context, _DECODE_SECONDS if command.dry_run else 0.0)
     classes = number_of_classes(data.dataset, splits)
     size, compiled = (resumed.get(key) for key in ("DATA.BATCH_SIZE", "TRAIN.COMPILE"))
-    compiled = compiled if context.device.type == "cuda" else None
-    facts = Facts(ranks, classes=classes, fitting_batch_size=size, compile=compiled)
+    facts = Facts(ranks, classes, size, compiled if context.device.type == "cuda" else None)
     config = resolve(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
@@ -193,7 +192,8 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     The estimate follows from FLOPs and the MFU of ViT-B/16. Smaller models do not reach it: their steps take longer.
     """
     config, train, device, seconds, problem = plan.config, plan.config.train, context.device, 0.0, ""
-    if train.compile != AUTO or plan.found or device.type != "cuda" or not config.amp.enabled or config.plugins:
+    always = resolve(config, replace(facts, eager_seconds=math.inf))
+    if device.type != "cuda" or plan.found or always.train.compile == train.compile:
         return config
     with torch.device("meta"):
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
@@ -202,7 +202,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     if len(blocks) > len(kinds) == 1 and not config.model.tune.solves_head:
         about = describe_model(model, config.data, getattr(torch, config.amp.dtype or "float16"), False, context)
         peak = about.peak_flops_per_second or context.world_size * _H200_FLOPS
-        steps = min((train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch, train.max_steps or sys.maxsize)
+        steps = min((train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch, train.max_steps or math.inf)
         seconds = steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
         seconds = 30 * train.minutes if train.minutes else seconds  # -minutes compiles twice
     decided = resolve(config, replace(facts, eager_seconds=seconds))

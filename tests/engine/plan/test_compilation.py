@@ -63,7 +63,6 @@ def plan(cpu, monkeypatch):
         (["-minutes=5"], "auto"),
         (["-minutes=20"], "default"),
         (["-epochs=1000", "-model=resnet18"], "auto"),
-        (["-epochs=9999", "-opts", "MODEL.EMBED_DIM=192", "MODEL.NUM_HEADS=3", "DATA.IMAGE_SIZE=32"], "auto"),
         (["-epochs=1000", "-opts", "MODEL.DROPPATH=0.1"], "default"),
         (["-epochs=1000", "-opts", "TRAIN.COMPILE=none"], "none"),
     ],
