@@ -25,6 +25,7 @@ from configs.yaml_io import shorten
 from datasets.decoding.decode import MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
 from datasets.decoding.headers import HEAD_BYTES, TAIL_BYTES, size_if_whole
 from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage
+from datasets.decoding.partial_jpeg import can_decode_parts
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import names_of_labels
 from datasets.sources.samples import EncodedImages, Samples
@@ -36,6 +37,7 @@ from utils.notes import Note
 _ADJECTIVES = {"train": "training", "test": "test"}
 _FEW_IMAGES = 10  # per class
 _FEW_VAL_IMAGES, _IMBALANCE = 5, 10  # per class; largest class / smallest class
+_WAIT_SHARE = 0.05
 _FEW_LEVELS, _GREY_IMAGES = 32, 64
 _OUTLIERS = 1e-4  # share of the pixels at each end, such as defective pixels of a detector
 _MAX_SECONDS = 30.0  # of the check of image files
@@ -113,6 +115,16 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
                 example = shorten(min(shared))
                 notes.append(Note("warning", f"{len(shared)} image(s) are in both train and {name}, such as {example}"))
     return notes
+
+
+def notes_on_waiting(samples: Samples, wait_share: float) -> list[Note]:
+    """The package to install if a GPU waits for data over 5% of the time, and most images are JPEGs, decoded whole."""
+    names = [samples.name(index).lower() for index in range(0, len(samples), -(-len(samples) // 8))]
+    are_jpegs = sum(name.endswith((".jpg", ".jpeg")) for name in names) > len(names) / 2
+    if wait_share <= _WAIT_SHARE or samples.in_memory or not are_jpegs or can_decode_parts():
+        return []
+    text = f"{wait_share:.0%} of the time waiting for data, and JPEGs are decoded whole; decode only their crops"
+    return [Note("screen", f"{text}: pip install nvidia-nvimgcodec-cu13")]
 
 
 def _notes_on_class_sizes(train: Samples, val: Samples) -> list[Note]:

@@ -17,6 +17,7 @@ from torch import nn
 from configs.command_line import Command
 from datasets.batch import Batch
 from datasets.loading.loader import build_eval_loader
+from datasets.sources.checks import notes_on_waiting
 from datasets.sources.samples import Samples
 from engine.checkpoint.files import CheckpointWriter
 from engine.checkpoint.run_folder import BEST, LAST
@@ -429,6 +430,9 @@ def _conclude(command: Command, trainer: Trainer) -> int:
     logger.log(f"----- Total time: {total}, of it {steps} in training steps")
     if not trainer.report:
         return signal.status if signal else 0
+    waited = trainer.state.timer.totals().data_wait_seconds if trainer.context.device.type == "cuda" else 0.0
+    for note in notes_on_waiting(trainer.plan.train, waited / max(clock.seconds, 1e-9)):
+        logger.note(note)
     record.update(**outcome)  # writes the evaluation of the best epoch, and the page
     _log_end(trainer, end, resume, next_command(command, run, "-predict", "FOLDER"))
     evaluate = next_command(command, "-eval", f"-pretrained={result['checkpoint']}")

@@ -12,7 +12,7 @@ from PIL import Image
 from source_helpers import write_image
 
 from configs.command_line import parse_command_line
-from datasets.sources.checks import digest_of, notes_on
+from datasets.sources.checks import digest_of, notes_on, notes_on_waiting
 from datasets.sources.in_memory import ImageArray
 from utils.errors import UserError
 
@@ -141,3 +141,18 @@ def test_few_levels_are_a_warning(twelve_bits, cpu):
     (warning,) = warnings()
     assert re.search(r"values from \d to 409\d become 17 of 256 levels; set DATA\.GREY_RANGE=\[\d, 409\d\]", warning)
     assert warnings("DATA.GREY_RANGE=[0, 4095]") == []
+
+
+@pytest.mark.parametrize(("suffix", "share", "has_codec", "expected"), [
+    (".jpg", 0.06, False, 1), (".jpg", 0.05, False, 0), (".jpg", 0.06, True, 0), (".png", 0.06, False, 0),
+])  # fmt: skip
+def test_a_gpu_that_waits_for_whole_jpegs_names_the_package(
+    tmp_path, cpu, monkeypatch, suffix, share, has_codec, expected
+):
+    monkeypatch.setattr("datasets.sources.checks.can_decode_parts", lambda: has_codec)
+    write_images(
+        tmp_path, *(f"{split}/{label}/{k}{suffix}" for split in ("train", "val") for label in "ab" for k in "cd")
+    )
+    (train,) = samples_for(config_for(tmp_path, "folder"), cpu, "train")
+    notes = notes_on_waiting(train, share)
+    assert len(notes) == expected and all("nvidia-nvimgcodec-cu13" in note.text for note in notes)
