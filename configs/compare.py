@@ -14,7 +14,8 @@ from utils.errors import UserError
 
 _OF_HOST = ("DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS")
 _OF_EXPERIMENT = (
-    "DATA.DATASET", "DATA.DATA_PATH", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS", "SEED",
+    "DATA.DATASET", "DATA.DATA_PATH", "DATA.KWARGS", "DATA.MULTI_LABEL", "DATA.FOLDS", "DATA.FOLD", "DATA.GROUPS",
+    "SEED",
 )  # fmt: skip
 # Initial weights, and keys that change how the model is trained or computed, but not its weights.
 _SAME_ARCHITECTURE = (

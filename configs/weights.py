@@ -25,7 +25,7 @@ _OLD_TORCH = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # in the first pickle of torch
 _SHARDED = ".shards"
 OPTIONS_ENTRY = "options"  # of the metadata of a .safetensors file: JSON of the sections MODEL and DATA
 # Keys of DATA
-PLACE = ("DATASET", "DATA_PATH", "IMAGE_ROOT", "COLUMNS", "ENCODING", "MULTI_LABEL")
+PLACE = ("DATASET", "DATA_PATH", "KWARGS", "IMAGE_ROOT", "COLUMNS", "ENCODING", "MULTI_LABEL")
 SPLIT = ("VAL_FRACTION", "FOLDS", "FOLD", "SPLIT_SEED", "GROUPS")
 NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
@@ -144,7 +144,8 @@ class WeightsRecord:
     def is_of(self, data: Data) -> bool:
         """Returns whether these data were the training data: only images that were held out may count then."""
         paths = _resolved(self.data.get("DATA_PATH")), _resolved(data.data_path)
-        return self.data.get("DATASET") == data.dataset and paths[0] == paths[1]
+        is_same_set = (self.data.get("DATASET"), self.data.get("KWARGS")) == (data.dataset, data.kwargs)
+        return is_same_set and paths[0] == paths[1]
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def read_samples(
     """
     splitter = splitter or Splitter(data)
     names = [to_nfc(name) for name in class_names or ()]
+    data = data.model_copy(update={"download": data.download and context.is_main})
 
     def read() -> list[Samples]:
         kind = _existing_class(data)

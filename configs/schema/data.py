@@ -2,8 +2,8 @@
 
 import codecs
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option
 from configs.yaml_io import shorten
+from utils.errors import did_you_mean
 
 _BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
 MAX_CROP_PCT = 2  # the border is then half of the crop
@@ -45,7 +46,7 @@ def of_channels(values: Any, channels: Any) -> Any:
     return (sum(values) / len(values),) * channels
 
 
-class Data(Section):
+class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = option(
         256,
         "images per device and forward pass in training; auto: the largest divisor of GLOBAL_BATCH_SIZE / devices "
@@ -66,7 +67,13 @@ class Data(Section):
     image_root: Path | None = option(
         None, "folder of relative paths in lists and tables; null: the list's folder, or one in it with the images"
     )
-    dataset: str = option("imagenet2012", "name of the data set: a key of configs/schema/data.py")
+    dataset: Annotated[str, AfterValidator(lambda name: data_set_name(name))] = option(
+        "imagenet2012", "name of the data set: a key of configs/schema/data.py"
+    )
+    kwargs: dict[str, bool | int | str] | None = option(
+        None, "data set torchvision/NAME: arguments of its class, as {split: letters} of EMNIST"
+    )
+    download: bool = option(False, "data set torchvision/NAME: torchvision downloads it to DATA_PATH if it is missing")
     class_folders: bool = option(
         False,
         "data set folder: every folder beside class folders is a class, also one with the name of a split or with the "
@@ -163,8 +170,8 @@ class Data(Section):
 
     def model_post_init(self, context: Any) -> None:
         """A mean and a standard deviation that are not given have IMAGE_CHANNELS values."""
-        for field in {"imagenet_mean", "imagenet_std"} - self.model_fields_set:
-            self.__dict__[field] = of_channels(getattr(self, field), self.image_channels)
+        for name in {"imagenet_mean", "imagenet_std"} - self.model_fields_set:
+            self.__dict__[name] = of_channels(getattr(self, name), self.image_channels)
 
     def _problems(self) -> Iterator[str]:
         if problem := secret_in_url(self.data_path):
@@ -190,6 +197,14 @@ class Data(Section):
         if self.multi_label and self.balanced_sampling:
             fix = "use LOSS.CLASS_WEIGHTS=balanced instead"
             yield f"BALANCED_SAMPLING needs one label per image, but MULTI_LABEL is on; {fix}"
+        if self.download and not data_set.torchvision:
+            yield f"DOWNLOAD needs a data set {TORCHVISION}NAME, but {is_of}"
+        for key in self.kwargs or ():
+            if key not in data_set.options:
+                hint = did_you_mean(key, data_set.options) or f" (options: {', '.join(data_set.options) or 'none'})"
+                yield f"KWARGS: {shorten(key)} is no option of {shorten(self.dataset)}{hint}"
+        if data_set.torchvision == "EMNIST" and "split" not in (self.kwargs or ()):
+            yield "KWARGS: EMNIST has six versions; name one, as -opts 'DATA.KWARGS={split: balanced}'"
         for key, value in (self.columns or {}).items():
             names = value if key == "label" and isinstance(value, list) else [value]
             if not (key == "split" and value is None) and not all(isinstance(name, str) and name for name in names):
@@ -252,6 +267,8 @@ class DataSet:
     groups_by: what DATA.GROUPS names: a part of the path or a table of paths, a column, a field of the .json.
     num_classes: the number of classes, also of those without an image here; None: of the classes found.
     synsets: timm's list of the classes of ImageNet that it has: a set for evaluations, which mask the other classes.
+    torchvision: the class of torchvision.datasets that reads it. splits: the argument of this class for each of its
+    splits; empty if it has none. options: its other arguments, as DATA.KWARGS.
     """
 
     has_columns: bool = False
@@ -265,8 +282,24 @@ class DataSet:
     groups_by: Literal["path", "column", "field"] = "path"
     num_classes: int | None = None
     synsets: str | None = None
+    torchvision: str | None = None
+    splits: Mapping[str, Mapping[str, str | bool]] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
 
+TORCHVISION = "torchvision/"
+
+
+def _of_torchvision(
+    names: str, argument: str = "", options: tuple[str, ...] = (), in_memory: bool = False, **values: str | bool
+) -> dict[str, DataSet]:
+    """argument: of the classes `names`, with its value for each split."""
+    splits = {split: {argument: value} for split, value in values.items()}
+    data_set = DataSet(in_memory=in_memory, may_lack_splits=not splits, has_test="test" in splits, options=options)
+    return {TORCHVISION + name: replace(data_set, torchvision=name, splits=splits) for name in names.split()}
+
+
+_TRAIN_VAL = {"train": {"train": True}, "val": {"train": False}}  # the test images of CIFAR, as in PaddleViT
 _IMAGENET = DataSet(num_classes=IMAGENET_CLASSES, synsets="imagenet")
 DATA_SETS: dict[str, DataSet] = {
     "imagenet2012": DataSet(may_be_folder=True, may_be_table=True, has_test=True, num_classes=IMAGENET_CLASSES),
@@ -277,8 +310,8 @@ DATA_SETS: dict[str, DataSet] = {
     "parquet": DataSet(has_columns=True, may_lack_splits=True, has_test=True, groups_by="field"),
     "caltech101": DataSet(),
     "caltech256": DataSet(),
-    "cifar10": DataSet(in_memory=True),
-    "cifar100": DataSet(in_memory=True),
+    "cifar10": DataSet(in_memory=True, torchvision="CIFAR10", splits=_TRAIN_VAL),
+    "cifar100": DataSet(in_memory=True, torchvision="CIFAR100", splits=_TRAIN_VAL),
     "tar": DataSet(may_lack_splits=True, has_test=True, multi_label=True, groups_by="field"),
     "digits": DataSet(has_files=False, in_memory=True),
     "fake": DataSet(has_files=False, in_memory=True),
@@ -286,9 +319,36 @@ DATA_SETS: dict[str, DataSet] = {
     "imagenet-r": replace(_IMAGENET, synsets="imagenet_r"),
     "imagenet-v2": _IMAGENET,
     "imagenet-real": _IMAGENET,
+    **_of_torchvision("FGVCAircraft Flowers102 PCAM RenderedSST2", "split", train="train", val="val", test="test"),
+    **_of_torchvision("DTD", "split", ("partition",), train="train", val="val", test="test"),
+    **_of_torchvision("Country211", "split", train="train", val="valid", test="test"),
+    **_of_torchvision("Food101 GTSRB StanfordCars", "split", train="train", test="test"),
+    **_of_torchvision("OxfordIIITPet", "split", train="trainval", test="test"),
+    **_of_torchvision("Imagenette", "split", ("size",), train="train", val="val"),
+    **_of_torchvision("Places365", "split", ("small",), train="train-standard", val="val"),
+    **_of_torchvision("INaturalist", "version", ("version",), train="2021_train", val="2021_valid"),
+    **_of_torchvision("EuroSAT SUN397"),
+    **_of_torchvision("FER2013 STL10 SVHN", "split", in_memory=True, train="train", test="test"),
+    **_of_torchvision("FashionMNIST KMNIST MNIST QMNIST USPS", "train", in_memory=True, train=True, test=False),
+    **_of_torchvision("CIFAR10 CIFAR100", "train", in_memory=True, train=True, test=False),
+    **_of_torchvision("EMNIST", "train", ("split",), in_memory=True, train=True, test=False),
+    **_of_torchvision("SEMEION", in_memory=True),
 }
 
 
 def properties_of(name: str) -> DataSet:
     """Returns the properties of a data set; of an unknown one, perhaps of an old run, the defaults."""
     return DATA_SETS.get(name, DataSet())
+
+
+def data_set_name(name: str) -> str:
+    """The key of DATA_SETS for a class of torchvision in any spelling, as timm's torch/fashion_mnist."""
+    library, _, rest = name.partition("/")
+    if library.lower() not in ("torch", "torchvision"):
+        return name
+    return next((known for known in DATA_SETS if spelling(known) == spelling(TORCHVISION + rest)), TORCHVISION + rest)
+
+
+def spelling(name: str) -> str:
+    """The letters and digits of a name: food101 for food-101."""
+    return re.sub(r"[\W_]", "", name).lower()

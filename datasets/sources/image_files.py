@@ -142,4 +142,4 @@ class ImageFiles(EncodedImages):
             return MissingImage(self.location(index), reason, "restore its target, or remove the link")
         reason = f"{shorten(self.listing.paths[index])} is not a file in {self.listing.root}"
         fix = "correct the path, or set DATA.IMAGE_ROOT to the folder of these paths"
-        return MissingImage(self.location(index), reason, fix)
+        return MissingImage(self.location(index), reason, fix if self.listing.file else "restore it")

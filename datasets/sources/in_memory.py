@@ -1,24 +1,17 @@
-"""Samples that are held in memory: arrays of images, CIFAR-10 and CIFAR-100, scikit-learn's digits, and noise.
-
-The official batches of CIFAR are pickles of Python 2; reading them runs no code.
-"""
+"""Samples that are held in memory: arrays of images, scikit-learn's digits, and noise."""
 
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from datasets.decoding.decode import LazyImage, convert_channels
-from datasets.sources.class_folders import find_folder
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import MappedArrays, share_arrays
 from datasets.sources.source import Source
-from utils.errors import UserError, error_from
-from utils.file_formats.pickles import ForbiddenName, read_plain_pickle
-from utils.files import open_regular_file
+from utils.errors import UserError
 
 _DIGITS_VAL_FRACTION = 0.2
 
@@ -99,67 +92,3 @@ class Fake(Source):
     def read(self, split: str) -> FakeImages:
         num_samples = max(1280, 40 * self.data.micro_batch) if split == "train" else 256
         return FakeImages(num_samples, num_classes=1000, size=self.data.input_size)
-
-
-_FIX = "extract the archive again"
-
-
-class Cifar10(Source):
-    """The extracted Python version: the folder `folder`, which is DATA_PATH or inside it.
-
-    label_key: of a batch. names_file: has the class names under `names_key`. train, val: the files of the batches.
-    """
-
-    folder = "cifar-10-batches-py"
-    label_key = "labels"
-    names_file, names_key = "batches.meta", "label_names"
-    train = tuple(f"data_batch_{number}" for number in range(1, 6))
-    val = ("test_batch",)
-
-    def read(self, split: str) -> ImageArray:
-        root = find_folder(self.root, self.folder)
-        class_names = _read(file := root / self.names_file).get(self.names_key)
-        if not (isinstance(class_names, list) and class_names and all(isinstance(name, str) for name in class_names)):
-            raise UserError(f"{file}: contains no names under {self.names_key}; {_FIX}")
-        files = self.train if split == "train" else self.val
-        batches = [read_batch(root / name, self.label_key, len(class_names)) for name in files]
-        images, targets = map(np.concatenate, zip(*batches, strict=True))
-        return ImageArray(images, targets, class_names)
-
-
-class Cifar100(Cifar10):
-    """As `Cifar10`, with 100 fine labels."""
-
-    folder = "cifar-100-python"
-    label_key = "fine_labels"
-    names_file, names_key = "meta", "fine_label_names"
-    train = ("train",)
-    val = ("test",)
-
-
-def read_batch(file: Path, label_key: str, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 (N, 3, 32, 32) and labels int64 (N,); raises UserError if the file is missing or invalid."""
-    content = _read(file)
-    try:
-        labels = np.array(content[label_key], dtype=np.int64)
-        images = content["data"].array().view(np.uint8).reshape(len(labels), 3, 32, 32)
-    except Exception as error:  # a pickle may contain any types
-        raise UserError(f"{file}: does not contain the data and {label_key} of CIFAR; {_FIX}") from error
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(f"{file}: a label is not in 0..{num_classes - 1}; {_FIX}")
-    return images, labels
-
-
-def _read(file: Path) -> dict[Any, Any]:
-    try:
-        with open_regular_file(file) as stream:
-            content = read_plain_pickle(stream)
-    except OSError as error:
-        problem = f"{file}: cannot be read ({error.strerror})"
-        raise error_from(error, f"{problem}; extract CIFAR's Python version into DATA.DATA_PATH") from error
-    except Exception as error:  # the parser raises many types on damaged files
-        reason = f"it refers to {error}" if isinstance(error, ForbiddenName) else " ".join(str(error).split())
-        raise error_from(error, f"{file}: is not a CIFAR batch ({reason}); {_FIX}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: is not a CIFAR batch; {_FIX}")
-    return content

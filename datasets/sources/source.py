@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import cast
 
 from configs.schema import Data
-from configs.schema.data import DATA_SETS
+from configs.schema.data import DATA_SETS, TORCHVISION
 from datasets.sources.samples import Samples
 from datasets.sources.split import Splitter
 from utils.errors import UserError, did_you_mean
@@ -82,7 +82,7 @@ class Source:
     def check_test(cls, data: Data) -> None:
         """Raises UserError if there are no test images with labels."""
         if not DATA_SETS[data.dataset].has_test:
-            known = ", ".join(name for name, one in DATA_SETS.items() if one.has_test)
+            known = ", ".join(name for name, one in DATA_SETS.items() if one.has_test and not one.torchvision)
             raise UserError(f"DATA.DATASET {data.dataset} has no test split ({known} have one)")
         path = cls.test_path(data)
         if path and Path(data.data_path).exists() and not path.exists():
@@ -109,8 +109,6 @@ _SOURCES = {
     "parquet": "sources.parquet:Parquet",
     "caltech101": "sources.class_folders:Caltech101",
     "caltech256": "sources.class_folders:Caltech256",
-    "cifar10": "sources.in_memory:Cifar10",
-    "cifar100": "sources.in_memory:Cifar100",
     "tar": "shards.data_set:TarShards",
     "digits": "sources.in_memory:Digits",
     "fake": "sources.in_memory:Fake",
@@ -119,16 +117,20 @@ _SOURCES = {
     "imagenet-v2": "sources.imagenet_sets:ImageNetFolders",
     "imagenet-real": "sources.imagenet_sets:ImageNetReal",
 }
-_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",)}
+_PACKAGES = {"parquet": ("pyarrow",), "digits": ("sklearn",), "torchvision/PCAM": ("h5py",)}
+_PACKAGES |= dict.fromkeys(("torchvision/Flowers102", "torchvision/StanfordCars", "torchvision/SVHN"), ("scipy",))
 
 
 def source_class(dataset: str) -> type[Source]:
     """Returns the class of a data set. Raises UserError: an unknown data set; a package is not installed."""
     if dataset not in DATA_SETS:
-        hint = did_you_mean(dataset, DATA_SETS)
+        is_torchvisions = dataset.startswith(TORCHVISION)
+        known = [name for name in DATA_SETS if name.startswith(TORCHVISION) == is_torchvisions]
+        hint = did_you_mean(dataset, known) or did_you_mean(TORCHVISION + dataset, DATA_SETS, 0.9)
         if re.fullmatch(r"imagenet\W?(1k|ilsvrc)?|(imagenet\W?)?ilsvrc\W?(2012)?", dataset.lower()):
             hint = "; use -dataset=imagenet2012 with -data_path=FOLDER, which contains train/ and val/"
-        known = f"{hint} (known: {', '.join(DATA_SETS)})"
-        raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{known}")
+        names = ", ".join(known).replace(TORCHVISION, "") + ("" if is_torchvisions else f", {TORCHVISION}NAME")
+        raise UserError(f"DATA.DATASET: unknown data set {dataset[:80]}{hint} (known: {names})")
     require(f"DATA.DATASET {dataset}", *_PACKAGES.get(dataset, ()))
-    return cast(type[Source], resolve_name(f"datasets.{_SOURCES[dataset]}"))
+    source = "sources.torchvision_sets:TorchvisionSet" if DATA_SETS[dataset].torchvision else _SOURCES[dataset]
+    return cast(type[Source], resolve_name(f"datasets.{source}"))

@@ -89,6 +89,10 @@ WRONG = [
     ("-dataset=folder -opts 'DATA.GROUPS=(p'", "DATA.GROUPS"),
     ("-dataset=folder -opts 'DATA.GROUPS=\\(p'", "DATA.GROUPS"),
     ("-dataset=cifar10 -opts 'DATA.GROUPS=(p)'", "DATA.GROUPS"),
+    ("-dataset=torch/dtd -opts 'DATA.KWARGS={partitoin: 2}'", "; did you mean partition?"),
+    ("-dataset=torch/mnist -opts 'DATA.KWARGS={train: true}'", "DATA.KWARGS: 'train'"),
+    ("-dataset=torch/emnist", "DATA.KWARGS={split: "),
+    ("-dataset=folder -opts DATA.DOWNLOAD=true", "DATA.DOWNLOAD"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Data: images, lists, CIFAR batches, augmentation policies, tar shards and their index.
+"""Data: images, lists, augmentation policies, tar shards and their index.
 
 Valid examples, readers that check the accepted content, and repairs of checksums.
 """
@@ -6,7 +6,6 @@ Valid examples, readers that check the accepted content, and repairs of checksum
 import contextlib
 import io
 import json
-import pickle
 import random
 import struct
 import tarfile
@@ -23,7 +22,6 @@ from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
 from datasets.shards.records import Record, read_records
-from datasets.sources.in_memory import read_batch
 from datasets.sources.lists import Lists, read_table
 from datasets.sources.names import BYTES, NATURAL, find_ambiguity, read_class_list, sort_names
 from datasets.sources.parquet import Parquet
@@ -146,21 +144,6 @@ def read_class_names(data: bytes, folder: Path) -> None:
     names = read_class_list(folder / "classes")
     ordered = [sort_names(names, order) for order in (NATURAL, BYTES)]
     assert find_ambiguity(sorted(names)) or (ordered[0] is not None and ordered[0] == ordered[1])
-
-
-def cifar_examples() -> list[bytes]:
-    content = {
-        b"data": np.zeros((2, 3072), "u1"),
-        b"labels": [1, 2],
-        "labels": [1, 2],
-        "data": np.ones((2, 3072), "u1"),
-    }
-    return [pickle.dumps(content, protocol=protocol) for protocol in (0, 2, 4)]
-
-
-def read_cifar(data: bytes, folder: Path) -> None:
-    (folder / "batch").write_bytes(data)
-    read_batch(folder / "batch", "labels", 10)
 
 
 def policy_examples() -> list[bytes]:

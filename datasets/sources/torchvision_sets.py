@@ -1,0 +1,167 @@
+"""The classification sets of torchvision.datasets with their official splits, read by torchvision's own classes.
+
+These parse the annotations and check MD5 sums: CIFAR's batches, which are pickles, are opened only if they are the
+official ones. Image files are decoded as those of a folder.
+"""
+
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from inspect import signature
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torchvision
+
+from configs.schema import Data
+from configs.schema.data import properties_of, spelling
+from configs.yaml_io import shorten
+from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
+from datasets.sources.in_memory import ImageArray
+from datasets.sources.samples import EncodedImages, Samples, read_error
+from datasets.sources.shared_arrays import StringPacker, to_nfc
+from datasets.sources.source import Source
+from datasets.sources.split import split_listing
+from utils.errors import UserError, error_from, to_single_line
+from utils.files import file_state
+
+
+class TorchvisionSet(Source):
+    """A class of torchvision.datasets. DATA_PATH is its `root`, or in it the folder of the data set.
+
+    Without an official val, a part of train is held out.
+    """
+
+    def read(self, split: str) -> Samples:
+        is_whole = split == "test" or "val" in self.splits_of(self.data)
+        whole = self._read(split if is_whole else "train")
+        if isinstance(whole, ImageFiles) and not is_whole:
+            return ImageFiles(split_listing(whole.listing, split, self.splitter))
+        if is_whole or not isinstance(whole, ImageArray):
+            return whole
+        names = StringPacker(f"train/{index}" for index in range(len(whole))).strings()
+        part = self.splitter.part(names, whole.targets, split)
+        samples = ImageArray(whole.images[part.indices], whole.targets[part.indices], whole.class_names)
+        samples.has_class_names, samples.findings, samples.notes = whole.has_class_names, part.findings, part.notes
+        return samples
+
+    @classmethod
+    def splits_of(cls, data: Data) -> Mapping[str, Mapping[str, str | bool]]:
+        """The argument of the class for each official split."""
+        splits, version = properties_of(data.dataset).splits, str((data.kwargs or {}).get("version", ""))
+        return {**(splits if "2021_train" in version else {}), "train": {"version": version}} if version else splits
+
+    @classmethod
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        return "test" in cls.splits_of(data), None
+
+    def _read(self, split: str) -> Samples:
+        """All images of an official split. Raises UserError: it is missing or damaged, or cannot be downloaded."""
+        name = str(properties_of(self.data.dataset).torchvision)
+        kind = getattr(torchvision.datasets, name)
+        open_set = partial(kind, **{**(self.data.kwargs or {}), **self.splits_of(self.data).get(split, {})})
+        is_inner = self.root.name == getattr(kind, "base_folder", "") or spelling(self.root.name) == spelling(name)
+        can_download = name not in ("FER2013", "StanfordCars")
+        tries = [partial(_samples, open_set, root) for root in (self.root, self.root.parent)[: 1 + is_inner]]
+        tries += [partial(_download, open_set, self.root)] if self.data.download and can_download else []
+        errors = list[Exception]()
+        for read in tries:
+            try:
+                return read()
+            except UserError:  # TMPDIR is full
+                raise
+            except Exception as problem:  # damaged files raise many types
+                errors.append(problem)
+        error = errors[-1 if self.data.download else 0]
+        reason = to_single_line(getattr(error, "strerror", None) or str(error)).partition(". You can ")[0].rstrip(".")
+        if isinstance(error, ValueError) and self.data.kwargs:
+            raise UserError(f"DATA.KWARGS: {reason}") from error
+        fix = f"put the files of {name}, unpacked, into this folder"
+        if can_download and not self.data.download:
+            fix += ", or let torchvision download them: -opts DATA.DOWNLOAD=true"
+        raise error_from(error, f"{self.root}: {name} cannot be read ({reason}); {fix}") from error
+
+
+def _download(open_set: "partial[Any]", root: Path) -> Samples:
+    """Downloads and unpacks in a new folder beside the data: if it is interrupted, no part of a data set stays."""
+    if hasattr(tarfile, "data_filter"):  # Python 3.11.4: refuses members that would be outside this folder
+        tarfile.TarFile.extraction_filter = staticmethod(tarfile.data_filter)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as folder:
+        open_set(folder, download=True)
+        os.chmod(folder, root.stat().st_mode)  # `copytree` copies it
+        shutil.copytree(folder, root, copy_function=os.replace, dirs_exist_ok=True)
+    return _samples(open_set, root)
+
+
+def _samples(open_set: "partial[Any]", root: Path) -> Samples:
+    """The images as files or, if all have one size, in memory. Raises any exception."""
+    if not root.is_dir():  # INaturalist would make it
+        raise FileNotFoundError("no such folder")
+    name, open_set = open_set.func.__name__, partial(open_set, str(root))
+    if "loader" in signature(open_set).parameters:
+        open_set = partial(open_set, loader=str)  # the path in place of the image
+    data = open_set() if name == "FER2013" else open_set(download=False)  # SEMEION's default is True
+    if name == "PCAM":
+        return PcamImages(open_set, data)
+    classes = {name: label for label, name in enumerate(getattr(data, "classes", getattr(data, "all_categories", ())))}
+    by_name = getattr(data, "class_to_idx", classes)  # of a label's several names in Imagenette the first counts
+    names = {label: to_nfc(class_name) for class_name, label in reversed(by_name.items())}
+
+    def names_of(labels: Any) -> list[str]:
+        return [names.get(label, str(label)) for label in range(len(names) or max(labels) + 1)]
+
+    images, labels = getattr(data, "data", None), getattr(data, "targets", getattr(data, "labels", ()))
+    if name == "FER2013":
+        images, labels = np.stack([pixels for pixels, _ in data._samples]), [label for _, label in data._samples]
+        if None in labels:
+            raise ValueError("test.csv has no labels, unlike fer2013.csv and icml_face_data.csv")
+    if images is not None:  # (N, H, W), (N, H, W, 3) or (N, 3, H, W)
+        images = np.asarray(images)
+        images = images[:, None] if images.ndim == 3 else images
+        images = np.ascontiguousarray(images.transpose(0, 3, 1, 2) if images.shape[3] == 3 else images)
+        labels = np.reshape(labels, (len(images), -1))[:, 0]  # of QMNIST the first of several columns
+        samples = ImageArray(images, labels, names_of(labels))
+        samples.has_class_names = bool(names)
+        return samples
+    pairs: Any = map(data.__getitem__, range(len(data)))
+    if name == "GTSRB":  # it has no `loader`, as OxfordIIITPet
+        pairs = data._samples
+    elif name == "OxfordIIITPet":
+        pairs = zip(data._images, data._labels, strict=True)
+    # Sorted: INaturalist and SUN397 list the files in the order of the disk.
+    files = sorted((str(path).removeprefix(os.path.join(root, "")), label) for path, label in pairs)
+    if outside := [path for path, _ in files if path.startswith("/") or ".." in path.split("/")]:
+        raise ValueError(f"{shorten(outside[0])} is outside of the folder")
+    labels = np.array([label for _, label in files])
+    arrays = listing_arrays(StringPacker(path for path, _ in files), labels)
+    return ImageFiles(Listing(root, names_of(labels), arrays, has_class_names=bool(names)))
+
+
+class PcamImages(EncodedImages):
+    """The images of PCAM, 7 GB in an HDF5 file, which its class opens for each image."""
+
+    has_class_names = False
+
+    def __init__(self, open_set: "partial[Any]", data: Any) -> None:
+        super().__init__(["0", "1"])
+        self._file, labels = (str(data._base_folder / one[0]) for one in data._FILES[data._split].values())
+        self._open_set = open_set
+        with data.h5py.File(labels) as file:
+            self.targets = file["y"][:].ravel().astype(np.int64)
+
+    def read_bytes(self, index: int) -> bytes:
+        pixels = BytesIO()
+        try:
+            self._open_set()[index][0].save(pixels, "PPM")
+        except OSError as error:
+            raise read_error(error, self._file, self.name(index), "download the file again") from error
+        return pixels.getvalue()
+
+    def states(self) -> np.ndarray:
+        return np.full(len(self), file_state(self._file), np.uint64)

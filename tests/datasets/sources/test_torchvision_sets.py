@@ -1,0 +1,256 @@
+"""Classes of torchvision.datasets: the same images, labels and splits as torchvision reads, downloads, and refusals."""
+
+import gzip
+import hashlib
+import json
+import pickle
+import shutil
+import struct
+import sys
+import tarfile
+from collections import Counter
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+from conftest import TINY_VIT, assert_same_state, read_result, states, train
+from source_helpers import options, write_image
+from torchvision import datasets as theirs
+
+from datasets.registry import has_test_split, read_samples
+from utils.errors import UserError
+
+RANDOM = np.random.default_rng(0)
+
+
+def pixels(*shape):
+    return RANDOM.integers(256, size=shape, dtype=np.uint8)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def food(root, patch):
+    for split, count in (("train", 12), ("test", 3)):
+        lists = {name: [f"{name}/{split}{number}" for number in range(count)] for name in ("waffles", "apple_pie")}
+        write(root / f"food-101/meta/{split}.json", json.dumps(lists))
+        for path in chain.from_iterable(lists.values()):
+            write_image(root / "food-101/images" / f"{path}.jpg", pixels(9, 12, 3))
+
+
+def pets(root, patch):
+    for split, count in (("trainval", 10), ("test", 2)):
+        breeds = {"Abyssinian": 1, "american_bulldog": 2, "Bombay": 3}
+        lines = [
+            f"{breed}_{split[0]}{number} {label} 1 1" for breed, label in breeds.items() for number in range(count)
+        ]
+        write(root / f"oxford-iiit-pet/annotations/{split}.txt", "\n".join(lines))
+        for line in lines:
+            write_image(root / f"oxford-iiit-pet/images/{line.split()[0]}.jpg", pixels(11, 8, 3))
+
+
+def cifar(root, patch, content=None):
+    """The MD5 sums of torchvision become those of these files, but for `content`, which test_batch then has."""
+    kind, folder = theirs.CIFAR10, root / theirs.CIFAR10.base_folder
+    for files in ("train_list", "test_list"):
+        batch = {name: {"labels": [*range(10)] * 2, "data": pixels(20, 3072)} for name, _ in getattr(kind, files)}
+        sums = [[name, write(folder / name, pickle.dumps(value, protocol=2))] for name, value in batch.items()]
+        patch.setattr(kind, files, sums)
+    names = {"label_names": list("abcdefghij")}
+    patch.setattr(kind, "meta", {**kind.meta, "md5": write(folder / "batches.meta", pickle.dumps(names, protocol=2))})
+    if content:
+        write(folder / "test_batch", content)
+
+
+def textures(root, patch):
+    for number, split in enumerate(("train", "val", "test", "test", "train", "val")):
+        paths = [f"{name}/{name}_{number % 3}{one}.jpg" for name in ("banded", "zigzagged") for one in range(4)]
+        write(root / f"dtd/dtd/labels/{split}{1 + number // 3}.txt", "\n".join(paths))
+        for path in paths:
+            write_image(root / "dtd/dtd/images" / path, pixels(7, 9, 3))
+
+
+def inat(root, patch):
+    kinds = (f"{number:05d}_Animalia_Mollusca_Gastropoda_A_B_C_{name}" for number, name in enumerate(("pomum", "alba")))
+    for path in [f"2021_{split}/{kind}" for kind in kinds for split in ("train_mini", "valid")] + [
+        "2019/A/0",
+        "2019/B/1",
+    ]:
+        for number in range(11):
+            write_image(root / path / f"{number}.jpg", pixels(8, 8, 3))
+
+
+def handwriting(root, patch, prefix="EMNIST/raw/emnist-letters"):
+    """Names, MD5 sums and files of `prefix`-{train,test}-{images-idx3,labels-idx1}-ubyte."""
+    for split, count in (("train", 78), ("test", 26)):
+        labels = (np.arange(count) % 26 + 1).astype(np.uint8)
+        for name, array in (("images-idx3", pixels(count, 28, 28)), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            write(root / f"{prefix}-{split}-{name}-ubyte", head + array.tobytes())
+
+
+# The data set, DATA.KWARGS, the maker of the files, and the arguments of torchvision's class for each split.
+TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
+SAME = {
+    "Food101": ("torch/food_101", {}, food, TRAIN_TEST),
+    "OxfordIIITPet": ("torchvision/OxfordIIITPet", {}, pets, TRAIN_TEST | {"train": {"split": "trainval"}}),
+    "CIFAR10": ("torchvision/CIFAR10", {}, cifar, {"train": {"train": True}, "test": {"train": False}}),
+    "DTD": ("torchvision/dtd", {"partition": 2}, textures, TRAIN_TEST | {"val": {"split": "val"}}),
+    "INaturalist": (
+        *("torch/inaturalist", {"version": "2021_train_mini"}, inat),
+        {"train": {}, "val": {"version": "2021_valid"}},
+    ),
+    "INaturalist of 2019": ("torchvision/INaturalist", {"version": 2019}, inat, {"train": {"version": "2019"}}),
+    "EMNIST": (
+        *("torchvision/EMNIST", {"split": "letters"}, handwriting),
+        {"train": {"train": True}, "test": {"train": False}},
+    ),
+    "cifar10": ("cifar10", {}, cifar, {"train": {"train": True}, "val": {"train": False}}),
+}
+
+
+def read(given, cpu):
+    names = ("train", "val", "test") if has_test_split(given, cpu)[0] else ("train", "val")
+    return dict(zip(names, read_samples(given, None, cpu, *names), strict=True))
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_images_labels_and_splits_are_torchvisions(case, cpu, tmp_path, monkeypatch):
+    name, kwargs, make, arguments = SAME[case]
+    make(tmp_path, monkeypatch)
+    kind = getattr(theirs, case.split()[0].replace("cifar", "CIFAR"))
+    given = options(tmp_path, dataset=name, kwargs=kwargs or None, batch_size=1)
+    ours, again = read(given, cpu), read(given, cpu)
+    assert ours.keys() == {"train", "val"} | arguments.keys()
+    for split, of_split in arguments.items():
+        images = kind(str(tmp_path), **{**kwargs, **of_split})
+        expected = Counter((np.asarray(image.convert("RGB")).tobytes(), label) for image, label in images_of(images))
+        parts = [ours[split]] if split != "train" or "val" in arguments else [ours["train"], ours["val"]]
+        found = [(one.open(index, 3).pixels, one.targets[index]) for one in parts for index in range(len(one))]
+        assert Counter((image.permute(1, 2, 0).numpy().tobytes(), label) for image, label in found) == expected
+        classes = getattr(images, "classes", getattr(images, "all_categories", None))
+        assert all(one.class_names == classes for one in parts)
+    if "val" not in arguments:
+        assert Counter(ours["val"].targets.tolist()) == dict.fromkeys(set(ours["val"].targets.tolist()), 1)
+    for split, samples in ours.items():  # as another rank, and as a loading worker
+        for other in (again[split], pickle.loads(pickle.dumps(samples))):
+            assert np.array_equal(samples.targets, other.targets) and np.array_equal(samples.states(), other.states())
+            assert np.array_equal(samples.checksums(), other.checksums())
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A folder in place of a web server."""
+    (tmp_path / "server").mkdir()
+    monkeypatch.setattr(theirs.utils, "_urlretrieve", lambda url, file: shutil.copy(url.removeprefix("file://"), file))
+    return tmp_path / "server"
+
+
+def images_of(data):
+    return (data[index] for index in range(len(data)))
+
+
+@pytest.mark.parametrize(("make", "name"), [(food, "torch/food101"), (cifar, "torchvision/CIFAR10")])
+def test_a_run_resumes_exactly_and_tests_the_official_images(make, name, cpu, tmp_path, monkeypatch):
+    make(tmp_path / "data", monkeypatch)
+    inner = tmp_path / "data" / ("food-101" if make is food else "cifar-10-batches-py")
+    flags = [f"-dataset={name}", "-batch_size=8", "-num_workers=0", f"-output={tmp_path / 'out'}", "-opts", *TINY_VIT]
+    flags += ["MODEL.NUM_CLASSES=null", "TRAIN.NUM_EPOCHS=2", "TRAIN.WARMUP_EPOCHS=0"]
+    whole = train([f"-data_path={tmp_path / 'data'}", *flags], cpu)
+    part = train([f"-data_path={inner}", *flags, "TRAIN.MAX_STEPS=3"], cpu)
+    train([f"-resume={part}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert_same_state(states(whole), states(part))
+    assert read_result(whole)["test"]["samples"] == (6 if make is food else 20)
+
+
+class Command:
+    """As a pickle it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_batch_of_cifar_with_another_checksum_is_not_opened(cpu, tmp_path, monkeypatch):
+    for content in (pickle.dumps(Command(tmp_path / "ran")), pickle.dumps({"labels": [], "data": []})):
+        cifar(tmp_path, monkeypatch, content)
+        with pytest.raises(UserError, match=r"CIFAR10 cannot be read \(.*corrupted\).*DATA.DOWNLOAD"):
+            read(options(tmp_path, dataset="cifar10"), cpu)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_image_outside_of_the_folder_is_not_read(cpu, tmp_path, monkeypatch):
+    textures(tmp_path / "data", monkeypatch)
+    write(tmp_path / "data/dtd/dtd/labels/val1.txt", "../x.jpg\n")
+    with pytest.raises(UserError, match=r"x\.jpg' is outside of the folder"):
+        read(options(tmp_path / "data", dataset="torch/DTD", batch_size=1), cpu)
+
+
+REFUSED = {  # the data set, keys of DATA, parts of the error
+    "torchvision/Fod101": ({}, "did you mean torchvision/Food101", "EuroSAT"),
+    "flowers102": ({}, "did you mean torchvision/Flowers102", "imagenet2012"),
+    "torch/Flowers102": ({}, "scipy", "pip install scipy"),
+    "torchvision/PCAM": ({}, "h5py", "pip install h5py"),
+    "torchvision/EuroSAT": ({}, "{root}: EuroSAT cannot be read", "-opts DATA.DOWNLOAD=true"),
+    "torchvision/USPS": ({}, "{root}: USPS cannot be read (No such file", "DOWNLOAD"),
+    "torchvision/INaturalist": ({"kwargs": {"version": "2022"}}, "DATA.KWARGS: Unknown value '2022'", "2021_valid"),
+    "torchvision/StanfordCars": ({"download": True}, "scipy", "pip install scipy"),
+    "torchvision/STL10": ({"data_path": "nowhere"}, "nowhere: STL10 cannot be read (no such folder)", "DOWNLOAD"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name, cpu, tmp_path, monkeypatch):
+    values, *parts = REFUSED[name]
+    for module in ("scipy", "h5py"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError) as error:
+        read(options(values.pop("data_path", tmp_path), dataset=name, **values), cpu)
+    assert all(part.format(root=tmp_path) in str(error.value) for part in parts), str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_download_is_checked_and_leaves_no_parts(is_whole, server, cpu, tmp_path, monkeypatch):
+    images, labels = pixels(40, 28, 28), (np.arange(40) % 10).astype(np.uint8)
+    files = {"images-idx3": struct.pack(">4I", 2051, 40, 28, 28) + images.tobytes()}
+    files["labels-idx1"] = struct.pack(">2I", 2049, 40) + labels.tobytes()
+    sums = [
+        [name := f"{split}-{kind}-ubyte.gz", write(server / name, gzip.compress(content))]
+        for split in ("train", "t10k")
+        for kind, content in files.items()
+    ]
+    sums[-1][1] = sums[-1][1] if is_whole else "0" * 32
+    monkeypatch.setattr(theirs.MNIST, "resources", sums)
+    monkeypatch.setattr(theirs.MNIST, "mirrors", [f"{server.as_uri()}/"])
+    given = options(tmp_path / "new/data", dataset="torch/mnist", download=True, batch_size=1)
+    if not is_whole:
+        with pytest.raises(UserError, match=r"MNIST cannot be read .*t10k-labels"):
+            read(given, cpu)
+        assert not list((tmp_path / "new/data").iterdir())
+        return
+    with pytest.raises(UserError, match="no such folder"):  # another rank waits, and downloads nothing
+        read_samples(given, None, replace(cpu, rank=1), "test")
+    assert np.array_equal(read(given, cpu)["test"].images, images[:, None])
+    assert [path.name for path in (tmp_path / "new/data").iterdir()] == ["MNIST"]
+    monkeypatch.setattr(theirs.MNIST, "mirrors", [])
+    assert len(read(given, cpu)["train"]) == 30
+
+
+def test_an_archive_writes_nothing_outside_its_folder(server, cpu, tmp_path, monkeypatch):
+    cifar(server, monkeypatch)
+    with tarfile.open(server / "cifar.tar.gz", "w:gz") as archive:
+        archive.add(server / "cifar-10-batches-py", "cifar-10-batches-py")
+        archive.add(server / "cifar-10-batches-py/test_batch", "../test_batch")
+    monkeypatch.setattr(theirs.CIFAR10, "tgz_md5", hashlib.md5((server / "cifar.tar.gz").read_bytes()).hexdigest())
+    monkeypatch.setattr(theirs.CIFAR10, "url", (server / "cifar.tar.gz").as_uri())
+    with pytest.raises(UserError, match=r"CIFAR10 cannot be read .*outside"):
+        read(options(tmp_path / "data", dataset="cifar10", download=True), cpu)
+    assert not list((tmp_path / "data").iterdir())
