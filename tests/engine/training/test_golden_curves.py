@@ -33,7 +33,9 @@ def losses_of(recipe: str, folder: Path) -> list[float]:
         "VALIDATE_FREQ=1000",
         "TRAIN.NUM_EPOCHS=20",
     ]
-    if recipe != "vit_digits":
+    if recipe == "vit_digits":
+        options += ["TRAIN.OPTIMIZER.NAME=AdamW"]
+    else:
         flags += [f"-data_path={noise_folder(folder, 24, 4, (40, 40, 3))}", "-batch_size=8"]
     if recipe == "folder_small":
         options += ["TRAIN.BASE_LR=1e-4"]  # its own amplifies the rounding of batch norms of 8 images
