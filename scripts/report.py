@@ -5,8 +5,8 @@
     python scripts/report.py output/* -csv > runs.csv             # the table as CSV, with all digits
     python scripts/report.py output/vit_digits-sweep-1b0d8a62     # the runs in a folder, such as a sweep's
 
-Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation, and
-confusion-N.csv the confusion matrix of all folds of group N. Other folders give a line, and files are ignored.
+Runs that differ only in seed or fold are a group: groups.csv beside the page has mean and standard deviation. Other
+folders give a line, and files are ignored.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from utils.errors import UserError, error_from, escape_control_characters
 from utils.files import atomic_write
 from utils.metric_table import METRICS
 from utils.processes.entry import run_and_report_errors
-from utils.tables import aligned_table, matrix_text, table_text
+from utils.tables import aligned_table, table_text
 
 _MEASURED = ("train_seconds", "images_per_second", "peak_memory_bytes")
 COLUMNS = [
@@ -63,7 +63,9 @@ def main(argv: list[str]) -> int:
         groups, reasons = groups_of(runs)
         problems += reasons
         _write(page, comparison_page(runs, groups, problems, page.parent))
-        _write_groups(page.parent, groups)
+        if groups:
+            cells = (list(group.cells.values()) for group in groups)
+            _write(page.parent / GROUPS, table_text(list(groups[0].cells), cells))
         for problem in problems:
             print(escape_control_characters(problem), file=sys.stderr)
         if not flags.csv:
@@ -91,18 +93,6 @@ def _folders_in(path: Path) -> list[Path]:
     """Returns the folder of a run, or the folders of the runs in it. Files are ignored: output/* has compare.html."""
     inside = [] if (path / RUN_OPTIONS).exists() else sorted(path.glob(f"*/{RUN_OPTIONS}"))
     return [file.parent for file in inside] or ([] if path.is_file() else [path])
-
-
-def _write_groups(folder: Path, groups: Sequence[Group]) -> None:
-    """Writes a row per group, with a column per option that differs; and the confusion matrix of all folds of each."""
-    if groups:
-        _write(folder / GROUPS, table_text(list(groups[0].cells), (list(group.cells.values()) for group in groups)))
-    for number, group in enumerate(groups, 1):
-        file = folder / f"confusion-{number}.csv"
-        if group.confusion:
-            _write(file, matrix_text(*group.confusion))
-        else:
-            file.unlink(missing_ok=True)  # of an earlier comparison
 
 
 def _write(page: Path, content: str) -> None:

@@ -160,16 +160,6 @@ class Chart:
     best: Point | None = None
 
     @property
-    def constant(self) -> str:
-        """The value of each curve if none changes, else ''."""
-        if any(len({y for _, y in one.points}) > 1 for one in self.series):
-            return ""
-        unit = self.unit if self.unit.startswith("%") else f" {self.unit}".rstrip()
-        values = {one.name: f"{number(one.points[0][1])}{unit}" for one in self.series}
-        distinct = set(values.values())
-        return distinct.pop() if len(distinct) == 1 else ", ".join(f"{name}: {text}" for name, text in values.items())
-
-    @property
     def axes(self) -> tuple[Axis, Axis]:
         points = [point for series in self.series for point in series.points]
         x_axis = axis_of([x for x, _ in points], 6, integers=True)

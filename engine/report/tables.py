@@ -1,7 +1,6 @@
 """The tables of a page: options, classes, runs, groups of runs; the galleries."""
 
 import base64
-import csv
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,9 @@ from configs.yaml_io import shorten
 from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import SEVERAL, Evaluation, RunContents
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.record import BASELINES, CONFUSION, EVALUATION, PICTURES, Row
+from engine.run.record import BASELINES, PICTURES, Row
 from utils.metric_table import METRICS, OPERATING
-from utils.tables import to_float, unescaped_cell
+from utils.tables import to_float
 
 MAX_CLASSES = 2000  # rows; a page of more opens slowly
 OPTIONS_OF_RUN = ("NAME", "SAVE", "MODEL.RESUME", "EVAL.ENABLED")
@@ -227,8 +226,7 @@ class Group(NamedTuple):
     """
 
     cells: dict[str, Any]
-    confusion: tuple[list[str], list[list[int]]] | None  # of the held-out images of all folds, once per seed
-    notes: list[str]  # runs that are left out, options that rules made differ, and why there is no matrix
+    notes: list[str]  # runs that are left out, and options that rules made differ
 
 
 def groups_of(runs: Sequence[RunContents]) -> tuple[list[Group], list[str]]:
@@ -263,35 +261,4 @@ def _group(keys: list[str], members: list[RunContents]) -> Group:
         values = [value for value in found if value is not None]
         cells[f"{name}mean"] = statistics.mean(values) if values else None
         cells[f"{name}std"] = statistics.stdev(values) if len(values) > 1 else None
-    confusion = None
-    if (folds := members[0].options["DATA.FOLDS"]) and not members[0].is_multi_label:
-        try:
-            confusion = _sum_of_folds(runs, folds)
-        except (OSError, ValueError, csv.Error) as problem:
-            notes.append(f"No confusion matrix of all folds: {problem}")
-    return Group(cells, confusion, notes)
-
-
-def _sum_of_folds(runs: list[RunContents], folds: int) -> tuple[list[str], list[list[int]]]:
-    """The sum of the confusion matrices; raises OSError, ValueError or csv.Error if images would be missing."""
-    found = sorted((run.options["SEED"], run.options["DATA.FOLD"]) for run in runs)
-    if not found or found != [(seed, fold) for seed in sorted({seed for seed, _ in found}) for fold in range(folds)]:
-        raise ValueError("each seed needs one finished run of each fold")
-    data = [facts for run in runs if (facts := run.fact(TrainingData))]
-    if len({facts.training + facts.validation for facts in data}) > 1:
-        raise ValueError("the runs have different numbers of images")
-    matrices = [_read_matrix(run) for run in runs]
-    if any(names != matrices[0][0] for names, _ in matrices):
-        raise ValueError("the classes differ")
-    rows = zip(*(matrix for _, matrix in matrices), strict=True)
-    return matrices[0][0], [[sum(cells) for cells in zip(*row, strict=True)] for row in rows]
-
-
-def _read_matrix(run: RunContents) -> tuple[list[str], list[list[int]]]:
-    """The names in the first row, and the counts."""
-    with open(run.folder / EVALUATION / CONFUSION, newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
-    counts = [list(map(int, row[1:])) for row in rows]
-    if any(len(row) != len(rows) or min(row) < 0 for row in counts) or len(header) != len(rows) + 1:
-        raise ValueError("it is no square matrix of counts")
-    return list(map(unescaped_cell, header[1:])), counts
+    return Group(cells, notes)

@@ -1,7 +1,5 @@
 """benchmark_input.py: images, equal transforms, and small runs. No test here asserts a time."""
 
-import json
-import re
 from pathlib import Path
 
 import pytest
@@ -55,26 +53,3 @@ def test_all_contenders_apply_the_same_transform(tmp_path, cpu, monkeypatch):
     for index, image in enumerate(ours):
         (timms,) = timm_images[timm_targets == batch.targets[index]]
         assert (image - timms).abs().mean() < 0.5 / 127.5
-
-
-def test_first_steps_beside_timms(tmp_path, monkeypatch, capsys):
-    programs, data = [], set()
-
-    def measure(program, limit_seconds):
-        programs.append(line := " ".join(program.command))
-        folder = Path(re.search(r"(?:-data_path=|--data-dir )(\S+)", line)[1])
-        data.update(path.read_bytes() for path in (folder / "train").rglob("*.jpg"))
-        seconds = 6.0 if "main_single_gpu.py" in line else 4.0
-        return {"wall_seconds": seconds, "cpu_seconds": 2 * seconds}
-
-    monkeypatch.setattr(benchmark_input, "first_step", measure)
-    monkeypatch.setattr(benchmark_input, "_ENTRIES", 40)
-    speeds = {"images_per_second": 5.0, "images_per_cpu_second": 5.0}
-    monkeypatch.setattr(benchmark_input, "measure_turn", lambda *_: speeds)
-    flags = [f"-timm_train={__file__}", "-rounds=2", f"-json={tmp_path / 'a.json'}"]
-    assert benchmark_input.main([*flags, "-batch_size=4", "-num_workers=1"]) == 0
-    assert len(programs) == 4 and len(data) == 40  # no two files are equal
-    assert all("-num_workers=1" in line or "--workers 1" in line for line in programs)
-    result, printed = json.loads((tmp_path / "a.json").read_text()), capsys.readouterr().out
-    assert result["figures"]["timm's train.py"]["wall_seconds"] == [4.0, 4.0] and "1.500 (1.500" in printed
-    assert len(result["figures"]) == 8 and "| timm create_loader | 5.0 (5.0 to 5.0) | 200.00 (200.00" in printed

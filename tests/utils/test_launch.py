@@ -13,7 +13,6 @@ from conftest import ROOT, digits_flags, only_run
 from rank_pool import environment
 
 from engine.run.record import read_run
-from main_multi_gpu import _prepare, check_num_processes
 from utils.errors import UserError, from_here
 from utils.processes import launch
 from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
@@ -87,26 +86,12 @@ def test_a_variable_of_another_program_is_named_unless_the_launcher_sets_its_own
     assert torchrun_variables(ONE_OF_2 | {name: value})["WORLD_SIZE"] == "2"
 
 
-def test_number_of_processes_against_a_launcher():
-    check_num_processes(None, started=2)
-    check_num_processes(2, started=2)
-    with pytest.raises(UserError, match=r"-ngpus 4: a launcher started 2 process\(es\) .*leave -ngpus out"):
-        check_num_processes(4, started=2)
-
-
 def test_several_started_processes_are_noticed():
     one = dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "SKYPILOT_NUM_NODES"), "1")
     check_is_alone(one | {"SLURM_NTASKS": "8", "RANK": "0"})
     for name in one:
         with pytest.raises(UserError, match=f"^{name} is '2'"):
             check_is_alone(one | {name: "2"})
-
-
-def test_ranks_with_a_wrong_option_meet_before_they_report_it():
-    command, refused = _prepare(["-num_workers=0", "-opts", "TIMEOUT_SECONDS=20"])
-    assert refused is None and command.config.timeout_seconds == 20
-    command, refused = _prepare(["-unknown", "-opts", "TIMEOUT_SECONDS=20"])
-    assert "-unknown" in str(refused) and command.config.timeout_seconds == 600
 
 
 SRUN = {

@@ -61,15 +61,6 @@ def test_gpu_without_code_in_this_torch(gpu, capability, architectures, is_suppo
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
-def test_both_entry_scripts_check_the_gpu(gpu, monkeypatch):
-    gpu((7, 0), CUDA_132)
-    monkeypatch.setattr(distributed, "visible_gpus", lambda wanted: 1)
-    with pytest.raises(UserError, match=r"compute capability 7\.0"):
-        distributed.single_process()
-    with pytest.raises(UserError, match=r"compute capability 7\.0"):
-        distributed._claim_device(torch.distributed.HashStore(), local_rank=0, local_world_size=1)
-
-
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A function that makes this machine one on which torch fails with `error`, with a GPU or without."""

@@ -10,12 +10,10 @@ import torch
 from conftest import ROOT, noise_folder, only_run, read_result
 from huggingface_hub import HfApi
 
-import main_multi_gpu
 import main_single_gpu
 from configs.command_line import parse_command_line
 from configs.resolve import recipe_follows_data
 from datasets.sources.source import source_class
-from engine.commands.run import run
 from engine.plan import recipe
 from engine.plan.recipe import choose_recipe
 from utils.errors import UserError
@@ -60,12 +58,6 @@ def chosen(*argv):
 )
 def test_the_rule(facts, expected):
     assert recipe_follows_data(**facts) == expected
-
-
-def test_the_epochs_of_the_rule_are_the_recipes():
-    for weights in (True, False):
-        name, epochs = recipe_follows_data(1854, has_weights=weights, on_cpu=False)
-        assert parse_command_line([f"-cfg={ROOT}/configs/{name}.yaml"]).config.train.num_epochs == epochs
 
 
 @pytest.mark.parametrize("place", [None], indirect=True)
@@ -140,12 +132,6 @@ def test_a_network_with_batch_norms_has_a_higher_rate(images, place, flags, rate
     assert chosen(f"-data_path={images}", "-epochs=3", *flags).config.train.base_lr == rate
 
 
-@pytest.mark.parametrize(("train", "size"), [(8, 2), (3, 1), (80, 32)])
-def test_a_batch_is_not_larger_than_the_data(tmp_path, place, train, size):
-    command = chosen(f"-data_path={noise_folder(tmp_path / 'few', train, 2, (8, 8, 3))}", "-minutes=1")
-    assert command.config.data.batch_size == (size if train < 64 or not place else 16)
-
-
 @pytest.mark.parametrize(
     "flags",
     [
@@ -213,29 +199,3 @@ def test_a_run_without_weights_and_its_resume(images, tmp_path, monkeypatch, cap
     assert folder.name.startswith("folder_small-") and read_result(folder)["finished"]
     assert main_single_gpu.main([f"-resume={folder}", "-epochs=2", "-device=cpu"]) == 0
     assert read_result(folder)["epoch"] <= 2 and "Epoch[002/002]" in (folder / "log.txt").read_text()
-
-
-def dry_run(context, argv, cache):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe, "find_on_hub", lambda *_: "in the cache" if context.rank in cache else None)
-        command, refused = main_multi_gpu._prepare(argv)
-    try:
-        run(command, context)
-    except UserError as error:
-        return str(error)
-    return refused or command.run_name
-
-
-@pytest.mark.slow
-def test_ranks_choose_the_same_recipe(images, tmp_path, ranks):
-    flags = [
-        f"-data_path={images}",
-        f"-output={tmp_path}",
-        "-num_workers=0",
-        "-device=cpu",
-        "-batch_size=2",
-        "-dry_run",
-    ]
-    assert ranks(2)(dry_run, flags, ()) == ["folder_small"] * 2
-    for message in ranks(2)(dry_run, flags, (1,)):
-        assert "start all ranks with equal options" in message and f"MODEL.NAME {VIT}" in message

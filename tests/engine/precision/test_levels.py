@@ -98,19 +98,6 @@ def test_stochastic_rounding_is_unbiased():
     assert torch.equal(before, weight)
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_stochastic_rounding_keeps_every_half_value(half):
-    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half)
-    values = values[values.isfinite()]
-    full = nn.Module()
-    full.weight = nn.Parameter(values.float())
-    weights = MasterWeights(full, half_copy(full, half, half_buffers=True), keep_master=False)
-    for seed in range(3):
-        weights.copy_grads_to_master()
-        weights.copy_master_to_model(seed)
-        assert torch.equal(weights.compute.weight, values)
-
-
 @pytest.mark.parametrize(
     ("kinds", "fits"), [(["H100 with 132", "H100 with 132"], True), (["H100 with 132", "A100 with 108"], False)]
 )

@@ -176,20 +176,6 @@ def test_limit_of_consecutive_skipped_steps(amp):
     assert not any(unlimited.step(True) and unlimited.scaler.skipped_too_often() for _ in range(40))
 
 
-def test_default_limit_allows_the_scale_to_reach_its_minimum():
-    limits = [({}, 18), ({"MAX_SKIPPED_STEPS": 5}, 5), ({"INIT_LOSS_SCALING": 32768, "DECR_EVERY_N_NAN_OR_INF": 2}, 32),
-              ({"DECR_RATIO": 0.1, "INIT_LOSS_SCALING": 1000}, 5), ({"INIT_LOSS_SCALING": 1}, 2)]  # fmt: skip
-    for options, expected in limits:
-        training = Training(fp16(options))
-        steps = next(step for step in range(1, 50) if training.step(True) and training.scaler.skipped_too_often())
-        assert steps == expected == training.scaler.consecutive_skipped
-        if "MAX_SKIPPED_STEPS" not in options:
-            assert training.scaler.get_scale() == 1.0
-    training.scaler.load_state_dict(Training(fp16({"INIT_LOSS_SCALING": 8})).scaler.state_dict() | {"scale": 2.0})
-    training.scaler.restart()
-    assert training.scaler.get_scale() == 1.0 and training.scaler.consecutive_skipped == 0
-
-
 def test_skipped_first_step_leaves_no_momentum():
     """If the first step is skipped, torch's fused SGD leaves its momentum buffer uninitialized."""
     results = []

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import ROOT, assert_same_state, read_result, rows, states, train
+from conftest import ROOT, assert_same_state, rows, states, train
 from timm.utils import ModelEmaV3
 from torch import nn
 
@@ -59,22 +59,3 @@ def test_raw_weights_are_evaluated_beside_their_average(digits_argv, cpu):
     assert_same_state(states(both), states(average))
     log = (both / "log.txt").read_text()
     assert log.count("Epoch[002/002], Raw weights, Validation Loss:") == 1
-
-
-@pytest.mark.parametrize("warmup", [True, False])
-def test_a_short_training_with_the_default_decay(digits_argv, cpu, warmup):
-    """With constant decay, 99.6% of the average are the initial weights."""
-    options = ["TRAIN.MODEL_EMA=true", "TRAIN.BASE_LR=1e-2", *([] if warmup else ["TRAIN.MODEL_EMA_WARMUP=false"])]
-    folder = train([*digits_argv, *options, "DATA.BATCH_SIZE=32", "MODEL.EMBED_DIM=32"], cpu)
-    result, log = read_result(folder), (folder / "log.txt").read_text()
-    average, raw = result["average_score"], result["raw_score"]
-    assert result["finished"] and raw > 30 and (raw - average < 5) == warmup
-    line = f"Last epoch: top-1 of the average {average:.2f}%, of the raw weights {raw:.2f}%"
-    assert (line in log) == (abs(average - raw) > 1)
-    assert ("decay without warm-up" in log, "timm's warm-up" in log) == (not warmup, warmup)
-
-
-def test_max_steps_at_the_end_of_an_epoch_is_a_last_evaluation(digits_argv, cpu):
-    """22 steps per epoch."""
-    result = read_result(train([*digits_argv, "TRAIN.MODEL_EMA=true", "TRAIN.MAX_STEPS=22"], cpu))
-    assert result["average_score"] == result["top1"] and result["raw_score"] is not None

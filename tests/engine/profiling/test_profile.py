@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from conftest import TINY_VIT, only_run, run_script
+from conftest import only_run
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
@@ -83,12 +83,6 @@ def test_a_part_that_takes_long_has_its_advice(profile, share, option):
     assert all(line.startswith(f"{share}% ") and option in line for line in sentences)
 
 
-def test_the_five_first_causes_are_named():
-    slow = replace(GOOD, data_wait_share=0.6, launch_bound_share=0.9, is_slow_float32=True, is_compiled=False)
-    slow = replace(slow, ops=ELEMENTWISE, gpu_seconds=SECONDS | {OPTIMIZER: 0.2, TRANSFORM: 0.2})
-    assert [line.partition("%")[0] for line in advice(slow)] == ["60", "90", "90", "30", "20"]
-
-
 def shares(text: str) -> dict[str, float]:
     """The share of each row of the tables, in percent."""
     return {
@@ -128,10 +122,3 @@ def test_gpu_work_is_assigned_to_its_phase(digits_argv, tmp_path):
     found = shares(log[log.index("GPU (ms)") :])
     assert all(found[phase] > 0 for phase in (DATA_WAIT, FORWARD, BACKWARD, OPTIMIZER))
     assert sum(found[phase] for phase in Phase) == pytest.approx(found["step, with the profiler"], abs=0.5)
-
-
-@pytest.mark.slow
-def test_profile_of_two_ranks(tmp_path):
-    argv = ("-dataset=fake", "-batch_size=8", "-ngpus=2", "-num_workers=1", f"-output={tmp_path}", "-profile")
-    printed = run_script("main_multi_gpu.py", *argv, "-opts", *TINY_VIT, "MODEL.NUM_CLASSES=1000")
-    assert "2 processes" in printed and shares(printed[printed.index("images/s: ") :])[DATA_WAIT] > 0

@@ -108,13 +108,9 @@ def wait_for_workers(hosts: TwoHosts, *names: str) -> None:
     """Waits until the workers of these hosts have ended; their launchers may run on."""
 
     def is_worker(pid: int) -> bool:
-        return "main_multi_gpu.py" in _command(pid) and not is_torchrun(pid)
+        return "main_multi_gpu.py" in _command(pid) and "torch.distributed.run" not in _command(pid)
 
     wait_until(lambda: not any(is_worker(pid) for name in names for pid in processes(hosts, name)), "a worker lives on")
-
-
-def is_torchrun(pid: int) -> bool:
-    return "torch.distributed.run" in _command(pid)
 
 
 def _command(pid: int) -> str:
@@ -169,15 +165,6 @@ def _cut_network(hosts: TwoHosts, folder: Path) -> None:
     assert_unbroken(folder / "out", EPOCHS)
 
 
-def _folder_not_shared(hosts: TwoHosts, folder: Path) -> None:
-    output = folder / "out"
-    output.mkdir()
-    started = hosts.torchrun(flags(output, EPOCHS), "run", mount_on_b=f"mount -t tmpfs tmpfs {output}")
-    assert all(wait_for_ends(started))
-    (line,) = [line for host in ADDRESSES for line in errors(hosts, f"run-{host}")]
-    assert all(word in line for word in ("host-a", "host-b", str(output))), line
-
-
 def start_elastic(hosts: TwoHosts, host: str, output: Path, name: str, epochs: int) -> subprocess.Popen:
     """The command of docs/clusters.md, with shorter timeouts of the rendezvous."""
     rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=host-a:29500", "--rdzv_id=run")
@@ -207,19 +194,6 @@ def _lost_node(hosts: TwoHosts, folder: Path) -> None:
     assert wait_for_ends([one, other]) == [0, 0], hosts.printed("a") + hosts.printed("b2")
 
 
-def _killed_agent(hosts: TwoHosts, folder: Path) -> None:
-    output = folder / "out"
-    one = start_elastic(hosts, "host-a", output, "a", epochs=12)
-    other = start_elastic(hosts, "host-b", output, "b", epochs=12)
-    wait_for_log(output, "Epoch[003")
-    (agent,) = [pid for pid in processes(hosts, "host-b") if is_torchrun(pid)]
-    os.kill(agent, signal.SIGKILL)
-    other.wait(LIMIT_SECONDS)
-    wait_for_workers(hosts, "host-b")
-    wait_for_count(output, r"Resume: from", 1)
-    assert one.wait(LIMIT_SECONDS) == 0, hosts.printed("a")
-
-
 def _on_hosts(trial: Callable[[TwoHosts, Path], None], folder: Path) -> None:
     with linked_hosts(folder) as hosts:
         trial(hosts, folder)
@@ -229,7 +203,5 @@ TRIALS = {
     "the weights of one host": partial(_on_hosts, _trains_as_one_host),
     "node variables of Kubernetes": partial(_on_hosts, _kubernetes),
     "a cut network, and the run is resumed": partial(_on_hosts, _cut_network),
-    "a folder that is not shared": partial(_on_hosts, _folder_not_shared),
     "elastic: a lost node, and its return": partial(_on_hosts, _lost_node),
-    "elastic: a killed agent leaves no worker": partial(_on_hosts, _killed_agent),
 }
