@@ -10,7 +10,7 @@ from configs.command_line import Command
 from engine.checkpoint.run_folder import check_writable
 from engine.evaluation.session import build_session as build_eval_session
 from engine.plan.training import plan_training
-from engine.run.flops import forward_flops
+from engine.run.cost import forward_flops
 from engine.run.folder import log_options, recipe_line, start_log
 from engine.run.log import RunLogger
 from engine.training.batch_size import find_batch_size

@@ -21,8 +21,8 @@ from engine.parallel.strategy import Single, Strategy
 from engine.plan.evaluation import EvaluationPlan, plan_evaluation
 from engine.precision.op_lists import OPS
 from engine.precision.policy import Precision, set_process_switches
+from engine.run.cost import copy_to_meta, count_parameters
 from engine.run.facts import Attention, Devices, Fact
-from engine.run.flops import copy_to_meta, count_parameters
 from engine.run.folder import record_environment
 from engine.run.log import RunLogger
 from engine.run.record import EVALUATION

@@ -13,8 +13,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
+from engine.run.cost import Phase
 from engine.run.facts import Devices
-from engine.run.step_timer import Phase
 from engine.training.session import RunOutputs, Session
 from engine.training.step import train_steps
 from utils.device import device_name, peak_memory_bytes, timed

@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from engine.precision.policy import LossScaler
 from engine.progress import EpochProgress, Observer
+from engine.run.cost import StepTimer, TimerTotals
 from engine.run.facts import Model
 from engine.run.log import RunLogger, progress_bar
 from engine.run.loggers import LoggerGroup
 from engine.run.record import DETAILS
-from engine.run.step_timer import StepTimer, TimerTotals
 from utils.device import peak_memory_bytes
 from utils.distributed import ProcessContext
 from utils.errors import UserError

@@ -33,14 +33,13 @@ from engine.parallel.strategy import Strategy, build_strategy
 from engine.plan.training import Plan
 from engine.precision.master_weights import WeightAverage
 from engine.precision.policy import Precision, set_process_switches
+from engine.run.cost import StepTimer, copy_to_meta, describe_model
 from engine.run.facts import Devices, TrainingData
-from engine.run.flops import copy_to_meta, describe_model
 from engine.run.folder import enter_folder, open_new_folder, record_environment
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import RunRecord
 from engine.run.reporter import Reporter
-from engine.run.step_timer import StepTimer
 from engine.training.describe import Built, HeadClasses, describe_on_screen, describe_state, find_misfits
 from engine.training.loss import build_step_loss
 from engine.training.optimizer import (

@@ -17,7 +17,7 @@ from engine.checkpoint.files import LARGE, FoundCheckpoint, find_best
 from engine.checkpoint.run_folder import AVERAGE, BEST
 from engine.checkpoint.weights_record import ENTRY, THRESHOLDS
 from engine.progress import EpochProgress, Observer, TrainClock
-from engine.run.flops import count_parameters
+from engine.run.cost import count_parameters
 from engine.run.log import RunLogger
 from engine.training.optimizer import moments_per_parameter, set_lr, zero_momentum
 from engine.training.step import TrainState

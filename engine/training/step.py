@@ -23,7 +23,7 @@ from engine.precision.master_weights import WeightAverage
 from engine.precision.non_finite import first_non_finite
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
-from engine.run.step_timer import Phase, StepTimer
+from engine.run.cost import Phase, StepTimer
 from engine.training.loss import StepLoss, class_logits
 from engine.training.optimizer import Schedule, set_lr
 from models.tuning import set_training

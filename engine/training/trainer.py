@@ -28,10 +28,10 @@ from engine.evaluation.session import EvalModel, build_eval_files, build_eval_mo
 from engine.features.probe import Solved
 from engine.progress import EpochProgress, Observer
 from engine.report import REPORT
+from engine.run.cost import SlowRanks
 from engine.run.folder import next_command
 from engine.run.record import TEST_EVALUATION
 from engine.run.reporter import log_validation
-from engine.run.step_timer import SlowRanks
 from engine.training.first_steps import BaselineThread, EvaluationImages, TrainBatch, UntrainedParameters
 from engine.training.run_report import Evaluated, RunReport
 from engine.training.session import RunOutputs, Session

@@ -18,8 +18,8 @@ from torch import nn
 
 from configs.schema.data import properties_of
 from engine.report.contents import RunContents, read_contents
+from engine.run.cost import count_parameters
 from engine.run.facts import Environment, TrainingData
-from engine.run.flops import count_parameters
 from models.build import CONSTRUCTORS
 from models.vit import evaluation_arguments
 from scripts.exporting.files import write_safetensors

@@ -25,7 +25,7 @@ from datasets.sources.samples import Samples
 from datasets.transforms.device import Normalize
 from datasets.transforms.host import build_eval_host_transform
 from engine.evaluation.session import build_eval_model
-from engine.run.flops import count_parameters
+from engine.run.cost import count_parameters
 from scripts.exporting import files, hub
 from scripts.exporting.formats import FORMATS, check_target
 from scripts.weights.trained_model import Forward, TrainedModel, locate_weights, open_trained, without_images

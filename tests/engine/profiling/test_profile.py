@@ -14,7 +14,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from configs.command_line import parse_command_line
 from engine.commands.run import run
 from engine.profiling.profiler import TRACE, Op, Profile, advice, phase_seconds, profile_text
-from engine.run.step_timer import Phase
+from engine.run.cost import Phase
 from utils.distributed import single_process
 from utils.files import read_json
 from utils.status import STATUS

@@ -6,8 +6,8 @@ import torch
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
+from engine.run.cost import describe_model, forward_flops, peak_flops_per_second, training_flops
 from engine.run.facts import Model
-from engine.run.flops import describe_model, forward_flops, peak_flops_per_second, training_flops
 from models.build import build_model
 from utils.distributed import ProcessContext
 

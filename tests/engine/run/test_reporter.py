@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from configs.schema import Amp
 from engine.precision.policy import Precision
 from engine.progress import EpochProgress
+from engine.run.cost import StepTimer, TimerTotals
 from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import read_metrics
 from engine.run.reporter import Reporter, StepReport
-from engine.run.step_timer import StepTimer, TimerTotals
 from utils.errors import UserError
 from utils.metrics import BatchSums, Metrics, MetricSums
 from utils.tables import read_rows

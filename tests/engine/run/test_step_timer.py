@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from datasets.batch import Batch
+from engine.run.cost import FORWARD_PASS, LOADING, SlowRanks, StepTimer
 from engine.run.record import RUN, RunRecord
-from engine.run.step_timer import FORWARD_PASS, LOADING, SlowRanks, StepTimer
 from utils.files import read_json
 
 NOTHING = torch.empty(0)

@@ -1,0 +1,332 @@
+"""What a step costs: its time until a rank waits for others, ranks that are slower, FLOPs, and the peaks of GPUs.
+
+The time is that for a batch, and in the forward pass. On a GPU, events measure it. They are read only when they are
+complete, so that the host never waits: a time may be added a few steps late, but before the host reads a result of its
+step. The time of a whole step is the same on all ranks: the exchange of gradients waits for the slowest.
+
+FLOPs are counted and not measured. A multiply-add counts as two. Only matrix products and convolutions count.
+Recomputation for activation checkpointing does not count, and stochastic depth does not reduce the count: these are the
+model FLOPs of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B.
+
+The peak FLOP/s of a GPU by the dtype of the matrix products, its memory and its links come from NVIDIA's datasheets.
+All figures are dense: a datasheet figure "with sparsity" is halved. Figures for float16 have float32 accumulation, as
+in torch. A GPU or dtype without a figure here has no MFU: a missing MFU is better than a wrong one.
+"""
+
+import copy
+import operator
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+from configs.schema import Data
+from datasets.batch import Batch
+from engine.run.facts import Model
+from engine.run.record import RunRecord
+from models.kernels import EXPLICIT, use_attention
+from utils.distributed import ProcessContext
+from utils.notes import Note
+
+
+class Phase(StrEnum):
+    """The phases of a step in the profile, in the order of its table."""
+
+    DATA_WAIT = "data wait"
+    TRANSFORM = "transform and mixup"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    LOGGING = "logging"
+
+
+_Span = tuple[torch.cuda.Event, torch.cuda.Event]
+
+
+class TimerTotals(NamedTuple):
+    """Sums since the start.
+
+    data_wait_seconds: on a GPU, from the end of the work before a batch to the end of the batch's copy, if that is
+    later; on a CPU, until the host has the batch. checks: steps on a GPU. launch_bound: those in which the GPU had
+    executed the passes before the host had launched the optimizer's kernels.
+    """
+
+    data_wait_seconds: float
+    forward_seconds: float
+    checks: int
+    launch_bound: int
+
+    def since(self, start: "TimerTotals") -> "TimerTotals":
+        return TimerTotals(*map(operator.sub, self, start))
+
+    @property
+    def launch_bound_share(self) -> float | None:
+        return self.launch_bound / self.checks if self.checks else None
+
+
+class StepTimer:
+    """A context manager around the forward pass. `next_batch` and `launch_check` are for the loop around it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._waits: deque[_Span] = deque()
+        self._passes: deque[_Span] = deque()
+        self._started = self._wait_seconds = self._forward_seconds = 0.0
+        self._checks = self._launch_bound = 0
+        self._taken = self.totals()
+
+    def next_batch(self, batches: Iterator[Batch]) -> Batch:
+        started, previous_end = time.perf_counter(), _recorded_event() if self._on_gpu else None
+        batch = next(batches)
+        if not self._on_gpu:
+            self._wait_seconds += time.perf_counter() - started
+        elif previous_end and batch.copied:
+            self._waits.append((previous_end, batch.copied))
+        return batch
+
+    def __enter__(self) -> None:
+        if self._on_gpu:
+            self._forward_start = _recorded_event()
+        else:
+            self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        if self._on_gpu:
+            self._passes.append((self._forward_start, _recorded_event()))
+        else:
+            self._forward_seconds += time.perf_counter() - self._started
+
+    @contextmanager
+    def launch_check(self) -> Iterator[None]:
+        """Around the launches of the optimizer. A GPU that meanwhile ends the backward pass waits for the host."""
+        backward_end = _recorded_event() if self._on_gpu else None
+        yield
+        if backward_end:
+            self._checks += 1
+            self._launch_bound += backward_end.query()
+
+    def totals(self) -> TimerTotals:
+        self._wait_seconds += _pop_complete(self._waits)
+        self._forward_seconds += _pop_complete(self._passes)
+        return TimerTotals(self._wait_seconds, self._forward_seconds, self._checks, self._launch_bound)
+
+    def take(self) -> tuple[float, float]:
+        """The seconds of the data wait and of the forward passes since the last call."""
+        totals = self.totals()
+        new, self._taken = totals.since(self._taken), totals
+        return new.data_wait_seconds, new.forward_seconds
+
+
+def _recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _pop_complete(spans: deque[_Span]) -> float:
+    """Removes the spans that have ended; returns their seconds. A span that ends before it starts counts as 0."""
+    seconds = 0.0
+    while spans and all(event.query() for event in spans[0]):
+        start, end = spans.popleft()
+        seconds += max(0.0, start.elapsed_time(end) / 1000)
+    return seconds
+
+
+SLOWER = 0.2  # than the median
+MIN_SECONDS = 0.005
+BLOCK_STEPS, BLOCKS = 10, 5
+STEPS = BLOCK_STEPS * BLOCKS
+LOADING, FORWARD_PASS = "loading the data", "the forward pass"
+
+
+class SlowRanks:
+    """Finds a rank that is 20% slower than the median for 50 steps, from the times of all ranks; on the main process.
+
+    The steps count in five blocks of ten, each of which must be slower: loading workers deliver batches in bursts, so
+    that the waits of single steps differ. A difference below 5 ms per step is noise of tiny steps, and does not count.
+    The median is the lower one of two, so that one of two ranks can be slow. run.json has the rank of the last 50 steps
+    that is the slowest one; a change of it, or of its cause, is a warning.
+
+    compares_forward: False if the forward pass itself waits for other ranks, as in sharded models.
+    """
+
+    def __init__(self, compares_forward: bool, context: ProcessContext, record: RunRecord) -> None:
+        self.causes = (LOADING, FORWARD_PASS) if compares_forward else (LOADING,)
+        self.context, self.record = context, record
+        self._steps: list[torch.Tensor] = []
+        self._known: dict[str, int | str] | None = None
+
+    def add_step(self, seconds: torch.Tensor) -> Note | None:
+        """A warning, if a rank has become slow. seconds: of one step, (ranks, 2): data wait, forward pass."""
+        if self.context.is_main:
+            self._steps.append(seconds[:, : len(self.causes)])
+        if len(self._steps) < STEPS:
+            return None
+        blocks = torch.stack(self._steps).unflatten(0, (BLOCKS, BLOCK_STEPS)).mean(1)  # (BLOCKS, ranks, causes)
+        self._steps.clear()
+        excess, mean = blocks.sum(2) - blocks.sum(2).median(1, keepdim=True).values, blocks.mean(0)
+        slower = excess.clamp(min=0) / (blocks.sum(2) - excess)  # than the lower median
+        is_slow = ((slower > SLOWER) & (excess > MIN_SECONDS)).all(0)
+        rank = int((is_slow * slower.mean(0)).argmax())
+        column = int((mean[rank] - mean.median(0).values).argmax())  # exceeds its median most
+        host = self.context.hosts[rank] if self.context.hosts else self.context.host
+        found: dict[str, int | str] = {"rank": rank, "host": host, "cause": self.causes[column]}
+        slow = found if is_slow.any() else None
+        if slow == self._known:
+            return None
+        self._known = slow
+        self.record.update(slow_rank=slow)
+        times = f"{1000 * mean[rank, column]:.0f} ms per step against {1000 * mean[:, column].median():.0f} ms"
+        problem = (
+            f"rank {rank} on {host} was {slower[:, rank].mean():.0%} slower than the median rank for {STEPS} steps"
+        )
+        return Note("warning", f"{problem}; cause: {self.causes[column]} ({times})") if slow else None
+
+
+class Peaks(NamedTuple):
+    """TFLOP/s of one GPU. None: the GPU has no tensor cores for this dtype, or the datasheets disagree."""
+
+    fp32: float | None  # without tensor cores
+    tf32: float | None
+    fp16: float | None
+    bf16: float | None
+
+
+_H100_SXM = Peaks(66.9, 494.7, 989.4, 989.4)  # "NVIDIA H100 Tensor Core GPU Architecture" (whitepaper), table 2
+PEAKS = {
+    # NVIDIA's datasheet of each GPU; sparse figures are halved
+    "T4": Peaks(8.1, None, 65.0, None),
+    "V100 PCIE": Peaks(14.0, None, 112.0, None),
+    "V100 SXM2": Peaks(15.7, None, 125.0, None),
+    "A10": Peaks(31.2, 62.5, 125.0, 125.0),
+    "A30": Peaks(10.3, 82.0, 165.0, 165.0),
+    "A40": Peaks(37.4, 74.8, 149.7, 149.7),
+    "A100 PCIE": Peaks(19.5, 156.0, 312.0, 312.0),
+    "A100 SXM4": Peaks(19.5, 156.0, 312.0, 312.0),
+    "L4": Peaks(30.3, 60.0, 121.0, 121.0),
+    "L40S": Peaks(91.6, 183.0, 362.0, 362.0),
+    "H100": _H100_SXM,
+    "H100 PCIE": Peaks(51.2, 378.0, 756.0, 756.0),  # the whitepaper, table 2
+    "H100 NVL": Peaks(60.0, 417.5, 835.0, 835.0),
+    "H200": _H100_SXM,  # with more memory
+    "H200 NVL": Peaks(60.0, 417.5, 835.5, 835.5),
+    "GH200": _H100_SXM,
+    "B200": Peaks(None, 1100.0, 2250.0, 2250.0),  # its fp32 varies by edition
+    # Workstation: the whitepapers "NVIDIA Ampere GA102 GPU Architecture", "NVIDIA Ada GPU Architecture"
+    "RTX A6000": Peaks(38.7, 77.4, 154.8, 154.8),
+    "RTX 6000 ADA GENERATION": Peaks(91.1, 182.1, 364.2, 364.2),
+}
+# TFLOP/s in fp32, 2 x CUDA cores x boost clock: "NVIDIA Ampere GA102 GPU Architecture", "NVIDIA Ada GPU Architecture",
+# "NVIDIA RTX Blackwell GPU Architecture". The 3080 is the one with 10 GB; with 12 GB it has the same name, and 30.6.
+_GEFORCE = {
+    "3050": 9.1, "3060": 12.7, "3060 TI": 16.2, "3070": 20.3, "3070 TI": 21.7, "3080": 29.8, "3080 TI": 34.1,
+    "3090": 35.6, "3090 TI": 40.0,
+    "4060": 15.1, "4060 TI": 22.1, "4070": 29.1, "4070 SUPER": 35.5, "4070 TI": 40.1, "4070 TI SUPER": 44.1,
+    "4080": 48.7, "4080 SUPER": 52.2, "4090": 82.6,
+    "5050": 13.2, "5060": 19.2, "5060 TI": 23.7, "5070": 30.9, "5070 TI": 43.9, "5080": 56.3, "5090": 104.8,
+}  # fmt: skip
+# Since Ampere, a GeForce computes TF32 as fast as float32, and 16-bit types twice as fast.
+PEAKS |= {f"RTX {name}": Peaks(fp32, fp32, 2 * fp32, 2 * fp32) for name, fp32 in _GEFORCE.items()}
+_BRANDS_AND_MEMORY = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE|\d+GB?|HBM3E?)\b")
+
+
+def peak_flops_per_second(device_name: str, dtype: torch.dtype, tf32: bool) -> float | None:
+    """Datasheet peak of one GPU for matrix products of this dtype; None where the table has no figure.
+
+    device_name: as `torch.cuda.get_device_name` gives it. The whole name must match an entry, apart from brand and
+    memory size: laptop GPUs, MIG slices and virtual GPUs are slower than their namesakes.
+    tf32: whether float32 matrix products may use TF32; GPUs without TF32 then compute in float32.
+    """
+    peaks = PEAKS.get(model_name(device_name))
+    if peaks is None:
+        return None
+    by_dtype = {
+        torch.float32: (tf32 and peaks.tf32) or peaks.fp32,
+        torch.float16: peaks.fp16,
+        torch.bfloat16: peaks.bf16,
+    }
+    tflops = by_dtype[dtype]
+    return None if tflops is None else 1e12 * tflops
+
+
+def model_name(device_name: str) -> str:
+    """'A100 SXM4' for 'NVIDIA A100-SXM4-80GB'; the H100 with HBM3 is the SXM one, whose name does not say so."""
+    return " ".join(_BRANDS_AND_MEMORY.sub(" ", device_name.upper().replace("-", " ")).split())
+
+
+def describe_model(model: nn.Module, data: Data, dtype: torch.dtype, tf32: bool, context: ProcessContext) -> Model:
+    """Counts parameters and FLOPs, and looks up the peak of the devices. dtype, tf32: as `peak_flops_per_second`."""
+    try:
+        flops = training_flops(model, data)
+    except Exception:  # a model may do anything that tensors without memory do not support
+        flops = None
+    peak = None
+    if context.device.type == "cuda":
+        peak = peak_flops_per_second(torch.cuda.get_device_name(context.device), dtype, tf32)
+    parameters, trainable = count_parameters(model)
+    return Model(parameters, flops, peak and peak * context.world_size, trainable)
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """All parameters, and the trainable ones."""
+    parameters = list(model.parameters())
+    trainable = (parameter.numel() for parameter in parameters if parameter.requires_grad)
+    return sum(map(torch.numel, parameters)), sum(trainable)
+
+
+def forward_flops(model: nn.Module, data: Data) -> int:
+    """FLOPs of the forward pass of one image."""
+    # Not by `no_grad`: torch's counter fails on views of parameters, such as an expanded class token, under it.
+    return _count(copy_to_meta(model).requires_grad_(False), data)
+
+
+def training_flops(model: nn.Module, data: Data) -> int:
+    """FLOPs of the forward and backward pass of one image. Frozen parameters have no weight gradients."""
+    return _count(copy_to_meta(model), data)
+
+
+def _count(meta_model: nn.Module, data: Data) -> int:
+    """Runs a copy of a model on the meta device, with explicit attention and without gradient checkpointing.
+
+    Recomputed values do not count as model FLOPs; torch would count the ones of fused attention and checkpointing.
+    """
+    images = torch.empty((1, data.image_channels, *data.input_size), device="meta")
+    use_attention(meta_model, EXPLICIT)
+    checkpointed: list[Any] = [module for module in meta_model.modules() if hasattr(module, "grad_checkpointing")]
+    for module in checkpointed:
+        module.grad_checkpointing = False
+    counter = FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops}
+    )
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        logits = meta_model(images)
+        if logits.requires_grad:
+            logits.sum().backward()
+    return counter.get_total_flops()
+
+
+def copy_to_meta(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode whose tensors have no memory; the model itself stays as it is."""
+    memo: dict[int, torch.Tensor] = {}
+    for parameter in model.parameters():
+        values = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(model, memo).eval()
+
+
+def _convolution_backward_flops(
+    grad: list[int], images: list[int], weight: list[int], *others: Any, out_shape: object
+) -> int:
+    """Each required gradient costs as much as the forward pass. torch's own formula ignores groups (depthwise)."""
+    transposed, output_mask = others[4], others[7]
+    return conv_flop_count(images, weight, grad, transposed) * (output_mask[0] + output_mask[1])
