@@ -83,19 +83,20 @@ FLAGS = {
         Flag("name", ("NAME",), str, "the run's folder is X-DATE-TIME in -output"),
     ),
 }
-# Of timm, torchvision, Colossal-AI and PyTorch's examples; their words with dashes have `_` here.
+# Of timm, torchvision, Colossal-AI, PyTorch's examples, PaddleClas, PaddleViT; their words with dashes have `_` here.
 _ALIASES = {
     "accum_iter": ("--grad-accum-steps",),
     "amp": ("--use-amp", "--use_amp"),
     "batch_size": ("-b",),
-    "cfg": ("--config",),
+    "cfg": ("--config", "-c"),
     "data_path": ("--data-dir",),
     "image_size": ("--img-size",),
     "model": ("-a", "--arch"),
     "num_workers": ("-j", "--workers"),
+    "opts": ("-o",),
     "pretrained": ("--initial-checkpoint",),
+    "teacher_model_path": ("-teacher_model", "--teacher_model"),
 }
-AMP_OF_COLOSSALAI = "-opts AMP.PRESET=torch, naive or apex_o1"
 OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.md has all of timm's
     "AA": "TRAIN.AUGMENT_POLICY", "AUG_REPEATS": "DATA.REPEATED_AUGMENTATION", "CHECKPOINT_HIST": "KEEP_CHECKPOINTS",
     "CLIP_GRAD": "TRAIN.GRAD_CLIP", "CUTMIX": "TRAIN.CUTMIX_ALPHA", "DROP": "MODEL.DROPOUT",
@@ -109,7 +110,6 @@ OTHER_NAMES = {  # of keys, in timm's train.py and torchvision's; docs/recipes.m
     "STD": "DATA.IMAGENET_STD", "TRAIN_INTERPOLATION": "DATA.INTERPOLATION", "VAL_INTERVAL": "VALIDATE_FREQ",
     "VFLIP": "DATA.VFLIP_PROB", "WARMUP_LR": "TRAIN.WARMUP_START_LR", "WD": "TRAIN.WEIGHT_DECAY",
 }  # fmt: skip
-_FLAGS_ELSEWHERE = {"c": "cfg", "teacher_model": "teacher_model_path"}  # of PaddleClas, and of PaddleViT in 2021
 _SWITCH = dict.fromkeys(("yes", "true", "on", "1"), True) | dict.fromkeys(("no", "false", "off", "0"), False)
 
 
@@ -228,8 +228,6 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
     if unknown:
         _refuse(unknown, arguments, parser)
     *arguments.replaced, arguments.cfg = arguments.cfg or [None]
-    if arguments.cfg and arguments.cfg.endswith(".py"):
-        raise UserError(f"-cfg {arguments.cfg}: is Python; give a YAML file, and {AMP_OF_COLOSSALAI} for its `fp16`")
     check_local_rank(arguments.local_rank)
     if arguments.ngpus is not None and arguments.ngpus < 1:
         raise UserError(f"-ngpus {arguments.ngpus}: must be at least 1")
@@ -242,16 +240,12 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
     while unknown:
         word, *unknown = unknown
         flag, _, given = word.partition("=")
-        name, values = flag.lstrip("-"), [given] if given else []
+        values = [given] if given else []
         if word.startswith("-") and not given:
             values = [*itertools.takewhile(lambda one: not one.startswith("-"), unknown)]
             unknown = unknown[len(values) :]
         key = key_of_flag(flag) if word.startswith("-") else flag if flag.isupper() and given else None
-        if theirs := _FLAGS_ELSEWHERE.get(name):
-            flags.append(f"-{theirs}={' '.join(values)}")
-        elif name == "o":  # of PaddleClas
-            options += values
-        elif key:
+        if key:
             value = f"[{', '.join(values)}]" if len(values) > 1 else "".join(values) or "true"
             options.append(f"{key}={value}")
         elif flag.endswith((".yaml", ".yml")):

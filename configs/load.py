@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from configs.flags import AMP_OF_COLOSSALAI, FLAGS, OTHER_NAMES
+from configs.flags import FLAGS, OTHER_NAMES
 from configs.schema import Model
 from configs.schema.config import known_keys, model_type
 from configs.schema.families.registry import MODEL_SECTIONS
@@ -286,7 +286,7 @@ _REPLACEMENTS = OTHER_NAMES | {  # of a key, a section, or a last part of keys
     "PARALLEL.FP16_ALLREDUCE": "PARALLEL.COMM_HOOK=fp16",
     "PARALLEL.FUSE_GRAD_SIZE_IN_MB": "PARALLEL.BUCKET_MB",
     "PARALLEL.FUSE_ALL_REDUCE_OPS": "PARALLEL.BUCKET_MB=0 for one bucket per parameter",
-    "FP16": AMP_OF_COLOSSALAI,
+    "FP16": "-opts AMP.PRESET=torch, naive or apex_o1",
 }
 
 

@@ -176,11 +176,10 @@ def _commit() -> str:
         "-c",
         "core.fsmonitor=",
     ]
-    command = ["git", *clone, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames"]
+    command = ["git", *clone, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        status = subprocess.run(command, env=variables, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
+        commit = subprocess.run(command, env=variables, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    head, *others = status.decode(errors="replace").splitlines()
-    return head.removeprefix("# branch.oid ") + "-dirty" * any(not line.startswith("#") for line in others)
+    return commit.decode(errors="replace").strip()

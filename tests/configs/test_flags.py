@@ -44,6 +44,7 @@ SAME = [
     ("--data-path=images --image-size 64", "-data_path=images -image_size=64"),
     ("-j 3", "-num_workers=3"),
     ("-a vit_digits", "-model=vit_digits"),
+    ("-c configs/vit_digits.yaml -o SEED=3 NAME=a", "-cfg=configs/vit_digits.yaml -opts SEED=3 NAME=a"),
     ("--config configs/vit_digits.yaml", "-cfg=configs/vit_digits.yaml"),
     ("--local-rank=0 --local_rank 0", ""),
 ]
@@ -97,7 +98,7 @@ def test_each_option_of_the_table_exists():
         assert set(mentioned) <= known, note
 
 
-ANSWERS = {  # of timm's train.py; of PaddleClas
+ANSWERS = {  # of timm's train.py
     "--opt adamw --opt-betas 0.9 0.95 --weight-decay 0.05 --sched cosine --warmup-lr=0 --min-lr 1e-5 --drop-path 0.1 "
     "--reprob 0.25 --mixup 0.8 --aa rand-m9-mstd0.5 --smoothing 0.1 --model-ema": {
         "TRAIN.OPTIMIZER.NAME": "adamw",
@@ -108,7 +109,6 @@ ANSWERS = {  # of timm's train.py; of PaddleClas
         "TRAIN.RANDOM_ERASE_PROB": 0.25,
         "TRAIN.MODEL_EMA": True,
     },
-    "-o TRAIN.NUM_EPOCHS=4 SEED=3": {"TRAIN.NUM_EPOCHS": 4, "SEED": 3},
 }
 
 

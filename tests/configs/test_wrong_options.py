@@ -12,8 +12,6 @@ CSV = "-opts DATA.DATASET=csv DATA.MULTI_LABEL=true"
 WRONG = [
     ("-batchsize=4", "-batch_size?"),
     ("--outptu=1", "-output"),
-    ("-c=1", "use -cfg=1"),
-    ("-teacher_model=1", "use -teacher_model_path=1"),
     ("--stop-epoch=1 --aug-splits 1 --opt sgd", "--stop-epoch, --aug-splits; use -opts TRAIN.OPTIMIZER.NAME=sgd"),
     ("configs/vit_digits.yaml", "-cfg=configs/vit_digits.yaml"),
     ("configs -amp", "-data_path=configs"),
