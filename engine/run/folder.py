@@ -176,10 +176,11 @@ def _commit() -> str:
         "-c",
         "core.fsmonitor=",
     ]
-    command = ["git", *clone, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"]
+    command = ["git", *clone, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames"]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        commit = subprocess.run(command, env=variables, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
+        status = subprocess.run(command, env=variables, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return commit.decode(errors="replace").strip()
+    head, *others = status.decode(errors="replace").splitlines()
+    return head.removeprefix("# branch.oid ") + "-dirty" * any(not line.startswith("#") for line in others)

@@ -19,7 +19,6 @@ WRONG = [
     ("--predict -x.jpg -pretrained=x.pth", "unknown: -x"),
     ("-predict a.jpg b.jpg -resume=run", "unknown: b.jpg"),
     ("-cfg=lora.yml", "configs/lora.yaml"),
-    ("--config config/config_AMP_torch.py", "AMP.PRESET"),
     ("-batch_size=x", "-batch_size"),
     ("-lr=nan", "-lr: TRAIN.BASE_LR"),
     ("-minutes=nan", "-minutes: TRAIN.MINUTES"),
