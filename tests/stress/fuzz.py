@@ -73,7 +73,6 @@ KINDS = {
     "class-lists": Kind(data_kinds.class_list_examples, data_kinds.read_class_names, is_text=True),
     **({"parquet": Kind(data_kinds.parquet_examples, data_kinds.read_parquet)} if is_installed("pyarrow") else {}),
     "configs": Kind(model_kinds.config_examples, model_kinds.read_config, is_text=True),
-    "policies": Kind(data_kinds.policy_examples, data_kinds.read_policy, is_text=True),
     "checkpoints": Kind(model_kinds.checkpoint_examples, model_kinds.read_checkpoint, model_kinds.repair_checkpoint),
     "pdparams": Kind(model_kinds.pdparams_examples, model_kinds.read_pdparams),
     "runs": Kind(model_kinds.run_examples, model_kinds.read_run, is_text=True),

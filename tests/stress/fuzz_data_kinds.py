@@ -1,4 +1,4 @@
-"""Data: images, lists, augmentation policies, tar shards and their index.
+"""Data: images, lists, tar shards and their index.
 
 Valid examples, readers that check the accepted content, and repairs of checksums.
 """
@@ -17,7 +17,6 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Data
-from configs.schema.train import check_policy
 from datasets.decoding.decode import open_image
 from datasets.registry import unlabelled
 from datasets.shards.index import Shard, encode_index, join, read_index, to_index
@@ -27,7 +26,7 @@ from datasets.sources.names import BYTES, NATURAL, find_ambiguity, read_class_li
 from datasets.sources.parquet import Parquet
 from datasets.sources.shared_arrays import strings_in
 from datasets.sources.tables import Table
-from datasets.transforms.host import TimmPolicy, eval_crop
+from datasets.transforms.host import eval_crop
 from tests.datasets.shards.tar_files import tar_of
 from utils.errors import UserError
 
@@ -144,20 +143,6 @@ def read_class_names(data: bytes, folder: Path) -> None:
     names = read_class_list(folder / "classes")
     ordered = [sort_names(names, order) for order in (NATURAL, BYTES)]
     assert find_ambiguity(sorted(names)) or (ordered[0] is not None and ordered[0] == ordered[1])
-
-
-def policy_examples() -> list[bytes]:
-    rand = "rand-m9-mstd0.5-inc1", "rand-n3-p1.0-tweights", "rand-m12-mmax15-mstd101-t3aw"
-    return [text.encode() for text in (*rand, "augmix-m5-w4-d2-a0.5-b1-mstd1", "originalr-mstd0.5", "3a", "v0")]
-
-
-def read_policy(data: bytes, folder: Path) -> None:
-    """A string that is accepted must augment an image."""
-    try:
-        policy = check_policy(data.decode(errors="replace"))
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    TimmPolicy(policy, 8, (0.5, 0.5, 0.5))(Image.new("RGB", (8, 8)), random.Random(len(data)))
 
 
 def tar_examples() -> list[bytes]:

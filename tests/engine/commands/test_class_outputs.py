@@ -25,6 +25,7 @@ from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
 from datasets.sources.names import find_ambiguity, sort_names
+from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
 from engine.plan.evaluation import imagenet_subset
 from utils.errors import UserError
@@ -276,12 +277,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("program", OTHERS)
-def test_names_as_other_programs_write_them(program, folder, tmp_path, cpu):
-    model, pixels = write_weights(folder, 3), write_images(tmp_path, ["bee", "cat", "dog"])
-    torch.save({"state_dict": model.state_dict(), **OTHERS[program]}, folder / "named.pth")
-    expected = figures(model, pixels, [2, 1, 0])
-    assert evaluate(folder, tmp_path, cpu, weights="named.pth") == pytest.approx(expected, abs=1e-4)
+def test_names_as_other_programs_write_them(tmp_path):
+    for program, entries in OTHERS.items():
+        torch.save({"state_dict": {"head.bias": torch.zeros(3)}, **entries}, file := tmp_path / "named.pth")
+        assert read_record(str(file)).class_names == ["dog", "cat", "bee"], program
 
 
 def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path, cpu):
