@@ -4,16 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
-from pathlib import Path
 
 import pytest
-from conftest import ROOT, digits_flags, only_run
-from rank_pool import environment
+from conftest import ROOT
 
-from engine.run.record import read_run
-from utils.errors import UserError, from_here
+from utils.errors import UserError
 from utils.processes import launch
 from utils.processes.launch import check_is_alone, detect_launcher, launch_processes, torchrun_variables
 from utils.signals import Interrupted
@@ -208,28 +204,3 @@ def test_ctrl_c_while_a_script_imports_prints_no_traceback(tmp_path):
     # A shell without job control ignores SIGINT in its background processes, such as this test.
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, preexec_fn=default)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
-
-
-@pytest.mark.slow
-def test_a_killed_rank_is_named_and_the_run_has_failed(tmp_path):
-    options = ["TRAIN.NUM_EPOCHS=1000", "SAVE_FREQ_STEPS=1"]
-    command = [sys.executable, "main_multi_gpu.py", "-ngpus=2", *digits_flags(tmp_path / "out"), *options]
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 300
-        while not any((tmp_path / "out").glob("*/last.pth")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        variables = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in children}
-        (lost,) = (int(pid) for pid in children if b"RANK=1" in variables[pid])
-        os.kill(lost, signal.SIGKILL)
-        _, printed = process.communicate(timeout=300)  # all processes that write to the pipe have ended
-    error, resume = (line for line in printed.splitlines() if line.startswith(("error: ", "resume with: ")))
-    run = read_run(only_run(tmp_path / "out"))
-    assert (process.returncode, run["state"], run["exit_status"]) == (137, "failed", 137)
-    assert (
-        "rank 1 " in error
-        and error == f"error: {run['message']}"
-        and resume == f"resume with: {from_here(run['resume'])}"
-    )
-    assert "Traceback" not in printed

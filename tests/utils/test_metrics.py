@@ -43,20 +43,6 @@ def test_an_image_with_several_labels_is_hit_once_by_its_most_probable_one(cpu):
     assert (metrics.values["top1"], metrics.values["top5"]) == (60, 80)
 
 
-def test_restored_totals_continue(cpu):
-    """Totals of a checkpoint, a window of two batches and a skipped step add up."""
-    logits, targets = torch.arange(6.0).expand(6, 6), torch.arange(6)  # class 5 is the best, class 0 the worst
-    batch = BatchSums.of(torch.tensor(6.0), logits, targets, 6)
-    first, second = MetricSums(cpu.device), MetricSums(cpu.device)
-    first.add_step(batch, torch.tensor(2.0), torch.tensor(False))
-    second.restore(first.totals())
-    second.add_step(batch + batch, torch.tensor(4.0), torch.tensor(False))
-    second.add_step(batch, torch.tensor(math.inf), torch.tensor(True))
-    metrics = to_metrics(second.totals())
-    assert (metrics.loss, metrics.samples, metrics.skipped_samples, metrics.grad_norm) == (1.0, 18, 6, 3.0)
-    assert metrics.values["top1"] == pytest.approx(100 / 6) and metrics.values["top5"] == pytest.approx(500 / 6)
-
-
 @pytest.mark.parametrize(
     ("name", "better", "worse"),
     [

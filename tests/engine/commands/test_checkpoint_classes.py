@@ -146,13 +146,6 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
 
 
-def test_preprocessing_that_contradicts_the_checkpoint_is_refused(trained, images, tmp_path, cpu):
-    with pytest.raises(
-        UserError, match=r"^DATA.IMAGENET_MEAN has 3 values for IMAGE_CHANNELS 1, with the checkpoint's"
-    ):
-        evaluate(trained / "best.pth", images, tmp_path, cpu, "DATA.IMAGENET_MEAN=[0.5, 0.5, 0.5]")
-
-
 def fine_tuned_head(trained: Path, output: Path, names: list[str], cpu, *more: str) -> tuple[dict, dict, str]:
     """The heads of `trained` and of a run of one step with a learning rate of 0 on other classes; the log."""
     for label, name in enumerate(names):

@@ -1,6 +1,5 @@
 """One evaluation: the same results on any number of ranks, unreadable images, test-time augmentation."""
 
-import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -17,7 +16,6 @@ from engine.evaluation.evaluate import Evaluator
 from engine.evaluation.results import SampleResults
 from engine.parallel.strategy import Single
 from engine.precision.policy import Precision
-from engine.run.log import RunLogger
 from tests.conftest import GREY, eval_loader_for, samples_for
 from utils.distributed import ProcessContext
 from utils.errors import UserError
@@ -121,15 +119,3 @@ def test_an_unreadable_image_is_named_and_does_not_count(tmp_path, cpu):
         path.write_bytes(b"no image")
     with pytest.raises(UserError, match="bad_images"):
         evaluator_for(config, cpu).evaluate(model, eval_loader_for(config, samples, cpu))
-
-
-def test_progress_is_logged_without_a_terminal(digits, model, cpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "_SECONDS_BETWEEN_LINES", 0.0)
-    (samples,) = samples_for(digits, cpu, "val")
-    RunLogger(tmp_path, cpu)
-    evaluator_for(digits, cpu).evaluate(model, eval_loader_for(digits, samples, cpu))
-    lines = re.findall(
-        r"----- (\d+) of (\d+) images done, [\d.]+ img/s, left [\d.]+s", (tmp_path / "log.txt").read_text()
-    )
-    steps = range(50, len(samples) + 50, 50)
-    assert lines == [(str(min(done, len(samples))), str(len(samples))) for done in steps]

@@ -124,15 +124,3 @@ def test_pictures_are_those_of_the_mistakes(written, tmp_path, cpu):
     (written / "pictures/0-attention.jpg").touch()  # of other weights
     files_for(written, HOSTILE, ["one", "two"], cpu).write(results.metrics(), results, nn.Flatten())
     assert {path.name for path in (written / "pictures").iterdir()} == {"0.jpg", "1.jpg"}
-
-
-def test_more_classes_than_fit_a_matrix(tmp_path, cpu):
-    targets = np.arange(3000) % 1500
-    results = results_for(targets, np.where(np.arange(3000) < 1500, targets, 0))
-    names = [f"class {label}" for label in range(1500)]
-    files = files_for(tmp_path / "evaluation", names, [str(index) for index in range(3000)], cpu)
-    summary = files.write(results.metrics(), results, nn.Flatten())
-    assert len(read_table(tmp_path / "evaluation/per_class.csv")) == 1501
-    assert not (tmp_path / "evaluation/confusion.csv").exists()
-    assert read_table(tmp_path / "evaluation/confused_pairs.csv")[1] == ["class 1", "class 0", "1", "50.0000"]
-    assert summary["top1"] == pytest.approx(100 * 1501 / 3000)

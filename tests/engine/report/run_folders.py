@@ -14,7 +14,6 @@ from PIL import Image
 from configs.command_line import parse_command_line, to_yaml
 from engine.report.page import write_report
 from engine.run.facts import Devices, Environment, EvaluationData, Fact, Model, Start, TrainingData
-from utils.tables import safe_cell
 
 FACTS_OF_RUN = (
     Devices(2, "cuda:0", "O1: bfloat16 autocast over float32 weights"),
@@ -76,9 +75,6 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
     summary = {"epoch": 3, "samples": 4 * number, "num_classes": number, "loss": 0.25, "top1": 75.0, "ece": 4.5}
     write_json(folder / "summary.json", summary | {"attention": None})
     matrix = [[3 if j == i else int(j == (i + 1) % number) for j in range(number)] for i in range(number)]
-    with open(folder / "confusion.csv", "w", newline="", encoding="utf-8") as file:
-        rows = ([name, *counts] for name, counts in zip(map(safe_cell, names), matrix, strict=True))
-        csv.writer(file).writerows([["true \\ predicted", *map(safe_cell, names)], *rows])
     tables = {
         "per_class": [
             {"label": label, "class": name, "count": 4, "predicted": 4, "precision": "75", "recall": 75 + label / 100,
