@@ -53,7 +53,7 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
         assert shown in page.text, shown
     assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
-    assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
+    assert len(captions) == 9  # seven curves, the reliability diagram, and the accuracy by coverage
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
 
 
