@@ -29,8 +29,8 @@ from datasets.sources.split import RunSplit, Splitter, as_read_before
 from engine.checkpoint.files import FoundCheckpoint, find_checkpoint, runs_newest_first
 from engine.checkpoint.weights_record import record_of, weights_record
 from engine.parallel.compile import check_compiler
+from engine.run.cost import describe_model
 from engine.run.facts import Preprocessing
-from engine.run.flops import describe_model
 from engine.run.log import RunLogger
 from engine.run.loggers import check_loggers
 from models.build import build_model
