@@ -10,7 +10,7 @@ from conftest import ROOT
 # Lines of Python in the files of a folder, subfolders of the second level apart.
 CEILINGS = {
     ".": 146,
-    "configs": 2443,
+    "configs": 2437,
     "configs/schema": 2234,
     "datasets": 543,
     "datasets/decoding": 695,
@@ -27,12 +27,12 @@ CEILINGS = {
     "engine/plan": 667,
     "engine/precision": 932,
     "engine/profiling": 237,
-    "engine/report": 1424,
-    "engine/run": 1890,
-    "engine/training": 2712,
+    "engine/report": 1381,
+    "engine/run": 1879,
+    "engine/training": 2711,
     "models": 1264,
     "models/weights": 948,
-    "scripts": 1078,
+    "scripts": 1068,
     "scripts/benchmarks": 1291,
     "scripts/exporting": 541,
     "scripts/kubernetes": 33,
@@ -41,16 +41,16 @@ CEILINGS = {
     "utils/file_formats": 373,
     "utils/processes": 470,
     "tests": 1485,
-    "tests/configs": 1189,
+    "tests/configs": 1186,
     "tests/datasets": 7139,
-    "tests/engine": 11705,
+    "tests/engine": 11502,
     "tests/fixtures": 72,
     "tests/models": 2349,
-    "tests/scripts": 1524,
-    "tests/stress": 2877,
-    "tests/utils": 1800,
+    "tests/scripts": 1477,
+    "tests/stress": 2821,
+    "tests/utils": 1733,
 }
-MAX_PRODUCT_FILES = 163
+MAX_PRODUCT_FILES = 162
 
 
 def tracked_files() -> list[Path]:
