@@ -178,6 +178,17 @@ def dtype_follows_model(options: OptionLayers) -> list[Note]:
     return [Note("screen", "AMP.DTYPE is bfloat16: the activations of DINOv3's models exceed the range of float16")]
 
 
+def rate_follows_tuning(options: OptionLayers) -> list[Note]:
+    """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4, for MODEL.TUNE lora 1e-3; of timm's models of over 50 M parameters
+    5e-5, for lora 2e-4; of those with batch norms and no layer norms 5e-4, but for lora.
+
+    `choose_recipe` sets the rates that need timm's model. Measured in docs/log.md, Rates of fine-tuning.
+    """
+    if options.get("MODEL.HEAD") == "probe" and options.get("MODEL.PRETRAINED"):
+        options.set_default("TRAIN.BASE_LR", 1e-3 if options.get("MODEL.TUNE") == "lora" else 2e-4)
+    return []
+
+
 def defaults_follow_family(options: OptionLayers) -> list[Note]:
     """Keys that are not given have the defaults of the family MODEL.TYPE: PaddleViT's. With -model, only MODEL has
     them; with weights also the mean and the standard deviation.
@@ -301,6 +312,7 @@ RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
     old_keys_are_renamed,
     precision_follows_preset,
     dtype_follows_model,
+    rate_follows_tuning,
     defaults_follow_family,
     amp_keys_need_amp,
     normalization_follows_channels,
@@ -391,8 +403,7 @@ def recipe_follows_data(
     images: int, has_weights: bool, on_cpu: bool, trains: bool = False, probes: bool = False
 ) -> tuple[str, int | None]:
     """Without -cfg, own images with weights get finetune.yaml; on a CPU without keys of TRAIN probe.yaml. Without
-    weights they get folder_small.yaml with a convolutional network. A GPU adds -amp. finetune.yaml trains all weights
-    of timm's model with batch norms and no layer norms at TRAIN.BASE_LR=5e-4.
+    weights they get folder_small.yaml with a convolutional network. A GPU adds -amp.
 
     trains: keys of TRAIN, as -minutes, ask for steps, on a CPU too. Returns the recipe and NUM_EPOCHS, None for probe:
     the ones that were measured on 1,854 training images, changed with the square root of their number.

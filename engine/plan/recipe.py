@@ -23,6 +23,7 @@ from utils.system import lacks_gpus
 
 _OWN_IMAGES = ("folder", "csv", "parquet")  # data sets
 _FEW = 64  # images: an epoch of them has four steps, also where a recipe's batch is larger than the data
+_LARGE = 50e6  # parameters: between ViT-S and ViT-B
 _FROM_SCRATCH = "resnet10t"  # more accurate than the ViT of folder_small.yaml on a few thousand images (docs/log.md)
 _RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -30,13 +31,15 @@ _RECIPES = Path(__file__).parents[2] / "configs"
 def choose_recipe(command: Command, argv: list[str]) -> Command:
     """A training without -cfg on class folders or a table: with the recipe of `recipe_follows_data`, and a note.
 
-    Other commands stay as they are, also those with an architecture in keys of MODEL, and with data that cannot be
-    read, whose problems the plan reports. Each rank calls it before it joins the others. Raises UserError if given
-    weights cannot be read.
+    With -cfg, too, timm's model has its rate, see `rate_follows_tuning`. Other commands stay as they are, also those
+    with an architecture in keys of MODEL, and with data that cannot be read, whose problems the plan reports. Each rank
+    calls it before it joins the others. Raises UserError if given weights cannot be read.
     """
     data, model, train = (command.given.get(section, {}) for section in ("DATA", "MODEL", "TRAIN"))
     config, own_layers = command.config, any(f"MODEL.{key}" not in known_keys("timm") for key in model)
-    other = command.recipe or config.model.resume or config.eval.enabled or "DATA_PATH" not in data
+    if command.recipe:
+        return _follow_model(command)
+    other = config.model.resume or config.eval.enabled or "DATA_PATH" not in data
     if other or ("DATASET" in data and data["DATASET"] not in _OWN_IMAGES):
         return command
     named = parse_flags(expand_words(argv), entry_parser(command.script)).model
@@ -59,11 +62,6 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     if epochs and not {"NUM_EPOCHS", "MINUTES"} & train.keys():
         flags = [*flags, f"-epochs={epochs}"]
     file, here = _RECIPES / f"{name}.yaml", Path.cwd()
-    if name == "finetune" and "BASE_LR" not in train:
-        backbone = parse_command_line([f"-cfg={file}", *flags, *argv]).config.model
-        is_measured = backbone.tune.kind == "full" and backbone.type == "timm"
-        if is_measured and _has_only_batch_norms(backbone.name):
-            flags = [*flags, "-lr=0.0005"]  # docs/log.md, Fine-tuning from the probe
     if name == "folder_small" and not named and "TYPE" not in model:
         flags = [*flags, f"-model={_FROM_SCRATCH}"]
     if not on_cpu and "ENABLED" not in command.given.get("AMP", {}):
@@ -75,24 +73,32 @@ def choose_recipe(command: Command, argv: list[str]) -> Command:
     reason += "; on a CPU, -minutes=M or -epochs=N trains all weights" if name == "probe" and on_cpu else ""
     chosen = parse_command_line(words, command.script)
     same = Note("log", f"The same: {shlex.join(['python', command.script, *words])}")
-    return replace(chosen, notes=(same, *chosen.notes), reason=reason)
+    return _follow_model(replace(chosen, notes=(same, *chosen.notes), reason=reason))
 
 
-def _has_only_batch_norms(name: str) -> bool:
-    """Whether timm's model has batch norms, and no layer norms, as transformers behind convolutions have.
+def _follow_model(command: Command) -> Command:
+    """With the rate of timm's model by `rate_follows_tuning`, unless one is given.
 
-    False for a name that timm does not know, which the plan reports.
+    The plan reports a name that timm does not know.
     """
+    config, model = command.config, command.config.model
+    is_probed = model.head == "probe" and model.pretrained and not (config.eval.enabled or model.tune.solves_head)
+    if "BASE_LR" in command.given.get("TRAIN", {}) or not is_probed or model.type != "timm":
+        return command
     import timm
     import torch
 
     from utils.torch_compat import BatchNorm
 
-    kinds = set[bool]()
+    backbone, rate, is_lora = torch.nn.Module(), config.train.base_lr, model.tune.kind == "lora"
     with suppress(RuntimeError), torch.device("meta"):
-        modules = timm.create_model(name).modules() if timm.is_model(name) else ()
-        kinds = {isinstance(one, BatchNorm) for one in modules if isinstance(one, BatchNorm | torch.nn.LayerNorm)}
-    return kinds == {True}
+        backbone = timm.create_model(model.name) if timm.is_model(model.name) else backbone
+    norms = {type(one) for one in backbone.modules() if isinstance(one, BatchNorm | torch.nn.LayerNorm)}
+    if norms and all(issubclass(one, BatchNorm) for one in norms) and not is_lora:
+        rate = 5e-4
+    elif sum(one.numel() for one in backbone.parameters()) > _LARGE:
+        rate = 2e-4 if is_lora else 5e-5
+    return replace(command, config=config.with_train(base_lr=rate))
 
 
 def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -> tuple[bool, str, list[str]]:

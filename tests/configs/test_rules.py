@@ -43,6 +43,21 @@ def test_dinov3_takes_bfloat16_unless_a_dtype_is_given():
     assert parse_command_line(words[:1]).config.amp.dtype is None
 
 
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        (["-cfg=configs/finetune.yaml", "-opts", "MODEL.TUNE=last:4"], 2e-4),
+        (["-cfg=configs/finetune.yaml", "-opts", "MODEL.TUNE=lora"], 1e-3),
+        (["-cfg=configs/lora.yaml", "-lr=3e-3"], 3e-3),
+        (["-cfg=configs/finetune.yaml", "-opts", "MODEL.PRETRAINED=null"], 3e-3),  # the default: from scratch
+        (["-cfg=configs/vit_base_patch16_224_folder.yaml"], 2e-4),  # PaddleViT's head
+    ],
+)
+def test_the_rate_of_a_fine_tuning_follows_from_the_trained_part(words, rate, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert parse_command_line(words).config.train.base_lr == rate
+
+
 @given(total=st.integers(1, 100), num_ranks=st.integers(1, 12), batch_size=st.sampled_from([1, 3, 8, 64]))
 def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_size):
     keys = f"DATA.GLOBAL_BATCH_SIZE={total}", f"DATA.BATCH_SIZE={batch_size}"
