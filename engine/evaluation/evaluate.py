@@ -102,10 +102,10 @@ class Evaluator:
         self, head: nn.Module, features: torch.Tensor, targets: torch.Tensor, errors: dict[int, str]
     ) -> SampleResults:
         """The results of `evaluate` from features (N, F), the inputs of `head`. targets: `PADDING` for `errors`."""
-        parts = []
+        parts, dtype = [], next(head.parameters()).dtype
         with torch.inference_mode(), self.precision.autocast(), run_eagerly():
             for rows, labels in zip(features.split(_FEATURES), targets.split(_FEATURES), strict=True):
-                parts.append(self._summarize(head(rows).float(), labels))
+                parts.append(self._summarize(head(rows.to(dtype)).float(), labels))
         arrays = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
         return SampleResults(**arrays, errors=errors)
 

@@ -40,6 +40,14 @@ def evaluator_for(config: Config, context: ProcessContext, flips: bool = False) 
     return Evaluator(transform, precision, Single(), context, flips, multi_label, keeps_logits=True)
 
 
+def test_features_in_fp32_meet_a_head_in_half(cpu):
+    """As in O3, where a probe of stored features is the start of a new head."""
+    evaluator, features = evaluator_for(parse_command_line([]).config, cpu), torch.randn(6, 4)
+    head = nn.Linear(4, 3).to(torch.bfloat16)
+    results = evaluator.results_of_features(head, features, torch.arange(6) % 3, {})
+    assert np.array_equal(results.logits, head(features.bfloat16()).half().detach().numpy())
+
+
 def results_on(world_size: int, config: Config, model: nn.Module, monkeypatch) -> SampleResults:
     """The results that `world_size` ranks have together; the ranks run one after the other, the main process last."""
     sent: dict[int, list[torch.Tensor]] = {}
