@@ -375,7 +375,7 @@ def classes_follow_data(options: Config, facts: Facts) -> Config:
 
 # ViT-B/16 on an H200, eager and compiled images/s (docs/log.md), as a share of the time of an eager step.
 SAVED_SHARE = {"O1": 1 - 3020 / 3538, "O2": 1 - 3446 / 3684}
-COMPILE_SECONDS = 40.0  # an upper bound: a benchmark of two programs there compiled both, and trained, in 40 s
+COMPILE_SECONDS = 40.0  # an estimate: half the time in which a benchmark on an H200 compiled and trained two programs
 
 
 def compilation_follows_steps(options: Config, facts: Facts) -> Config:
