@@ -25,12 +25,13 @@ from datasets.sources.names import (
     split_of_images,
 )
 from datasets.sources.parquet import Parquet, parquet_files
+from datasets.sources.rows import read_unlabelled_list
 from datasets.sources.samples import Samples
 from datasets.sources.shared_arrays import StringPacker, to_nfc
 from datasets.sources.source import Numbers, Source, source_class
 from datasets.sources.split import Splitter, check_groups, with_groups
 from datasets.sources.split_folders import has_class_folders
-from datasets.sources.tables import PARQUET, TABLE_SUFFIXES, read_unlabelled_list
+from datasets.sources.tables import PARQUET, TABLE_SUFFIXES
 from utils.distributed import ProcessContext, broadcast_object, call_on_main, work_while_others_wait
 from utils.errors import Finding, Unavailable, UserError, combine_findings
 from utils.notes import Note

@@ -127,10 +127,15 @@ def advise_labels(root: Path) -> str | None:
     except ValueError:
         return None
     level, words = splits or (-1, {})
-    paths = [path for path in paths if not splits or words[path.split("/")[level]] in ("train", "val")]
+    of_split = defaultdict[str, list[str]](list)
+    for path in paths:
+        of_split[words[path.split("/")[level]] if splits else "train"].append(path)
+    paths = of_split["train"] + of_split["val"]
     found = list[str]()
     for expression, of_labels in (*_by_folder(paths, level), *_by_file_name(paths), *_by_field()):
-        labels = Counter(label_in(expression, path) for path in paths)
+        labels = Counter(label_in(expression, path) for path in of_split["train"])
+        if not {label_in(expression, path) for path in of_split["val"]} <= labels.keys():
+            continue
         if "" not in labels and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
             options = [f"DATA.LABELS={expression}", *_cases(paths, of_labels)]
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_SHOWN)}"
@@ -138,6 +143,19 @@ def advise_labels(root: Path) -> str | None:
             if not expression.endswith(_FIELD):  # of these, the user knows which one is the class
                 break
     return f"labels are in the paths, as in {shorten(paths[0])}: {' or '.join(found)}" if found else None
+
+
+def note_on_cases(listing: Listing) -> list[Note]:
+    """Names DATA.GROUPS if each class folder contains folders of cases of its own: ill/{p01,p02}, well/{p03}."""
+    paths = [*listing.paths]
+    for option in _cases(paths, 0):
+        cases = [(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths]
+        number = len({case for case, _ in cases})
+        if number == len(set(cases)):
+            text = f"{number} folders with numbers in the class folders, such as {shorten(cases[0][0])}"
+            fix = f"to keep the images of each in one split: -opts {quote(option)}"
+            return [Note("screen", f"{listing.root}: {text}; {fix}")]
+    return []
 
 
 def _by_folder(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:

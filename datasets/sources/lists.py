@@ -19,10 +19,11 @@ from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
+from datasets.sources.rows import LIST_LABEL, ONE_HOT, Rows, table_rows
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source
 from datasets.sources.split import split_listing
-from datasets.sources.tables import LABEL_DIGITS, LIST_LABEL, ONE_HOT, Rows, Table, find_layout, read_lines, table_rows
+from datasets.sources.tables import LABEL_DIGITS, Table, find_layout, read_lines
 from utils.errors import UserError
 from utils.notes import Note
 
@@ -57,7 +58,8 @@ class Lists(Source):
 
     def _rows(self, split: str) -> Rows:
         file = self.root / f"{split}_list.txt"
-        rows = Rows(file, self.data.image_root, labels=self.data.labels)
+        image_root = Path(self.data.image_root) if self.data.image_root else None
+        rows = Rows(file, image_root, labels=self.data.labels)
         for number, line in enumerate(read_lines(file), 1):
             fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
             if self.data.labels and fields:

@@ -21,8 +21,9 @@ from configs.schema import Data
 from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import Listing
+from datasets.sources.rows import table_rows
 from datasets.sources.shared_arrays import PackedStrings, StringPacker, to_arrays, to_nfc
-from datasets.sources.tables import Table, table_rows
+from datasets.sources.tables import Table
 from utils.errors import Finding, UserError, combine_findings
 from utils.notes import Note
 
@@ -283,17 +284,18 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
         fix = "the expression must match each path relative to the class folders"
     else:
-        file, root = Path(data.groups), data.data_path
+        file = Path(data.groups)
+        changes: dict[str, Any] = {"image_root": data.data_path, "labels": None}
         columns: dict[Any, Any] = {"path": "path", "label": "group"}
         fix = "add lines path,group, with paths relative to DATA_PATH"
         if by_column:
             assert listing.file
-            file, root = listing.file, str(listing.root)
+            file, changes = listing.file, {"labels": None}
             columns, fix = {**(data.columns or {}), "label": data.groups}, "fill in the column"
         table = Table(file, data.encoding)
         if by_column and data.groups not in table.header:
             raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
-        changes = {"image_root": root, "columns": {**columns, "split": None}, "labels": None}
+        changes |= {"columns": {**columns, "split": None}}
         rows, group_of = table_rows(table, data.model_copy(update=changes)), dict[str, str]()
         names = list(rows.target_ids)
         for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
@@ -301,7 +303,7 @@ def with_groups(listing: Listing, data: Data) -> Listing:
                 rows.add_finding(line, f"{shorten(path)} has the group {shorten(group_of[path])} in another line")
         if rows.findings:
             raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
-        folder = os.path.relpath(listing.root, root)
+        folder = os.path.relpath(listing.root, rows.root)
         packed = StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
     groups = packed.strings()
     check_groups(groups, data, listing.location, fix)

@@ -16,16 +16,17 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_folders import class_folders_in, has_images, other_form, read_class_folders
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link
-from datasets.sources.labels import LabelledPaths, advise_labels
+from datasets.sources.labels import LabelledPaths, advise_labels, note_on_cases
 from datasets.sources.names import MASK, SPLIT_NAMES, SPLIT_WORD, find_split_names, list_names, word_in
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.source import Source
 from datasets.sources.split import split_listing
-from utils.errors import Finding, UserError, combine_findings, did_you_mean
+from utils.errors import Finding, UserError, did_you_mean
 from utils.notes import Note
 
 _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|folder", re.IGNORECASE)
 _LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
+_LISTS += ["../labels/train1.txt", "../train_test_split.txt", "../val/val_annotations.txt"]  # DTD, CUB, Tiny ImageNet
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
 _IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
@@ -86,8 +87,8 @@ class SplitFolders:
             unlabelled = next((name for name in unread if name in self._unlabelled), None)
             hint = f"; -predict {quote(str(self.root / unlabelled))} labels images" if unlabelled else ""
             self.notes.append(Note("log", f"{self.root}: not read: {list_names(unread)}{hint}"))
-        if lists := [str(path) for path in (self.root / name for name in _LISTS) if path.is_file()]:
-            use = "to use them: -dataset=csv for tables, -dataset=imagenet2012 for train_list.txt and val_list.txt"
+        if lists := [os.path.normpath(path) for path in (self.root / name for name in _LISTS) if path.is_file()]:
+            use = "-dataset=torchvision/NAME has official splits, -dataset=csv tables, -dataset=imagenet2012 *_list.txt"
             self.notes.append(Note("warning", f"{', '.join(lists[:_MAX_SHOWN])}: not read, the folders decide; {use}"))
         self.excluded = {*chosen.values(), *unread}
         is_class = all_classes and self.folders.get("train") == self.root
@@ -185,8 +186,10 @@ class ClassFolders(Source):
         is_part = split != "test" and "val" not in found.folders
         with _advice(self.data):
             listing = found.read("train" if is_part else split)
-            if listing.findings and len(listing.sizes) == 1:  # the other folders contain no images
-                raise combine_findings(str(self.root), listing.findings)
+        if listing.findings and len(listing.sizes) == 1 and (advice := advise_labels(self.root)):
+            listing.findings = [f"{listing.root}: the images are in {next(iter(listing.sizes))} alone; {advice}"]
+        if not (self.data.labels or self.data.groups) and split == "train":
+            listing.notes += note_on_cases(listing)
         self._read[listing.root] = listing
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 

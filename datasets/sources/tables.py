@@ -7,11 +7,10 @@ import contextlib
 import csv
 import io
 import json
-import os
+import math
 import re
 import shlex
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -19,21 +18,15 @@ from typing import Any
 
 from configs.schema import Data
 from configs.yaml_io import shorten
-from datasets.decoding.images import IMAGE_EXTENSIONS, PHOTO_EXTENSIONS
-from datasets.sources.image_files import Listing, listing_arrays
-from datasets.sources.names import MASK, SPLIT_NAMES, label_in, split_of, split_of_images, word_in
-from datasets.sources.shared_arrays import StringPacker, to_arrays, to_nfc
-from utils.errors import Finding, UserError, combine_findings, error_from
+from datasets.decoding.images import IMAGE_EXTENSIONS
+from datasets.sources.names import SPLIT_NAMES
+from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
 
 JSON_LINES, PARQUET = ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
-ONE_HOT = "\x1f"  # between the names of the columns with a 1
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
-LIST_LABEL = re.compile(r"\s+[0-9]+$")  # of a list for the training
-_FIRST = 20  # images of which one shows the folder
-_ENDINGS = (*IMAGE_EXTENSIONS, *PHOTO_EXTENSIONS)
 _PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
 _SEPARATORS = ",;\t|"  # spreadsheets write semicolons where the comma is the decimal sign
 _INVISIBLE = " \u200b\u200c\u200d\u200e\u200f\u2060\ufeff"  # of web pages and spreadsheets
@@ -53,6 +46,13 @@ _SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
+# Images in folders of labels, of the columns that begin with two letters, in a shape, of a table.
+_WRITE_IMAGES = (
+    'import csv, os, numpy; from PIL import Image; [(os.makedirs(d := "%s/" + r[%s], exist_ok=True), '
+    'Image.fromarray(numpy.array(" ".join(v for c, v in r.items() if c[:2] == %s).split(), "u1").reshape(%s))'
+    '.save(f"{d}/{k}.png")) for k, r in enumerate(csv.DictReader(open("%s")))]'
+)
+_PIXELS = re.compile(r"(\d+ ){99,}\d+")
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 
 
@@ -183,6 +183,7 @@ def find_layout(table: Table, data: Data) -> Layout:
     labels = [] if data.labels else _names([one for one in header if one not in paths], given.get("label"), _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values = _distinct_values(table, paths)
+    _check_form(table, values, labels)
     split, split_of = _find_split(table, others, values, given)
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
@@ -208,9 +209,51 @@ def find_layout(table: Table, data: Data) -> Layout:
     return table.layouts.setdefault(asked, Layout(paths[0], tuple(labels), is_one_hot, split, split_of))
 
 
+def column_of_paths(table: Table, data: Data) -> str:
+    """The column of paths in a table of images to predict: DATA.COLUMNS' one, else by its name, or the only one."""
+    header, given = table.header, (data.columns or {}).get("path")
+    named = [name for name in header if name == given] or _names(header, None, _PATHS)
+    columns = named if len(header) > 1 else header
+    if len(columns) != 1 or header.count(columns[0]) != 1:
+        raise _unclear(table, "path", columns, _option(data.columns or {}, path=[*columns, "NAME"][0]))
+    return columns[0]
+
+
+def _check_form(table: Table, values: Mapping[str, Collection[str]], labels: Sequence[str]) -> None:
+    """Raises UserError for a table without a header, or with the pixels of the images in its columns."""
+    header = table.header
+    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+        names = [
+            "image_path"
+            if one.lower().endswith(IMAGE_EXTENSIONS)
+            else "split"
+            if one.lower() in _SPLIT_WORDS
+            else "target"
+            for one in header
+        ]
+        fix = f"write this line above it: {','.join(names)}"
+        raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
+    texts = [name for name in header if any(_PIXELS.fullmatch(value) for value in values[name])]
+    pixels = texts or [name for name in header if re.fullmatch(r"(?i)(pixel|px)_?\d+", name)]
+    if not pixels or table.image_column:
+        return
+    number = len(next(iter(values[pixels[0]]), "").split()) if texts else len(pixels)
+    place, folder = "the pixels of the images are in its columns", table.file.parent
+    if texts and "Usage" in header:
+        move = f"mkdir {folder / 'fer2013'} && mv {table.file} {folder / 'fer2013'}"
+        raise UserError(f"{table.file}:1: {place}; {move}, then -dataset=torchvision/FER2013 -data_path={folder}")
+    rest = sorted((name for name in header if name not in pixels), key=lambda name: len(values[name]))
+    label, images = [*labels, *rest, ""][0], table.file.with_suffix("")
+    if not label:
+        raise UserError(f"{table.file}:1: {place}, and it has no labels; give a table with labels")
+    shape = (side, side) if (side := math.isqrt(number)) ** 2 == number else (math.isqrt(number // 3), -1, 3)
+    code = _WRITE_IMAGES % (images, json.dumps(label), json.dumps(pixels[0][:2]), shape, table.file)
+    raise UserError(f"{table.file}:1: {place}; python -c {shlex.quote(code)}, then -data_path={images}")
+
+
 def _unclear(table: Table, key: str, names: Sequence[str], option: str) -> UserError:
     fix, header = f"name the columns, such as {option}", table.header
-    if len(header) < 2 or any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
+    if len(header) < 2:
         fix = "write the names of the columns, of paths and labels, into the first line"
     elif any(header.count(name) > 1 for name in names):
         fix = "give each column a name of its own"
@@ -244,14 +287,14 @@ def _distinct_values(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
     place = table.header.index(paths[0]) if paths and paths[0] in table.header else None
     for _, record in table:
         if not isinstance(record, str):
-            folder = "" if place is None else _first_folder(record[place])
+            folder = "" if place is None else first_folder(record[place])
             for values, text in zip(found, (*record, folder), strict=True):
                 if len(values) <= _MAX_DISTINCT:
                     values.add(text)
     return dict(zip(columns, found, strict=True))
 
 
-def _first_folder(path: str) -> str:
+def first_folder(path: str) -> str:
     """The first folder of a path, '' without one: 'train' of 'train/a/1.jpg'."""
     return path.removeprefix("./").partition("/")[0] if "/" in path else ""
 
@@ -302,193 +345,9 @@ def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:
         return {value: _SPLIT_WORDS[value] for value in lower}
     if (flag := _SPLIT_FLAG.fullmatch(_plain(name))) and _are(_BINARY, lower):
         other = "train" if flag[1] != "train" else "val"
-        return {value: flag[1] if _is_one(value) else other for value in lower}
+        return {value: flag[1] if is_one(value) else other for value in lower}
     return {}
 
 
-def _is_one(text: str) -> bool:
+def is_one(text: str) -> bool:
     return text[:1] in ("1", "t", "T")
-
-
-class Rows:
-    """The rows of a list or table. Equal target texts are stored once, in the order in which they first occur.
-
-    root: folder of relative paths (default: the file's). anywhere: paths may be outside of it and of the file's folder.
-    labels: DATA.LABELS, in place of the targets.
-    classes: the names of the columns of 0 and 1, or of the classes if the table has them, in the order of the labels.
-    """
-
-    def __init__(self, file: Path, root: str | None = None, anywhere: bool = False, labels: str | None = None) -> None:
-        self.file, self.root, self._anywhere, self._labels = file, Path(root) if root else file.parent, anywhere, labels
-        self.paths, self.row_target_ids, self.lines = StringPacker(), array("i"), array("i")
-        self.target_ids: dict[str, int] = {}
-        self.classes: tuple[str, ...] = ()
-        self.findings: list[Finding] = []
-        self.notes: list[Note] = []
-        self.outside: list[tuple[int, str]] = []  # lines with a path that leads out of the folder
-        self._endings: dict[str, dict[str, list[str]]] = {}  # by folder
-
-    def add(self, line: int, path: str, target: str = "") -> None:
-        if not path or "\0" in path:
-            fix = "save the file as text in UTF-8" if path else "fill it in or remove the line"
-            self.add_finding(line, f"{shorten(path)} is not a path; {fix}")
-            return
-        if not self._anywhere and (path.startswith("/") or ".." in path.split("/")):
-            absolute = os.path.abspath(os.path.join(self.root, path))
-            roots = (f"{os.path.abspath(folder)}{os.sep}" for folder in (self.root, self.file.parent))
-            if not absolute.startswith(tuple(roots)):
-                self.outside.append((line, path))
-                return
-            path = os.path.relpath(absolute, self.root)
-        elif not self._anywhere and ("./" in path or "//" in path):
-            path = os.path.normpath(path)
-        path = self._with_ending(line, path)
-        if self._labels and not (target := label_in(self._labels, path)):
-            self.add_finding(line, f"DATA.LABELS {shorten(self._labels)} does not match {shorten(path)}; correct it")
-            return
-        self.paths.add(path)
-        self.row_target_ids.append(self.target_ids.setdefault(to_nfc(target), len(self.target_ids)))
-        self.lines.append(line)
-
-    def _with_ending(self, line: int, path: str) -> str:
-        """The path of the one image whose name is `path` without its ending, as in tables of ids; else `path`."""
-        if path.lower().endswith(_ENDINGS):
-            return path
-        folder, name = os.path.split(path)
-        if folder not in self._endings:
-            found = self._endings[folder] = dict[str, list[str]]()
-            with contextlib.suppress(OSError):
-                with os.scandir(self.root / folder) as entries:
-                    files = [entry.name for entry in entries if entry.is_file()]
-                for stem, ending in map(os.path.splitext, files):
-                    if ending.lower() in _ENDINGS:
-                        found.setdefault(stem, []).append(ending)
-                for file in files:  # the path is a file itself
-                    found.pop(file, None)
-        endings = self._endings[folder].get(name, [])
-        if len(endings) > 1:
-            self.add_finding(line, f"{shorten(path)} is {' and '.join(sorted(endings))}; write the ending, too")
-        return path + endings[0] if endings else path
-
-    def add_finding(self, line: int, problem: str) -> None:
-        self.findings.append(f"{self.file}:{line}: {problem}")
-
-
-def table_rows(table: Table, data: Data, split: str | None = None) -> Rows:
-    """The rows of a table with a column of paths and one of targets, which may be empty; only the rows of `split`.
-
-    The images are in DATA.IMAGE_ROOT, else in the table's folder, else in the split's folder in it (train/ or
-    train_images/ of train.csv), else in the only folder in it that has them, apart from other splits
-    and masks.
-    """
-    file = table.file
-    layout = find_layout(table, data)
-    path_place, *label_places = (table.header.index(name) for name in (layout.path, *layout.labels))
-    root = table.root or data.image_root
-    if not root and not table.image_column:
-        paths = (record[path_place] for _, record in table if not isinstance(record, str))
-        root = _find_folder(file, islice((path for path in paths if ".." not in path), _FIRST)) or file.parent
-    rows = Rows(file, str(root) if root else None, bool(table.image_column), data.labels)
-    rows.notes += table.notes
-    if root not in (None, table.root, data.image_root, file.parent):
-        rows.notes.append(Note("log", f"{file}: the images are in {root}"))
-    used = {layout.path, *layout.labels, layout.split, data.groups}
-    if unused := [name for name in table.header if name not in used]:
-        rows.notes.append(Note("log", f"{file}: columns that are not used: {shorten(unused)}"))
-    if layout.splits:
-        place = f"in the column {shorten(layout.split)}" if layout.split else "the first folders of the paths"
-        rows.notes.append(Note("log", f"{file}: the splits are {place} (DATA.COLUMNS)"))
-    rows.classes = layout.labels if layout.is_one_hot else table.classes_of(*layout.labels[:1])
-    if layout.is_one_hot:
-        columns = shorten(list(layout.labels))
-        rows.notes.append(Note("log", f"{file}: the classes are the columns {columns}, each of 0 and 1"))
-    split_place = table.header.index(layout.split) if layout.split else path_place
-    for line, record in table:
-        if isinstance(record, str):
-            rows.add_finding(line, record)
-            continue
-        path, target = record[path_place], record[label_places[0]] if label_places else ""
-        of_split = record[split_place] if layout.split else _first_folder(path)
-        if split and layout.split_of[of_split.lower()] != split:
-            continue
-        if layout.is_one_hot:
-            cells = (record[place] for place in label_places)
-            target = ONE_HOT.join(name for name, cell in zip(layout.labels, cells, strict=True) if _is_one(cell))
-        rows.add(line, path, target)
-    return rows
-
-
-def _find_folder(file: Path, paths: Iterable[str], others: Sequence[Path] = ()) -> Path | None:
-    """The first folder with one of the first paths of a table as a file, in the order of `table_rows`.
-
-    others: come before the only folder of neither masks nor another split that has one. None without such a folder.
-    """
-    paths = list(paths)
-
-    def contains(folder: Path) -> bool:
-        rows = Rows(file, str(folder), anywhere=True)
-        for path in paths:
-            rows.add(0, path)
-        return any(os.path.isfile(folder / path) for path in rows.paths.strings())
-
-    if contains(file.parent):
-        return file.parent
-    root = file.parent.parent if _is_of_masks(file.parent.name) else file.parent  # ISIC's x_GroundTruth, x_Input
-    inside = [path for path in sorted(root.glob("*/")) if not path.name.startswith(".")]
-    split = split_of(file.stem)
-    of_split = [path for path in inside if split and split_of_images(path.name) == split]
-    if found := next(filter(contains, (*of_split, *others)), None):
-        return found
-    of_others = {"train", "val", "test"} - {split} if split else {"test"}
-    usable = (path for path in inside if word_in(path.name) not in of_others and not _is_of_masks(path.name))
-    with_images = list(islice(filter(contains, usable), 2))
-    return with_images[0] if len(with_images) == 1 else None
-
-
-def _is_of_masks(folder: str) -> bool:
-    return any(re.fullmatch(MASK, part, re.IGNORECASE) for part in re.split(r"[ ._-]+", folder))
-
-
-def read_unlabelled_list(file: Path, data: Data, trained_root: str | None) -> Listing:
-    """The images of a list or a table, with the column and the text that name them; see `datasets.registry.unlabelled`.
-
-    The column of paths is the one of DATA.COLUMNS if the table has it, else found by its name, or the only column.
-    Raises UserError: it cannot be read, or lists no images; in one error, all mistakes.
-    """
-    table = None if file.suffix.lower() == ".txt" else Table(file, data.encoding)
-    column, place, notes = "path", 0, list[Note]()
-    if table:
-        header, given, notes = table.header, (data.columns or {}).get("path"), table.notes
-        named = [name for name in header if name == given] or _names(header, None, _PATHS)
-        columns = named if len(header) > 1 else header
-        if len(columns) != 1 or header.count(columns[0]) != 1:
-            raise _unclear(table, "path", columns, _option(data.columns or {}, path=[*columns, "NAME"][0]))
-        column, place = columns[0], header.index(columns[0])
-
-    def records() -> Iterator[tuple[int, list[str] | str]]:
-        lines = ((number, line.strip()) for number, line in enumerate(read_lines(file), 1))
-        yield from table or ((number, [LIST_LABEL.sub("", line)]) for number, line in lines if line)
-
-    given_root = data.image_root if data.image_root != trained_root else None
-    first = (record[place] for _, record in records() if not isinstance(record, str))
-    others = [file.with_suffix(""), *([Path(trained_root)] if trained_root else [])]
-    found = Path(given_root) if given_root else _find_folder(file, islice(first, _FIRST), others)
-    rows, listed = Rows(file, str(found or file.parent), anywhere=True), StringPacker()
-    for line, record in records():
-        if isinstance(record, str):
-            rows.add_finding(line, record)
-        else:
-            rows.add(line, record[place])
-            listed.add(record[place])
-    if found and found not in (file.parent, Path(given_root or file.parent)):
-        notes.append(Note("log", f"{file}: the images are in {found}"))
-    elif not found:
-        notes.append(
-            Note("warning", f"{file}: its images are not in {file.parent}; set DATA.IMAGE_ROOT to their folder")
-        )
-    if rows.findings:
-        raise combine_findings(f"{file}: {len(rows.findings)} problems", rows.findings)
-    if not len(rows.paths):
-        raise UserError(f"{file}: lists no images; write one path per line")
-    arrays = listing_arrays(rows.paths) | to_arrays(listed.strings(), "listed")
-    return Listing(rows.root, ["0"], arrays, notes=notes, has_class_names=False, column=column)

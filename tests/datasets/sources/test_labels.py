@@ -169,6 +169,20 @@ def test_names_without_evidence_are_no_labels(files, tmp_path, cpu):
     assert "LABELS" not in str(refused.value)
 
 
+def test_the_groups_in_class_folders_are_named(tmp_path, cpu):
+    """As in BreaKHis: the screen names DATA.GROUPS, which keeps patients together."""
+    make(tmp_path, "{ill/duct,ill/lobe,well/fib,well/ade}/{40X,100X,200X}/{1,2}.png")
+    assert not any("DATA.GROUPS" in note.text for note in read(options(tmp_path, batch_size=1), cpu)[0].notes)
+    patients = [f"{label}/SOB/type/P-{label}{number}" for label in ("ill", "well") for number in range(4)]
+    root = make(tmp_path / "B", *(f"{one}/{{40X,100X}}/{{1,2}}.png" for one in patients))
+    given = options(root, batch_size=1)
+    train, *_ = read(given, cpu)
+    (note,) = (note.text for note in train.notes if note.kind == "screen")
+    (data,) = typed(note, given)
+    train, val = read(data, cpu)
+    assert len({*train.groups}) == 6 and len({*val.groups}) == 2 and not {*train.groups} & {*val.groups}
+
+
 def test_a_run_is_evaluated_and_predicts_with_its_labels(tmp_path, cpu):
     root = make(tmp_path / "data", f"train/{{cat,dog}}.{NUMBERS}.jpg", "test1/{1,2}.jpg")
     flags = [f"-data_path={root}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-num_workers=0"]

@@ -4,6 +4,8 @@ import csv
 import json
 import re
 import shlex
+import subprocess
+import sys
 
 import pandas
 import pytest
@@ -384,3 +386,54 @@ def test_tables_with_other_names_and_empty_rows(table, tmp_path, cpu):
         table(name, files, file=files, label=LABELS[: len(files)])
         (tmp_path / name).write_text((tmp_path / name).read_text().replace("\n", "\n,\n\n"))
     assert list(map(len, read(tmp_path, cpu, dataset="csv"))) == [20, 10]
+
+
+@pytest.mark.parametrize("names", ["id", "/data/upload/1/{}.png", "gs://bucket/{}.png"])
+def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, names, cpu):
+    """As HAM10000's two parts, and the paths of Label Studio and Vertex AI; groups and splits follow."""
+    files = [f"part_{1 + number % 2}/{number}.png" for number in range(30)]
+    ids = [number if names == "id" else names.format(number) for number in range(30)]
+    file = table("metadata.csv", files, id=ids, label=LABELS, lesion=[number // 2 for number in range(30)])
+    train, val = read(file, cpu, checked=True, groups="lesion", columns={"path": "id"})
+    found = {**labels_of(train), **labels_of(val)}
+    assert found == dict(zip(files, LABELS, strict=True)) and not {*train.groups} & {*val.groups}
+    assert unlabelled(str(file), options(tmp_path, columns={"path": "id"}), None).name(3) == f"{tmp_path}/{files[3]}"
+    write_image(tmp_path / "part_2" / "0.png")
+    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT|is not inside"):
+        read(file, cpu, checked=True, columns={"path": "id"})
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (["TRAIN,gs://b/0.jpg,cat", "TEST,gs://b/1.jpg,dog"], "split,image_path,target"),
+        (["0.jpg,cat"], "image_path,target"),
+    ],
+)
+def test_the_line_that_a_table_without_a_header_needs(tmp_path, rows, line, cpu):
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    with pytest.raises(UserError, match=rf"x\.csv:1: has no header.*write this line above it: {line}$"):
+        read(tmp_path / "x.csv", cpu)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_command_for_pixels_in_columns_writes_the_images(table, tmp_path, depth, cpu, monkeypatch):
+    pixels = {f"pixel{number}": [10 * row + number % 8 for row in range(8)] for number in range(16 * depth)}
+    with pytest.raises(UserError, match="pixels of the images are in its columns") as error:
+        read(table(digit=[0, 1] * 4, **pixels), cpu)
+    words = shlex.split(str(error.value).partition("columns; ")[2].replace(", then ", " "))
+    subprocess.run([sys.executable, *words[1:3]], check=True)
+    (path,) = (word.removeprefix("-data_path=") for word in words[3:])
+    train, val = read(path, cpu)
+    image = train.open(names_of(train).index("1/3.png"), 3).pixels if "1/3.png" in names_of(train) else None
+    assert len(train) + len(val) == 8 and train.class_names == ["0", "1"]
+    assert image is None or (image.shape == (3, 4, 4) and image.flatten()[0] == 30)
+
+
+def test_pixels_in_a_text_are_torchvisions_fer2013(table, tmp_path, cpu):
+    text = " ".join(["70"] * 2304)
+    file = table("fer2013.csv", emotion=[0, 1] * 3, pixels=[text] * 6, Usage=["Training", "PublicTest"] * 3)
+    with pytest.raises(UserError, match=r"-dataset=torchvision/FER2013 -data_path=") as error:
+        read(file, cpu)
+    subprocess.run(str(error.value).partition("columns; ")[2].partition(", then ")[0], shell=True, check=True)
+    assert (tmp_path / "fer2013" / "fer2013.csv").is_file()
