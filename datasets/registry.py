@@ -216,8 +216,10 @@ def _read(
             if split == "all" and source.splits_of(data):
                 fix = "give one of them, or a folder to -predict"
                 raise UserError(f"-split all: {data.dataset} comes in splits; {fix}")
-            if split == "test":
-                source.check_test(data)
+            if split == "test" and (os.path.exists(data.data_path) or not properties.has_files):
+                has_test, note = source.find_test(data)
+                if not has_test:
+                    raise UserError(note or f"-split test: {data.data_path} has no test images; choose another split")
             samples[split] = source.read(split)
         except UserError as error:
             findings.append(error)

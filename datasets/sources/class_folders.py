@@ -5,7 +5,7 @@ import re
 import shlex
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,10 +100,6 @@ def read_class_folders(root: Path, excluded: Collection[str] = (), known: Collec
     if beside := len(found.select_images(root, files)):
         notes.append(Note("log", f"{root}: {beside} image(s) beside the class folders are not read"))
     notes += notes_on_copies(root, copies, len(targets))
-    if known is None and len(names) > 1 and (inner := _inner_folders(found.sizes, class_folders)):
-        shown = f"each contains folders with images, such as {shorten(inner[0])}, which are no classes"
-        fix = "if they are, move all of them into one folder"
-        notes.append(Note("log", f"{root}: the classes are {list_names(names, 4)}; {shown}; {fix}"))
     for dataset, other in (("caltech101", Caltech101.excluded), ("caltech256", Caltech256.excluded)):
         if other in names:
             notes.append(Note("screen", f"{root}: {other} is read as a class; -dataset={dataset} leaves it out"))
@@ -132,17 +128,6 @@ def notes_on_copies(root: Path, copies: Sequence[str], number: int) -> list[Note
     shown = f"{len(copies)} of {number} images, such as {shorten((copies or [''])[0])}"
     text = f"{root}: {shown}, have the name of another image: move masks and copies out of it"
     return [Note("warning", text)] if len(copies) > number / 4 else []
-
-
-def _inner_folders(sizes: Mapping[str, int], class_folders: Sequence[str]) -> list[str]:
-    """The folders in the class folders, if each of those has two of them with images, and no image of its own."""
-    inside: dict[str, list[str]] = {name: [] for name in class_folders}
-    for path, size in sizes.items():
-        name, _, below = path.partition(os.sep)
-        if size and name in inside:
-            inside[name].append(path if below else "")
-    plain = any(len(paths) < 2 or "" in paths for paths in inside.values())
-    return [] if plain else [path for paths in inside.values() for path in paths]
 
 
 def read_images(root: Path) -> Listing:

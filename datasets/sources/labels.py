@@ -21,7 +21,7 @@ from utils.notes import Note
 NO_SPLIT = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_SHOWN = 4
 _FIELD = r"(\d+)_"
-_IDENTIFIER = re.compile(r"\d|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
+IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 
 
 def split_level(paths: Sequence[str]) -> tuple[int, dict[str, str]] | None:
@@ -145,9 +145,14 @@ def advise_labels(root: Path) -> str | None:
     return f"labels are in the paths, as in {shorten(paths[0])}: {' or '.join(found)}" if found else None
 
 
-def note_on_cases(listing: Listing) -> list[Note]:
-    """Names DATA.GROUPS if each class folder contains folders of cases of its own: ill/{p01,p02}, well/{p03}."""
-    paths = [*listing.paths]
+def notes_on_folders(listing: Listing) -> list[Note]:
+    """Notes if class folders contain folders alone: cases of each class, colon/{p01,p02}, or classes: colon/{aca,n}."""
+    paths, inner = [*listing.paths], defaultdict[str, set[str]](set)
+    for path in paths:
+        name, *below = path.split("/")[:-1]
+        inner[name].add(below[0] if below else "")
+    if len(inner) < 2 or any("" in names for names in inner.values()):
+        return []
     for option in _cases(paths, 0):
         cases = [(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths]
         number = len({case for case, _ in cases})
@@ -155,7 +160,11 @@ def note_on_cases(listing: Listing) -> list[Note]:
             text = f"{number} folders with numbers in the class folders, such as {shorten(cases[0][0])}"
             fix = f"to keep the images of each in one split: -opts {quote(option)}"
             return [Note("screen", f"{listing.root}: {text}; {fix}")]
-    return []
+    if any(len(names) < 2 for names in inner.values()):
+        return []
+    shown = f"the classes are {list_names(sorted(inner), _MAX_SHOWN)}"
+    inside = f"their folders, such as {os.path.dirname(paths[0])!r}, are not; if they are"
+    return [Note("log", f"{listing.root}: {shown}; {inside}: -opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}")]
 
 
 def _by_folder(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:
@@ -194,6 +203,6 @@ def _cases(paths: Sequence[str], of_labels: int) -> list[str]:
     best = (2, "")
     for level in range(min(map(len, folders), default=0)):
         names = {parts[level] for parts in folders}
-        if level != of_labels and all(map(_IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
+        if level != of_labels and all(map(IDENTIFIER.search, names)) and len(names) <= len(paths) / 2:
             best = max(best, (len(names), f"^{'[^/]+/' * level}([^/]+)/"))
     return [f"DATA.GROUPS={best[1]}"] if best[1] else []

@@ -21,7 +21,7 @@ from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
 from datasets.sources.rows import LIST_LABEL, ONE_HOT, Rows, table_rows
 from datasets.sources.samples import check_target_bytes
-from datasets.sources.source import Numbers, Source
+from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
 from datasets.sources.tables import LABEL_DIGITS, Table, find_layout, read_lines
 from utils.errors import UserError
@@ -79,13 +79,12 @@ class Lists(Source):
         return "folder" if any(one.name[0] != "." for one in root.iterdir()) else data.dataset
 
     @classmethod
-    def test_path(cls, data: Data) -> Path:
-        return Path(data.data_path) / "test_list.txt"
-
-    @classmethod
-    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        if not (path := Path(data.data_path) / "test_list.txt").exists():
+            return False, None
         fields = next((line for line in read_lines(path) if line.strip()), "0").split()
-        return None if fields[-1].isdecimal() or data.labels else "its first line ends without a label"
+        has_labels = data.labels or fields[-1].isdecimal()
+        return (True, None) if has_labels else without_labels(path, "its first line ends without a label")
 
 
 class Tables(Source):
@@ -146,23 +145,21 @@ class Tables(Source):
         return [split for split in parts if split != "test" or cls.find_test(data)[0]]
 
     @classmethod
-    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        try:
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        path, part = table_file(Path(data.data_path), "test"), None
+        with suppress(UserError):  # of the training table, or of one without labels
             part = cls.parts(data).get("test")
+        if not (path := part[0].file if part else path).exists():
+            return False, None
+        try:
             rows = table_rows(part[0], data, part[1]) if part else Rows(path)
         except UserError:  # an unreadable table is reported when it is read
-            return "has no column of labels"
+            return without_labels(path, "has no column of labels")
         labels, few = [*filter(None, rows.target_ids)], len(rows.lines) < _FEW
         if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
-            return f"all labels of the split test are {labels[0]}, as of images without labels"
-        return None if labels else "no row of the split test has a label"
-
-    @classmethod
-    def test_path(cls, data: Data) -> Path:
-        with suppress(UserError):  # of the training table, or of one without labels
-            if part := cls.parts(data).get("test"):
-                return part[0].file
-        return table_file(Path(data.data_path), "test")
+            problem = f"all labels of the split test are {labels[0]}, as of images without labels"
+            return without_labels(path, problem)
+        return (True, None) if labels else without_labels(path, "no row of the split test has a label")
 
 
 def table_file(root: Path, split: str) -> Path:

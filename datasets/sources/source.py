@@ -71,34 +71,12 @@ class Source:
         Reading the split reports an unreadable folder.
         Raises UserError: a table or list cannot be read; a server does not answer.
         """
-        path = cls.test_path(data)
-        if path is None or not path.exists():
-            return False, None
-        if problem := cls.find_no_test_labels(path, data):
-            return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
-        return True, None
+        return False, None
 
-    @classmethod
-    def check_test(cls, data: Data) -> None:
-        """Raises UserError if there are no test images with labels."""
-        if not DATA_SETS[data.dataset].has_test:
-            known = ", ".join(name for name, one in DATA_SETS.items() if one.has_test and not one.torchvision)
-            raise UserError(f"DATA.DATASET {data.dataset} has no test split ({known} have one)")
-        path = cls.test_path(data)
-        if path and Path(data.data_path).exists() and not path.exists():
-            raise UserError(f"-split test: {data.data_path} has no test images (no {path.name}); choose another split")
-        if path and (note := cls.find_test(data)[1]):
-            raise UserError(note)
 
-    @classmethod
-    def test_path(cls, data: Data) -> Path | None:
-        """The folder, table or list of the test images, which may not exist; None if there can be none."""
-        return None
-
-    @classmethod
-    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        """Returns the problem if the images in `path`, which exists, have no labels."""
-        return None
+def without_labels(path: Path, problem: str) -> tuple[bool, str]:
+    """The result of `Source.find_test` for test images without labels."""
+    return False, f"{path}: {problem}, so that it is not evaluated; -predict {path} labels its images"
 
 
 # Of each data set of configs/schema/data.py the class, which is imported when the data set is read, and its packages.

@@ -16,10 +16,10 @@ from configs.yaml_io import shorten
 from datasets.decoding.images import IMAGE_EXTENSIONS
 from datasets.sources.class_folders import class_folders_in, has_images, other_form, read_class_folders
 from datasets.sources.image_files import ImageFiles, Listing, is_broken_link
-from datasets.sources.labels import LabelledPaths, advise_labels, note_on_cases
+from datasets.sources.labels import IDENTIFIER, LabelledPaths, advise_labels, notes_on_folders
 from datasets.sources.names import MASK, SPLIT_NAMES, SPLIT_WORD, find_split_names, list_names, word_in
 from datasets.sources.shared_arrays import to_nfc
-from datasets.sources.source import Source
+from datasets.sources.source import Source, without_labels
 from datasets.sources.split import split_listing
 from utils.errors import Finding, UserError, did_you_mean
 from utils.notes import Note
@@ -28,7 +28,6 @@ _NEUTRAL = re.compile(r"[\W\d_]|set|images?|imgs?|data|files?|photos?|pictures?|
 _LISTS = ["".join(parts) for parts in product(("", "../", "../meta/"), SPLIT_NAMES, ("_list.txt", ".txt", ".csv"))]
 _LISTS += ["../labels/train1.txt", "../train_test_split.txt", "../val/val_annotations.txt"]  # DTD, CUB, Tiny ImageNet
 _PART = re.compile(r"(?i)(?<![a-z])(images?|imgs?|data|set|part|batch|chunk|fold|split|folder)s?(?![a-z])")
-_IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 _ALL_IMAGES = re.compile("(?i)(all|jpe?g|original|png|raw)?[ _-]*(images?|imgs?)")
 _ALL_CLASSES = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_TRIED = 10  # folders in which images are looked for
@@ -189,7 +188,7 @@ class ClassFolders(Source):
         if listing.findings and len(listing.sizes) == 1 and (advice := advise_labels(self.root)):
             listing.findings = [f"{listing.root}: the images are in {next(iter(listing.sizes))} alone; {advice}"]
         if not (self.data.labels or self.data.groups) and split == "train":
-            listing.notes += note_on_cases(listing)
+            listing.notes += notes_on_folders(listing)
         self._read[listing.root] = listing
         return ImageFiles(split_listing(listing, split, self.splitter) if is_part else listing)
 
@@ -223,15 +222,14 @@ class ClassFolders(Source):
         return found.folders if "val" in found.folders or found.folders["train"] != found.root else ()
 
     @classmethod
-    def test_path(cls, data: Data) -> Path | None:
-        root = Path(data.data_path)
-        found = _find(data).test if root.is_dir() else None
-        return found or (None if (root / "test").exists() else root / "test")  # None: it is a class
-
-    @classmethod
-    def find_no_test_labels(cls, path: Path, data: Data) -> str | None:
-        of_class = "image to which DATA.LABELS gives a class" if data.labels else "folder with the name of a class"
-        return None if "test" in _find(data).folders else f"has no {of_class}"
+    def find_test(cls, data: Data) -> tuple[bool, str | None]:
+        if not os.path.isdir(data.data_path):
+            return False, None
+        found = _find(data)
+        if found.test and "test" not in found.folders:
+            of_class = "image to which DATA.LABELS gives a class" if data.labels else "folder with the name of a class"
+            return without_labels(found.test, f"has no {of_class}")
+        return "test" in found.folders, None
 
 
 def _find(data: Data) -> SplitFolders | LabelledPaths:
@@ -307,6 +305,17 @@ def _one_folder(tree: Tree) -> Question | None:
     return Question(f"contains only one folder, {next(iter(tree.paths))}", folders=tree.paths)
 
 
+def _cases(tree: Tree) -> Question | None:
+    """patient{1,2,3}/{ill,well}, one or both in each: folders that differ in a number, of which others recur in."""
+    inside = {name: {path.partition("/")[0] for path in paths} for name, paths in tree.paths.items()}
+    counts = Counter(chain.from_iterable(inside.values()))
+    recurring = [name for name, count in counts.items() if name and count > 1]
+    if len({IDENTIFIER.sub("", name) for name in inside}) > 1 or len(inside) < 3 or len(recurring) < 2:
+        return None
+    problem = f"{tree.shown(inside)} differ in a number only, and contain {tree.shown(recurring)}, as of patients"
+    return Question(problem, is_class="they are the classes")
+
+
 def _same_folders(tree: Tree) -> Question | None:
     """{color,gray}/{cat,dog}, {cat,dog}/{train,val}, {1,2,3}/{ill,well}: two or more equal folders in several."""
     counts = Counter(chain.from_iterable(tree.several.values()))
@@ -315,13 +324,10 @@ def _same_folders(tree: Tree) -> Question | None:
     if not (equal := next((both for one, other in pairs if len(both := one & other) > 1), None)):
         return None
     same = sorted(name for name, inside in tree.several.items() if len(inside & equal) > 1)
-    numbers = Counter(_IDENTIFIER.sub("", name) for name in same)
-    offered = [name for name in same if numbers[_IDENTIFIER.sub("", name)] < 3]  # one of many patients is no data set
-    fix = "write a table with columns image_path, target and the folder as a column for DATA.GROUPS"
-    if all(map(word_in, equal)):
-        fix = f"move them above the classes, as {min(equal)}/{same[0]}"
-    elif masks := [name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE)]:
-        fix = f"move the folders {tree.shown(masks)} out of {tree.root}"
+    numbers = Counter(IDENTIFIER.sub("", name) for name in same)
+    offered = [name for name in same if numbers[IDENTIFIER.sub("", name)] < 3]  # one of many patients is no data set
+    masks = tree.shown(name for name in equal if re.fullmatch(MASK, name, re.IGNORECASE))
+    fix = f"move the folders {masks} out of {tree.root}" if masks else ""
     problem = f"{tree.shown(same)} contain the same folders, {tree.shown(equal)}, as variants, patients or splits do"
     return Question(problem, fix, offered, "they are the classes")
 
@@ -367,7 +373,7 @@ def _most_images(tree: Tree) -> Question | None:
     return None
 
 
-_LAYOUTS = (_one_folder, _same_folders, _copy_of_classes, _parts, _all_images, _most_images)
+_LAYOUTS = (_one_folder, _cases, _same_folders, _copy_of_classes, _parts, _all_images, _most_images)
 
 
 def _find_wrong_level(listing: Listing, all_classes: bool, given: Path) -> tuple[str, list[Path]] | None:

@@ -135,6 +135,10 @@ ADVISED = {  # files; classes, images and groups after the first advice that nam
     "UTKFace": ([f"UTKFace/{{2,50}}_{{0,1}}_3_2017{NUMBERS}.jpg.chip.jpg"], ["2", "50"], 32, 0),
     "parts of UTKFace": ([f"part{n % 3}/{n}_{n % 2}_3_17.jpg" for n in range(24)], ["0", "1"], 24, 3),
     "IDC": ([f"{PATIENTS}/{{0,1}}/{{1,2,3}}.png"], ["0", "1"], 24, 4),
+    "one class per patient": (["{1,3,5}/ill/{1,2,3}.png", "{2,4,6}/well/{1,2,3}.png"], ["ill", "well"], 18, 6),
+    "one study per patient": (
+        ["{train/XR/patient{1,2,3}/s1_well,train/XR/patient{4,5,6}/s1_ill}/{1,2}.png"], ["ill", "well"], 12, 6,
+    ),
     "sessions": (["ses-{01,02,03}/{rest,task}/{1,2,3}.png"], ["rest", "task"], 18, 3),
     "sites": (["site{A,B,C}/{ill,well}/{1,2,3}.png"], ["ill", "well"], 18, 3),
     "MURA": (
