@@ -24,8 +24,8 @@ from torch.nn.functional import cross_entropy
 from configs.command_line import parse_command_line
 from configs.schema.families.family import TimmModel
 from configs.weights import WeightsRecord
-from datasets.sources.names import find_ambiguity, sort_names
-from engine.checkpoint.weights_record import read_record
+from datasets.sources.names import find_ambiguity, read_class_list, sort_names
+from engine.checkpoint.weights_record import weights_record
 from engine.commands.run import run
 from engine.plan.evaluation import imagenet_subset
 from utils.errors import UserError
@@ -107,7 +107,10 @@ def test_each_fix_of_an_unclear_order_is_right(names, folder, tmp_path, cpu):
     files = files if names is NUMBERS else {}
     for file, text in files.items():
         (folder / file).write_text(text)
-    cases = [(value, orders[program]) for value, program in fixes] + [(str(folder / file), listed) for file in files]
+        assert read_class_list(folder / file) == listed
+    cases = [(value, orders[program]) for value, program in fixes] + [
+        (str(folder / file), listed) for file in [*files][:1]
+    ]
     for value, order in cases:
         found = evaluate(folder, tmp_path, cpu, f"DATA.CLASSES={value}", weights=weights)
         assert found == pytest.approx(figures(model, pixels, list(map(order.index, names))), abs=1e-4)
@@ -129,7 +132,7 @@ def test_folders_of_imagenet_classes(folder, tmp_path, cpu):
     """By WordNet id, or by timm's English names if each is of one class; otherwise each fix is right."""
     model, ids = write_weights(folder, 1000), ImageNetInfo().label_names()
     mixed = [f"{WORDNET[0]}_tench", WORDNET[1].upper(), *ENGLISH[2:]]
-    for names in (WORDNET, [f"{name} x" for name in WORDNET], mixed, ENGLISH):
+    for names in (WORDNET, mixed, ENGLISH):
         pixels = write_images(data := tmp_path / names[0], names)
         expected = figures(model, pixels, [ids.index(name) for name in WORDNET])
         assert evaluate(folder, data, cpu, weights="1000.pth") == pytest.approx(expected, abs=1e-4)
@@ -278,9 +281,11 @@ OTHERS = {
 
 
 def test_names_as_other_programs_write_them(tmp_path):
+    file = tmp_path / "named.pth"
+    options = TimmModel.model_construct(type="timm", name=NAME, pretrained=str(file))
     for program, entries in OTHERS.items():
-        torch.save({"state_dict": {"head.bias": torch.zeros(3)}, **entries}, file := tmp_path / "named.pth")
-        assert read_record(str(file)).class_names == ["dog", "cat", "bee"], program
+        torch.save({"state_dict": {"head.bias": torch.zeros(3)}, **entries}, file)
+        assert weights_record(options).class_names == ["dog", "cat", "bee"], program
 
 
 def test_weights_of_others_are_evaluated_on_val_or_test_before_a_part_of_train(folder, tmp_path, cpu):
