@@ -183,7 +183,7 @@ def find_layout(table: Table, data: Data) -> Layout:
     labels = [] if data.labels else _names([one for one in header if one not in paths], given.get("label"), _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values = _distinct_values(table, paths)
-    _check_form(table, values, labels)
+    _check_form(table, values, paths, labels)
     split, split_of = _find_split(table, others, values, given)
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
@@ -219,23 +219,19 @@ def column_of_paths(table: Table, data: Data) -> str:
     return columns[0]
 
 
-def _check_form(table: Table, values: Mapping[str, Collection[str]], labels: Sequence[str]) -> None:
-    """Raises UserError for a table without a header, or with the pixels of the images in its columns."""
+def _check_form(
+    table: Table, values: Mapping[str, Collection[str]], paths: Sequence[str], labels: Sequence[str]
+) -> None:
+    """Raises UserError for a table without a header, or without paths and with the pixels of the images in columns."""
     header = table.header
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
-        names = [
-            "image_path"
-            if one.lower().endswith(IMAGE_EXTENSIONS)
-            else "split"
-            if one.lower() in _SPLIT_WORDS
-            else "target"
-            for one in header
-        ]
-        fix = f"write this line above it: {','.join(names)}"
+        names = {name: "split" for name in header if name.lower() in _SPLIT_WORDS}
+        names |= {name: "image_path" for name in header if name.lower().endswith(IMAGE_EXTENSIONS)}
+        fix = f"write this line above it: {','.join(names.get(name, 'target') for name in header)}"
         raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
     texts = [name for name in header if any(_PIXELS.fullmatch(value) for value in values[name])]
     pixels = texts or [name for name in header if re.fullmatch(r"(?i)(pixel|px)_?\d+", name)]
-    if not pixels or table.image_column:
+    if paths or not pixels:
         return
     number = len(next(iter(values[pixels[0]]), "").split()) if texts else len(pixels)
     place, folder = "the pixels of the images are in its columns", table.file.parent

@@ -430,6 +430,11 @@ def test_the_command_for_pixels_in_columns_writes_the_images(table, tmp_path, de
     assert image is None or (image.shape == (3, 4, 4) and image.flatten()[0] == 30)
 
 
+def test_pixels_beside_paths_are_columns_that_are_not_used(table, cpu):
+    train, val = read(table(files=FILES, file=FILES, label=LABELS, pixel0=range(30), pixel1=range(30)), cpu)
+    assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
+
+
 def test_pixels_in_a_text_are_torchvisions_fer2013(table, tmp_path, cpu):
     text = " ".join(["70"] * 2304)
     file = table("fer2013.csv", emotion=[0, 1] * 3, pixels=[text] * 6, Usage=["Training", "PublicTest"] * 3)
