@@ -113,22 +113,24 @@ def data_set_follows_path(options: OptionLayers) -> list[Note]:
 
 
 def model_follows_source(options: OptionLayers) -> list[Note]:
-    """MODEL.NAME hf-hub:ORG/NAME or local-dir:FOLDER becomes the model that the source's config.json describes.
+    """MODEL.NAME hf:ORG/NAME (hf-hub:) or local-dir:FOLDER becomes the model that the source's config.json describes.
 
     The given MODEL.KWARGS have priority; `MODEL.PRETRAINED: timm` becomes the source. The run does not need the source
-    again: its options describe the model. Raises UserError for a source without a model of timm's.
+    again: its options describe the model. Raises UserError for a source without a model of timm or transformers.
     """
-    source = options.get("MODEL.NAME") if model_type(options.values) == "timm" else None
-    if not isinstance(source, str) or not source.startswith((HUB, LOCAL)):
+    source = options.get("MODEL.NAME") if model_type(options.values) in ("timm", "transformers") else None
+    if not isinstance(source, str) or not source.startswith((*HUB, LOCAL)):
         return []
     folder = model_folder(source, f"-model={LOCAL}FOLDER")
     described = described_model(read_config(folder))
     kwargs, given = described["KWARGS"], options.get("MODEL.KWARGS")
-    options.set("MODEL.NAME", described["NAME"])
+    for key in ("TYPE", "NAME"):
+        options.set(f"MODEL.{key}", described[key])
     options.set("MODEL.KWARGS", kwargs | given if isinstance(given, dict) else given or kwargs)
     if options.get("MODEL.PRETRAINED") == "timm":
         options.set("MODEL.PRETRAINED", source.removeprefix(LOCAL))
-    return [Note("log", f"Model: {source} is {described['NAME']} with MODEL.KWARGS {kwargs} ({folder / CONFIG})")]
+    about = f"MODEL.TYPE {described['TYPE']}, {described['NAME']} with MODEL.KWARGS {shorten(kwargs)}"
+    return [Note("log", f"Model: {source} is {about} ({folder / CONFIG})")]
 
 
 def old_keys_are_renamed(options: OptionLayers) -> list[Note]:

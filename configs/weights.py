@@ -16,7 +16,7 @@ from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
-from utils.file_formats.hf_folder import read_metadata, weight_file
+from utils.file_formats.hf_folder import is_of_timm, read_metadata, weight_file
 from utils.files import open_regular_file
 from utils.notes import Note
 
@@ -31,6 +31,8 @@ NORMALIZATION = ("IMAGENET_MEAN", "IMAGENET_STD")
 PREPROCESSING = ("IMAGE_SIZE", "IMAGE_CHANNELS", "GREY_RANGE", "RESIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _LOGGED = ("IMAGE_SIZE", "CROP_PCT", "INTERPOLATION", *NORMALIZATION)
 _OF_THE_RUN = ("NUM_CLASSES", "PRETRAINED", "WEIGHTS_ENTRY", "RESUME", "LORA")  # keys of MODEL
+# Keys of transformers' config.json that do not describe the model
+_OF_THE_FOLDER = {"_name_or_path", "auto_map", "dtype", "id2label", "label2id", "torch_dtype", "transformers_version"}
 OF_EVERY_MODEL = {*(field.alias for field in Model.model_fields.values()), FREEZE_BACKBONE} - {"TYPE", "NAME"}
 
 
@@ -301,7 +303,11 @@ def architecture(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def described_model(config: dict[str, Any]) -> dict[str, Any]:
-    """The section MODEL of a config.json that timm wrote."""
+    """The section MODEL of a config.json that timm or transformers wrote."""
+    if not is_of_timm(config):
+        name = (config.get("architectures") or [config["model_type"]])[0]
+        kwargs = {key: value for key, value in config.items() if key not in _OF_THE_FOLDER}
+        return {"TYPE": "transformers", "NAME": name, "KWARGS": kwargs}
     arguments = {"global_pool": config["pretrained_cfg"].get("global_pool")} | config["model_args"]
     kwargs = {key: value for key, value in arguments.items() if value is not None and key not in OWN_KEYS}
     return {"TYPE": "timm", "NAME": config["architecture"], "KWARGS": kwargs, "NUM_CLASSES": config.get("num_classes")}

@@ -43,8 +43,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The items of all containers named `blocks`, at any depth (timm's transformers, and the stages of others).
 
     Without such a container: the items of the containers of the model itself, such as its stages; [] without any.
-    An outer block stands before those inside it.
+    An outer block stands before those inside it. A model of transformers has a list of its own.
     """
+    if own := getattr(model, "own_blocks", None):
+        return list(own)
     named = [module for path, module in model.named_modules() if path.rpartition(".")[2] == "blocks"]
     containers = [module for module in named if isinstance(module, _CONTAINERS)]
     containers = containers or [module for module in model.children() if isinstance(module, _CONTAINERS)]

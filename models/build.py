@@ -30,6 +30,7 @@ from configs.schema.model import Model
 from models.blocks import enable_grad_checkpointing, pool_tokens
 from models.kernels import select_attention, use_fast_dropout
 from models.timm_model import build_timm, check_image_size, errors_of_building, shared_arguments
+from models.transformers_model import build_transformers
 from models.tuning import tune
 from models.vit import build_vit
 from models.weights.choose import EVALUATE, FINE_TUNE, Purpose, choose
@@ -219,7 +220,8 @@ CONSTRUCTORS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-MODELS: dict[str, Callable[[Any, Data], nn.Module]] = {"vit": build_vit, "timm": build_timm}
+MODELS: dict[str, Callable[[Any, Data], nn.Module]]
+MODELS = {"vit": build_vit, "timm": build_timm, "transformers": build_transformers}
 
 
 def build_model(

@@ -110,9 +110,9 @@ class Lora(Section):
 class Model(Section):
     size_multiple: ClassVar[int | str] = 1  # of the images, or the field that has it
     type: str = "vit"
-    name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf-hub:ORG/NAME or local-dir:FOLDER")
+    name: Name = option("vit", "name in the log; for TYPE timm: timm's, hf:ORG/NAME or local-dir:FOLDER")
     resume: OptionalPath = option(None, "checkpoint to resume (the whole state): a file, a run folder, or auto")
-    pretrained: OptionalPath = option(None, "initial weights: a file, hf folder, hf-hub:ORG/NAME; TYPE timm: also timm")
+    pretrained: OptionalPath = option(None, "initial weights: a file, hf folder, hf:ORG/NAME; TYPE timm: also timm")
     weights_entry: Name | None = option(
         None,
         "weights to read of a file with several: raw, average, or the name of an entry or a prefix; "

@@ -33,8 +33,9 @@ from datasets.sources.names import names_by_number
 from datasets.sources.shared_arrays import to_nfc
 from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
+from models.transformers_model import published_config
 from models.weights.read import Weights, has_backing_storage, read_weights
-from utils.file_formats.hf_folder import CONFIG, WEIGHTS, read_config, read_metadata
+from utils.file_formats.hf_folder import CONFIG, WEIGHTS, is_of_timm, read_config, read_metadata
 from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
 from utils.files import atomic_write
 
@@ -288,23 +289,26 @@ def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:
 
 
 def _record_of_config(path: Path) -> WeightsRecord:
-    """The record in timm's config.json beside the weights."""
+    """The record in the config.json of timm or transformers beside the weights."""
     config = read_config(path.parent)
-    data, evaluation = preprocessing_of(config["pretrained_cfg"])
-    model, entries = described_model(config), config["pretrained_cfg"] | config  # older versions: all in one, `labels`
-    names = names_by_number(entries.get("label_names") or entries.get("labels")) or {}  # may leave outputs out
+    published = config["pretrained_cfg"] if is_of_timm(config) else published_config(path.parent)
+    data, evaluation = preprocessing_of(published) if published else ({}, {})
+    model, entries = described_model(config), published | config  # older versions: all in one, `labels`
+    stated = entries.get("label_names") or entries.get("labels") or entries.get("id2label")
+    names = names_by_number(stated) or {}  # may leave outputs out
     outputs, texts = range(_count(entries.get("num_classes")) or len(names)), entries.get("label_descriptions")
     texts = texts if isinstance(texts, dict) else {}
+    names = {} if all(map(_NO_NAME.fullmatch, names.values())) else names
     is_complete = bool(names) and sorted(names) == list(outputs)
     return WeightsRecord(
         source=str(path.parent / CONFIG),
         model=model,
-        data=data | {"IMAGE_CHANNELS": config["pretrained_cfg"].get("input_size", [3])[0]},
+        data=data | {"IMAGE_CHANNELS": published.get("input_size", [3])[0]},
         evaluation=evaluation,
-        built_for=config["model_args"].get("img_size"),
+        built_for=config.get("model_args", {}).get("img_size"),
         class_names=[to_nfc(names[output]) for output in outputs] if is_complete else None,
         output_names=[str(texts.get(name := names.get(i, str(i)), name)) for i in outputs] if names else None,
-        num_classes=_count(model["NUM_CLASSES"]),
+        num_classes=_count(model.get("NUM_CLASSES")),
     )
 
 

@@ -17,7 +17,7 @@ from datasets.registry import recognize_dataset
 from datasets.sources.source import source_class
 from utils.distributed import single_process
 from utils.errors import UserError, to_single_line
-from utils.file_formats.hf_folder import find_on_hub
+from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub, weight_file
 from utils.notes import Note
 from utils.system import lacks_gpus
 
@@ -114,6 +114,9 @@ def _find_weights(given: dict[str, Any], weights: str | None, argv: list[str]) -
             name = read_weights(weights).architecture if record is None else ""
             section = record.model if record else {"TYPE": "timm", "NAME": name} if name else {}
             forget_weights()
+        if weights and section.get("TYPE") == "transformers":
+            source = weights if weights.startswith(HUB) else f"{LOCAL}{Path(weight_file(weights)).parent}"
+            return True, f"weights: {weights}", [f"-model={source}"]
         own = {f"MODEL.{key}": value for key, value in section.items() if key not in OF_EVERY_MODEL}
         options = [f"{key}={format_value(value)}" for key, value in own.items() if value is not None]
         return bool(weights), f"weights: {weights}", ["-opts", *options] if options else []

@@ -22,9 +22,11 @@ from timm.models import is_model
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from configs.weights import NPZ, PADDLE, SAFETENSORS, TORCH, find_weights, format_of
 from configs.yaml_io import parse_value
+from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
 from utils.errors import UserError, error_from
+from utils.file_formats.hf_folder import CONFIG, LOCAL, WEIGHTS, is_of_timm
 from utils.file_formats.pickles import (
     ArrayRecord,
     ForbiddenName,
@@ -34,7 +36,7 @@ from utils.file_formats.pickles import (
     read_plain_pickle,
     read_torch_file,
 )
-from utils.files import open_regular_file, verify_checksum
+from utils.files import open_regular_file, read_json, verify_checksum
 
 _GOOGLE_PREFIXES = ("", "params/", "opt/target/")
 # u2: bfloat16, which numpy does not have; i4 and i8: tables of indices, such as Swin's
@@ -58,7 +60,7 @@ class Weights:
 
     average: of the paths of averages. is_result: the program of the file evaluates the average. is_paddle: in
     PaddlePaddle's layout. content: the entries of the file. lost: tensors whose data are not in the file, as of
-    expanded ones.
+    expanded ones. model: of transformers, for -model.
     """
 
     states: dict[str, dict[str, Any]]
@@ -68,6 +70,7 @@ class Weights:
     is_paddle: bool = False
     content: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
+    model: str = ""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -78,7 +81,9 @@ class Weights:
 
     @property
     def architecture(self) -> str:
-        """The name of timm's model that the file names; '' if it names none."""
+        """-model of the file, by its name in timm or its folder; '' if it names none."""
+        if self.model:
+            return self.model
         names = (self.content.get("arch"), self.arguments.get("model"), self.arguments.get("arch"))
         return next((name for name in names if isinstance(name, str) and is_model(name)), "")
 
@@ -222,6 +227,13 @@ def _read_torch(file: Path) -> Weights:
     return replace(weights, states=states, lost=tuple(lost))
 
 
+def _read_safetensors(file: Path) -> Weights:
+    beside = read_json(file.with_name(CONFIG)) if file.name in WEIGHTS else {}
+    if is_of_timm(beside):
+        return Weights({"": load_file(file, device="cpu")})
+    return Weights({"": read_folder(file.parent)}, model=f"{LOCAL}{file.parent}")
+
+
 def _read_npz(file: Path) -> Weights:
     checked_archive_bytes(file)
     with np.load(file, allow_pickle=False) as archive:
@@ -275,7 +287,7 @@ def _as_tensor(array: np.ndarray) -> torch.Tensor:
 
 _READERS: dict[str, Callable[[Path], Weights]] = {
     PADDLE: _read_pdparams,
-    SAFETENSORS: lambda file: Weights({"": load_file(file, device="cpu")}),
+    SAFETENSORS: _read_safetensors,
     TORCH: _read_torch,
     NPZ: _read_npz,
 }

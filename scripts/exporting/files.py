@@ -26,14 +26,16 @@ from utils.files import tensor_bytes
 _MAX_ONNX_BYTES = 2_000_000_000  # of a file: protobuf's limit is 2 GiB
 
 
-def write_safetensors(model: nn.Module, trained: TrainedModel, path: Path) -> None:
+def write_safetensors(
+    model: nn.Module, trained: TrainedModel, path: Path, state: dict[str, torch.Tensor] | None = None
+) -> None:
     """The weights, with class names, preprocessing and options in the metadata; raises OSError for a full disk.
 
-    A tensor with several names is written under each of them, as `-pretrained` needs.
+    A tensor with several names is written under each of them, as `-pretrained` needs. state: under other names.
     """
     path.touch()
     mode = path.stat().st_mode
-    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous().clone() for name, tensor in (state or model.state_dict()).items()}
     try:
         split = {entry: json.dumps(value) for entry, value in exported_entry(trained.split).items()}
         save_file(tensors, path, {"format": "pt"} | trained.metadata() | split)

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.errors import UserError
+from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS
 
 OPSET = 18
 STEM_FILES = ("models/vit_stem.py", "scripts/exporting/modeling_vit_stem.py")  # of an export with a MODEL.STEM
-HF_FILES = {"config.json", "model.safetensors", "README.md", *(Path(file).name for file in STEM_FILES)}
+HF_FILES = {CONFIG, PREPROCESSOR, WEIGHTS[0], "README.md", *(Path(file).name for file in STEM_FILES)}
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 

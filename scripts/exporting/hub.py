@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from safetensors.torch import load_file
 from timm.models import save_for_hf
 from torch import nn
 
@@ -24,8 +25,9 @@ from models.build import CONSTRUCTORS
 from models.vit import evaluation_arguments
 from scripts.exporting.files import write_safetensors
 from scripts.exporting.formats import STEM_FILES
-from scripts.weights.trained_model import TrainedModel
+from scripts.weights.trained_model import Forward, TrainedModel
 from utils.errors import UserError, hide_passwords, to_single_line
+from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
@@ -44,8 +46,13 @@ _STEM_OF_TRANSFORMERS = {
 
 
 def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
-    """Raises UserError if timm's `create_model` cannot rebuild the model."""
+    """Raises UserError if timm's `create_model`, or transformers, cannot rebuild the model."""
     options: Any = trained.config.model
+    # transformers computes probabilities by it: softmax, or sigmoid for several labels per image.
+    kind = "multi_label_classification" if trained.config.data.multi_label else "single_label_classification"
+    if options.type == "transformers":
+        _write_transformers(model, trained, path, kind)
+        return
     is_vit, reason = options.type == "vit", ""
     stem = {"stem": options.stem} if is_vit and options.stem else {}
     if options.features not in ("pre_logits", getattr(model, "global_pool", None)):
@@ -70,8 +77,6 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
         raise UserError(f"{problem}; use another format")
     config = json.loads((file := path / "config.json").read_text())
     config.get("model_args", {}).pop("num_classes", None)  # transformers passes it too, and timm reads it elsewhere
-    # transformers computes probabilities by it: softmax, or sigmoid for several labels per image.
-    kind = "multi_label_classification" if trained.config.data.multi_label else "single_label_classification"
     config |= {"problem_type": kind} | (_STEM_OF_TRANSFORMERS if stem else {})
     file.write_text(json.dumps(config, indent=2) + "\n")
     (path / "pytorch_model.bin").unlink()  # timm's .safetensors lacks metadata, and tensors may not share memory
@@ -79,6 +84,48 @@ def write_hf(model: nn.Module, trained: TrainedModel, path: Path) -> None:
     for code in STEM_FILES if stem else ():
         shutil.copy(_ROOT / code, path)
     (path / "README.md").write_text(_model_card(model, trained, bool(stem)), encoding="utf-8")
+
+
+def _write_transformers(model: Any, trained: TrainedModel, path: Path, kind: str) -> None:
+    """config.json, preprocessor_config.json and weights, with the names that transformers writes."""
+    values, names = trained.description["preprocessing"], trained.class_names or ()
+    if "Classification" not in type(model).__name__ or values["resize"] == "pad":
+        problem = f"transformers has no classifier of a {type(model).__name__}, or none that pads images"
+        raise UserError(f"-format hf: {problem}; use another format")
+    model.config.update({"problem_type": kind, "dtype": "float32"})
+    if names:
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: label for label, name in enumerate(names)}
+    model.save_pretrained(path)
+    write_safetensors(model, trained, file := path / WEIGHTS[0], load_file(file))
+    height, width = values["image_size"] if isinstance(values["image_size"], list) else [values["image_size"]] * 2
+    shown, whole = {"height": height, "width": width}, round(min(height, width) / values["crop_pct"])
+    crops, flips = values["resize"] == "crop", getattr(model.config, FLIPS, False)
+    preprocessor = {
+        "image_processor_type": "MobileViTImageProcessor" if flips else "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": whole} if crops else shown,
+        "resample": {"bilinear": 2, "bicubic": 3}[values["interpolation"]],
+        "do_center_crop": crops,
+        "crop_size": shown,
+        "do_rescale": True,
+        "do_normalize": True,
+        "image_mean": values["mean"],
+        "image_std": values["std"],
+    }
+    (path / PREPROCESSOR).write_text(json.dumps(preprocessor, indent=2) + "\n")
+
+
+def load_hf(trained: TrainedModel, path: Path) -> Forward:
+    """The exported folder as timm reads it, or transformers: normalized images -> logits."""
+    if trained.config.model.type != "transformers":
+        model: Forward = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+        return model
+    from transformers import AutoModelForImageClassification
+
+    exported = AutoModelForImageClassification.from_pretrained(path, local_files_only=True).eval()
+    flips = getattr(exported.config, FLIPS, False)
+    return lambda images: exported(images.flip(1) if flips else images).logits
 
 
 def data_config(values: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import timm
 import torch
 from safetensors import SafetensorError
 from torch import nn
@@ -41,7 +40,7 @@ NUM_IMAGES = 32
 # Of each format: writes a model to a path, and makes a `Forward` of the path as its readers do.
 _PROGRAMS = {
     "safetensors": (files.write_safetensors, lambda trained, path: trained.build(path)),
-    "hf": (hub.write_hf, lambda _, path: timm.create_model(f"local-dir:{path}", pretrained=True).eval()),
+    "hf": (hub.write_hf, hub.load_hf),
     "onnx": (files.write_onnx, files.load_onnx),
     "torch_export": (files.write_torch_export, lambda _, path: torch.export.load(path).module()),
 }

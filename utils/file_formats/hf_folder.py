@@ -1,4 +1,4 @@
-"""Models as timm saves them for the Hugging Face Hub: config.json and weights, in a folder or on the Hub."""
+"""Models as timm and transformers save them: config.json and weights, in a folder or on the Hugging Face Hub."""
 
 import functools
 import logging
@@ -14,55 +14,63 @@ from utils.errors import Unavailable, UserError
 from utils.files import expand_home, read_json
 from utils.threads import DaemonPool
 
-HUB, LOCAL = "hf-hub:", "local-dir:"  # timm's prefixes of a model name
+HUB, LOCAL = ("hf-hub:", "hf:"), "local-dir:"  # prefixes of a model name; timm's but for the short one
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+PREPROCESSOR, FLIPS = "preprocessor_config.json", "do_flip_channel_order"  # of transformers; a key: images are BGR
 ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 
 
-def model_folder(source: str, flag: str, others: tuple[str, ...] = ()) -> Path:
-    """The folder of `hf-hub:ORG/NAME[@REVISION]`, with config.json, or of `local-dir:FOLDER`; else `source` itself.
+def model_folder(source: str, flag: str, with_weights: bool = False) -> Path:
+    """The folder of `hf:ORG/NAME[@REVISION]`, with config.json, or of `local-dir:FOLDER`; else `source` itself.
 
-    flag: reads a folder that was downloaded by hand. others: of these names, one more file, as for `download`.
+    flag: reads a folder that was downloaded by hand.
     """
     if not source.startswith(HUB):
         return Path(expand_home(source.removeprefix(LOCAL)))
-    repository, fix = source.removeprefix(HUB), f"download it and {WEIGHTS[0]} by hand, and give {flag}"
+    repository, fix = source.partition(":")[2], f"download it and {WEIGHTS[0]} by hand, and give {flag}"
     folder = download(repository, (CONFIG,), fix).parent
-    if others:  # of the same commit
-        download(f"{repository.partition('@')[0]}@{folder.name}", others, fix)
+    same_commit = f"{repository.partition('@')[0]}@{folder.name}"
+    of_timm = is_of_timm(read_json(folder / CONFIG))
+    if not of_timm:
+        download(same_commit, (PREPROCESSOR, CONFIG), fix)  # it may be missing
+    if with_weights:
+        download(same_commit, WEIGHTS if of_timm else WEIGHTS[:1], fix)
     return folder
 
 
 def weight_file(source: str) -> str:
     """The weights in a folder with config.json, here or on the Hub; another path is unchanged.
 
-    Raises UserError as `read_config` and `download`, and if the folder has no weights.
+    Raises UserError as `read_config` and `download`, and if the folder has no weights; of transformers, safetensors.
     """
-    folder = model_folder(source, "-pretrained=FOLDER", WEIGHTS)
+    folder = model_folder(source, "-pretrained=FOLDER", with_weights=True)
     if not os.path.isfile(folder / CONFIG):
         return source
-    read_config(folder)
-    if found := next(filter(os.path.isfile, (folder / name for name in WEIGHTS)), None):
+    names = WEIGHTS if is_of_timm(read_config(folder)) else WEIGHTS[:1]
+    if found := next(filter(os.path.isfile, (folder / name for name in names)), None):
         return str(found)
-    raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(WEIGHTS)}; add the weights")
+    raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(names)}; add the weights")
+
+
+def is_of_timm(config: dict[str, Any]) -> bool:
+    return "model_type" not in config or isinstance(config.get("architecture"), str)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of config.json; in its old form, the entry `pretrained_cfg` is the content.
+    """The content of config.json; in timm's old form, the entry `pretrained_cfg` is the content.
 
-    Raises UserError: it is missing or damaged, or describes no model of timm's.
+    Of transformers, with the order of channels in preprocessor_config.json. Raises UserError: the file is missing or
+    damaged, or describes no model.
     """
     content = read_json(folder / CONFIG)
+    if not is_of_timm(content):
+        flips = read_json(folder / PREPROCESSOR).get(FLIPS, str(content["model_type"]).startswith("mobilevit"))
+        return content | ({FLIPS: True} if flips else {})
     config = {"pretrained_cfg": content, "model_args": {}, "architecture": None} | content
     types = {"pretrained_cfg": dict, "model_args": dict, "architecture": str}
     if not all(isinstance(config[name], kind) for name, kind in types.items()):
         problem = "is damaged, or names no architecture of timm's" if os.path.isfile(folder / CONFIG) else "is missing"
-        fix = "give a folder that timm's save_for_hf or export.py wrote"
-        if "transformers_version" in content or "architectures" in content:
-            kind = str(content.get("architectures") or content.get("model_type"))[:80]
-            problem = f"is of a model of transformers ({kind}), whose tensors have other names than timm's"
-            fix = "take a model of timm's: -model=NAME -pretrained=timm, or hf-hub:timm/NAME"
-        raise UserError(f"{folder / CONFIG}: {problem}; {fix}")
+        raise UserError(f"{folder / CONFIG}: {problem}; give a folder that timm's save_for_hf or export.py wrote")
     return config
 
 

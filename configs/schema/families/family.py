@@ -59,6 +59,11 @@ class TimmModel(Model):  # type: ignore[no-redef]  # pydantic's plugin, on a fie
     kwargs: dict[str, Any] | None = option(None, "other arguments of the class, such as {reg_tokens: 4, qk_norm: true}")
 
 
+class TransformersModel(Model):  # type: ignore[no-redef]
+    type: Literal["transformers"] = option("transformers", "a model of the package transformers")
+    kwargs: dict[str, Any] | None = option(None, "its config.json, which -model=hf:ORG/NAME or local-dir:FOLDER reads")
+
+
 # A regular expression and its replacement, for the names of tensors.
 Rename = tuple[str, str | Callable[[re.Match[str]], str]]
 

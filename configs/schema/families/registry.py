@@ -6,7 +6,7 @@ from pydantic import Discriminator, Tag
 
 from configs.schema.families.attention_free import CONVMIXER, CONVNEXT, GATED_MLP, MIXER, POOLFORMER, RESMLP
 from configs.schema.families.byobnet import HALONET, MOBILEONE, MOBILEVIT
-from configs.schema.families.family import Family, TimmModel, ViT
+from configs.schema.families.family import Family, TimmModel, TransformersModel, ViT
 from configs.schema.families.plain import BEIT, CAIT, CROSSVIT, DEIT, MAE_FINETUNING, XCIT
 from configs.schema.families.staged import COAT, COAT_LITE, LEVIT, PIT, PVTV2, SWIN, VOLO_FAMILY
 from configs.schema.model import Model
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Family] = {family.type: family for family in _FAMILIES}
 MODEL_SECTIONS: dict[str, type[Model]] = {
     "vit": ViT,
     "timm": TimmModel,
+    "transformers": TransformersModel,
     **{name: family.keys for name, family in FAMILIES.items()},
 }
 

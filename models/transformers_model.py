@@ -1,0 +1,185 @@
+"""Classifiers of transformers by the content of their config.json, with the methods of timm's models that the engine
+calls. No code of a repository runs, and only safetensors are read. They are mixed in: the state dict has transformers'
+names. Legend: B images, C channels, S pixels on a side, H heads, T tokens.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from timm.layers import drop_path
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from configs.schema import Data
+from configs.schema.families.family import TransformersModel
+from models.blocks import add_mixin
+from models.timm_model import check_image_size, errors_of_building
+from utils.errors import UserError
+from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, read_config
+from utils.system import require
+
+_RATES = {  # of configurations
+    "hidden_dropout_prob": "dropout", "classifier_dropout_prob": "dropout", "drop_path_rate": "droppath",
+    "attention_dropout": "attention_dropout", "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
+_TOKENS = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
+_AVERAGES = ("beit", "clip", "data2vec-vision", "metaclip_2")  # have a class token, which their classifiers do not read
+_FILES: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+def _library() -> Any:
+    require("MODEL.TYPE transformers", "transformers")
+    library: Any = importlib.import_module("transformers")
+    library.logging.set_verbosity_error()  # new heads are in our own log
+    library.logging.disable_progress_bar()
+    return library
+
+
+def _configuration(values: dict[str, Any]) -> tuple[Any, Any]:
+    """transformers' configuration, and the class that builds it: `AutoModel` if it has no classifier of this kind."""
+    library, kind = _library(), values.get("model_type")
+    if kind not in library.CONFIG_MAPPING:
+        problem = f"transformers {library.__version__} has no model_type {ascii(kind)[:80]}"
+        raise UserError(f"MODEL.KWARGS: {problem}; update the package, or give -model=hf:ORG/NAME of another model")
+    config = library.CONFIG_MAPPING[kind].from_dict(values | {"architectures": values.get("architectures") or []})
+    has_classifier = type(config) in library.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    return config, library.AutoModelForImageClassification if has_classifier else library.AutoModel
+
+
+def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
+    """The model of the configuration MODEL.KWARGS: normalized images (B, C, S, S) -> logits (B, classes).
+
+    A model without a classifier (DINOv3) gets a linear one on its pooled output. Position embeddings keep the size of
+    the weights, and each pass interpolates them. Without a drop path of its own, equal blocks are dropped whole (Huang
+    et al., 2016). Raises UserError: transformers is missing, or lacks this model; an option that the model lacks.
+    """
+    with errors_of_building(f"MODEL.NAME: {options.name}", data):
+        config, auto = _configuration(options.kwargs or {})
+        vision = getattr(config, "vision_config", config)
+        config.num_labels, vision.num_channels = options.num_logits, data.image_channels
+        rates = {name: getattr(options, key) for name, key in _RATES.items() if hasattr(vision, name)}
+        vision.update(rates)
+        model: Any = auto.from_config(config, dtype=torch.float32)
+    items = [item for one in model.modules() if isinstance(one, nn.ModuleList) for item in one if [*item.children()]]
+    blocks = [item for item in items if not any(one in items for one in item.modules() if one is not item)]
+    is_uniform = len({(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}) == 1
+    for key in set(_RATES.values()) - {_RATES[name] for name in rates}:
+        if getattr(options, key) and not (key == "droppath" and is_uniform):
+            raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
+    for index, block in enumerate(blocks):
+        own_rate = 0.0 if "drop_path_rate" in rates else options.droppath * index / max(1, len(blocks) - 1)
+        add_mixin(block, _Block).drop_rate = own_rate
+    for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
+        add_mixin(module, _KeepsBuffers)
+    accepted = inspect.signature(getattr(model, "vision_model", model).forward).parameters
+    is_resized = getattr(vision, "image_size", data.image_size) != data.image_size
+    model.arguments = {name: True for name in ("interpolate_pos_encoding",) if is_resized and name in accepted}
+    model.own_blocks, model.blocks = blocks, blocks if is_uniform and not options.droppath else []
+    patch = vision.patch_size if isinstance(getattr(vision, "patch_size", None), int) else 1
+    model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
+    tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
+    model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
+    model.attn_drop = nn.Identity()  # to whose hooks each layer shows its attention
+    model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
+    if not add_mixin(model, _Classifier).get_classifier():
+        image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)
+        model.classifier = nn.Linear(model.outputs(image).pooler_output.shape[1], options.num_logits)
+    check_image_size(model, options.name, data)
+    return model
+
+
+class _KeepsBuffers(nn.Module):
+    """A mix-in for rotary embeddings, whose frequencies transformers makes in fp32 also for half weights: they stay."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        return super()._apply(lambda buffer: buffer.to(fn(buffer).device), recurse)  # type: ignore[no-untyped-call]
+
+
+class _Block(nn.Module):
+    """A mix-in for blocks: drop path around them, and recomputation in the backward pass."""
+
+    drop_rate, is_recomputed = 0.0, False
+
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        run, recomputes = super().forward, self.training and self.is_recomputed
+        result = checkpoint(run, x, *args, use_reentrant=False, **kwargs) if recomputes else run(x, *args, **kwargs)
+        return x + drop_path(result - x, self.drop_rate, self.training) if self.drop_rate else result
+
+
+class _Classifier(nn.Module):
+    """A mix-in for the model: images -> logits, and timm's methods. blocks: equal ones, which share a compilation."""
+
+    def forward(self: Any, images: torch.Tensor) -> Any:
+        output = self.outputs(images)
+        return output.logits if hasattr(output, "logits") else self.classifier(output.pooler_output)
+
+    def outputs(self: Any, images: torch.Tensor) -> Any:
+        images = images.flip(1) if getattr(self.config, FLIPS, False) else images
+        is_read = bool(self.attn_drop._forward_hooks)
+        result = super().forward(pixel_values=images, output_attentions=is_read, **self.arguments)
+        for maps in (getattr(result, "attentions", None) or images[:1, 0]) if is_read else ():
+            self.attn_drop(maps)  # (B, H, T, T) of a layer; a matrix if the model has none
+        return result
+
+    @property
+    def fused_attn(self: Any) -> bool:
+        return bool(self.config._attn_implementation != "eager")
+
+    @fused_attn.setter
+    def fused_attn(self: Any, is_fused: bool) -> None:
+        self.set_attn_implementation("sdpa" if is_fused else "eager")
+
+    def get_classifier(self) -> tuple[nn.Module, ...]:
+        return tuple(child for name, child in self.named_children() if name.endswith("classifier"))
+
+    def group_matcher(self: Any, coarse: bool = False) -> Callable[[str], float]:
+        """Name -> layer: 0 before the blocks, then the last block that began; the classifier is the last layer."""
+        inside = {weight: index for index, block in enumerate(self.own_blocks, 1) for weight in block.parameters()}
+        layers, layer = dict[str, float](), 0
+        for name, weight in self.named_parameters():
+            layer = inside.get(weight, layer)
+            layers[name] = float("inf") if name.partition(".")[0].endswith("classifier") else layer
+        return layers.__getitem__
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith(_TOKENS) or "position" in name}
+
+    def set_grad_checkpointing(self: Any, enable: bool) -> None:
+        for block in self.own_blocks:
+            block.is_recomputed = enable
+
+
+def read_folder(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of model.safetensors with the names of the model that `build_transformers` makes of config.json."""
+    config, auto = _configuration(read_config(folder))
+    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    model, report = auto.from_pretrained(folder, config=config, **options, **_FILES)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in report["missing_keys"]}
+
+
+def published_config(folder: Path) -> dict[str, Any]:
+    """preprocessor_config.json, as transformers reads it, as a `pretrained_cfg` of timm; empty without this file."""
+    if not (folder / PREPROCESSOR).is_file():
+        return {}
+    values = _library().AutoImageProcessor.from_pretrained(folder, **_FILES).to_dict()
+    size, pct = values["size"], values.get("crop_pct")  # the latter is ConvNeXt's
+    side, box = (
+        size.get("shortest_edge") or size["height"],
+        values["crop_size"] if values.get("do_center_crop") else size,
+    )
+    shown = [box.get(name) or box["shortest_edge"] for name in ("height", "width")]
+    squashes = "shortest_edge" not in size or bool(pct and side >= 384)
+    normalizes = values.get("do_normalize")
+    return {
+        "input_size": (3, *shown),
+        "crop_pct": pct if pct and not squashes else shown[0] / side,
+        "crop_mode": "squash" if squashes else "center",
+        "interpolation": {2: "bilinear"}.get(values["resample"], "bicubic"),  # by Pillow's numbers
+        "mean": values["image_mean"] if normalizes else (0, 0, 0),
+        "std": values["image_std"] if normalizes else (1, 1, 1),
+    }

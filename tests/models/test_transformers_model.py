@@ -1,0 +1,224 @@
+"""Models of transformers: logits, training, evaluation and export as transformers has them, on reduced models."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_same_state, states, train
+from PIL import Image
+
+from configs.command_line import parse_command_line
+from configs.schema import Amp
+from datasets.transforms.device import Normalize
+from engine.checkpoint.weights_record import read_record
+from engine.commands.run import run
+from engine.evaluation.evaluate import Evaluator
+from engine.evaluation.files import attention_rollout
+from engine.parallel.strategy import Single
+from engine.precision.policy import Precision
+from engine.training.optimizer import build_optimizer
+from models.blocks import FeatureModel
+from models.build import build_model
+from models.weights.choose import EVALUATE, FINE_TUNE
+from scripts import export
+from utils.errors import UserError
+from utils.tables import read_rows
+
+NAMES = ("cat", "bee", "dog")  # not in their order
+_BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_VIT = _BLOCKS | {"image_size": 32, "patch_size": 8}
+_DINO = _VIT | {"mlp_ratio": 2}
+_WINDOWS = {"embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4, "image_size": 32, "patch_size": 4}
+_STAGES = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1]}
+_TOWERS = {"vision_config": _VIT, "text_config": _BLOCKS | {"vocab_size": 50000}}
+_MOBILE = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 24, 32], "num_attention_heads": 2}
+_SHOWN = {"height": 32, "width": 32}
+_SQUASH, _CROP = {"size": _SHOWN}, {"size": {"shortest_edge": 36}, "crop_size": _SHOWN}
+_STAGED = {"size": {"shortest_edge": 32}, "crop_pct": 0.8}
+FAMILIES = {  # model_type: class, configuration, class of the processor, its options
+    "vit": ("ViTForImageClassification", _VIT, "ViT", _SQUASH),
+    "deit": ("DeiTForImageClassification", _VIT, "DeiT", {"size": {"height": 36, "width": 36}, "crop_size": _SHOWN}),
+    "dinov2": ("Dinov2ForImageClassification", _DINO, "Bit", _CROP),
+    "dinov2_with_registers": ("Dinov2WithRegistersForImageClassification", _DINO, "Bit", _CROP),
+    "dinov3_vit": ("DINOv3ViTModel", _VIT | {"num_register_tokens": 2}, "DINOv3ViT", _SQUASH),
+    "swin": ("SwinForImageClassification", _WINDOWS, "ViT", _SQUASH),
+    "swinv2": ("Swinv2ForImageClassification", _WINDOWS, "ViT", _SQUASH),
+    "beit": ("BeitForImageClassification", _VIT | {"use_relative_position_bias": True}, "Beit", _SQUASH),
+    "convnext": ("ConvNextForImageClassification", _STAGES, "ConvNext", _STAGED),
+    "convnextv2": ("ConvNextV2ForImageClassification", _STAGES, "ConvNext", _STAGED),
+    "siglip": ("SiglipForImageClassification", _TOWERS, "Siglip", _SQUASH),
+    "clip": ("CLIPModel", _TOWERS, "CLIP", _CROP),
+    "mobilevit": ("MobileViTForImageClassification", _MOBILE | {"image_size": 32}, "MobileViT", _CROP),
+}
+HEADLESS = ("clip", "dinov3_vit")
+
+
+def save(folder: Path, kind: str):
+    """Writes a model of random weights and its processor, as transformers does; returns both."""
+    transformers = pytest.importorskip("transformers")
+    class_name, values, processor_name, options = FAMILIES[kind]
+    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {name: label for label, name in enumerate(NAMES)}}
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[kind].from_dict(values | ({} if kind in HEADLESS else labels))
+    model = getattr(transformers, class_name)(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=min(0.3, (2 / parameter[0].numel()) ** 0.5))
+    for norm in (module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+        torch.nn.init.ones_(norm.weight)
+    model.eval()
+    processor = getattr(transformers, f"{processor_name}ImageProcessor")(**options)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    """Class folders of colored noise. A crop of other sizes is placed up to a pixel differently by transformers."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for number in range(36):
+        folder = root / ("train" if number < 24 else "val") / NAMES[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        height, width = ((40, 50), (50, 40), (45, 60), (40, 40))[number % 4]
+        pixels = rng.integers(0, 256, (height // 5, width // 5, 3)) // [1 + number % 5, 1, 3]
+        Image.fromarray(pixels.astype(np.uint8)).resize((width, height), 3).save(folder / f"{number}.png")
+    return root
+
+
+def built(folder: Path, *options: str, purpose=FINE_TUNE, size: int = 32):
+    argv = [f"-model=local-dir:{folder}", f"-pretrained={folder}", f"-image_size={size}"]
+    config = parse_command_line([*argv, "-opts", "MODEL.NUM_CLASSES=3", *options]).config
+    return build_model(config.model, config.data, torch.device("cpu"), purpose)[0], config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images, tmp_path, cpu):
+    source, _ = save(tmp_path / "hf", kind)
+    model, _ = built(tmp_path / "hf", purpose=FINE_TUNE if kind in HEADLESS else EVALUATE)
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        if kind == "clip":
+            tokens = source.vision_model(pixel_values=pixels).last_hidden_state
+            wanted, found = tokens[:, 1:].mean(1), FeatureModel(model.eval(), kind)(pixels)
+        elif kind == "dinov3_vit":
+            wanted, found = source(pixel_values=pixels).pooler_output, FeatureModel(model.eval(), kind)(pixels)
+        else:
+            shown = pixels.flip(1) if kind == "mobilevit" else pixels  # in the order BGR
+            wanted, found = source(pixel_values=shown).logits, model.eval()(pixels)
+    assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-3
+    argv = [
+        f"-model=local-dir:{tmp_path / 'hf'}",
+        f"-pretrained={tmp_path / 'hf'}",
+        f"-data_path={images}",
+        "-batch_size=8",
+    ]
+    argv += [
+        f"-output={tmp_path / 'out'}",
+        "-epochs=2",
+        "-lr=1e-3",
+        "-dataset=folder",
+        "-opts",
+        "TRAIN.WARMUP_EPOCHS=0",
+    ]
+    whole = train([*argv, "TRAIN.LAYER_DECAY=0.7", "MODEL.DROPOUT=0.0"], cpu)
+    stopped = train([*argv, "TRAIN.LAYER_DECAY=0.7", "TRAIN.MAX_STEPS=4", f"SAVE={tmp_path / 'stopped'}"], cpu)
+    resumed = train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+    assert_same_state(states(whole)["model"], states(resumed)["model"])
+    before, after = model.state_dict(), states(whole)["model"]
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before if "classifier" not in name)
+
+
+def exported(checkpoint: Path, target: Path):
+    """The export hf as transformers alone reads it, and its processor."""
+    transformers = pytest.importorskip("transformers")
+    assert export.main([str(checkpoint), "-format", "hf", f"-output={target}", "-no_check"]) == 0
+    model = transformers.AutoModelForImageClassification.from_pretrained(target).eval()
+    return model, transformers.AutoImageProcessor.from_pretrained(target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2", "convnext", "mobilevit", "siglip"])
+def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(kind, images, tmp_path, cpu):
+    sources = {"hf": save(tmp_path / "hf", kind)}
+    if kind != "deit":  # which squashes, then crops
+        sources["again"] = exported(tmp_path / "hf" / "model.safetensors", tmp_path / "again")
+    for name, (source, processor) in sources.items():
+        argv = [f"-predict={images / 'val'}", f"-pretrained={tmp_path / name}", f"-output={tmp_path / f'{name}-out'}"]
+        run(parse_command_line(argv), cpu)
+        rows = read_rows(tmp_path / f"{name}-out" / "predictions.csv")
+        assert len(rows) == 12 and np.ptp([float(row["probability_1"]) for row in rows]) > 0.01
+        for row in rows:
+            with torch.no_grad():
+                logits = source(**processor(Image.open(row["path"]).convert("RGB"), return_tensors="pt")).logits
+            assert row["class_1"] == source.config.id2label[logits.argmax().item()]
+            assert float(row["probability_1"]) == pytest.approx(logits.softmax(-1).max().item(), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+@pytest.mark.parametrize("kind", ["vit", "dinov3_vit"])
+def test_levels_and_tuning(kind, level, images, tmp_path, cpu):
+    save(tmp_path / "hf", kind)
+    argv = [
+        f"-pretrained={tmp_path / 'hf'}",
+        f"-data_path={images}",
+        f"-output={tmp_path / 'out'}",
+        "-epochs=1",
+        "-amp",
+    ]
+    argv += [f"-model=local-dir:{tmp_path / 'hf'}", "-dataset=folder", "-batch_size=8", "-amp_dtype=bfloat16"]
+    options = {"O1": "MODEL.TUNE=lora", "O2": "MODEL.TUNE=last:1", "O3": "MODEL.GRAD_CHECKPOINTING=true"}
+    folder = train(
+        [*argv, "-opts", f"AMP.LEVEL={level}", options[level], "MODEL.HEAD=probe", "DATA.CLASSES=natural"], cpu
+    )
+    assert all(tensor.isfinite().all() for tensor in states(folder)["model"].values())
+
+
+@pytest.mark.slow
+def test_layers_attention_and_recomputation(tmp_path, cpu):
+    save(tmp_path / "hf", "dinov2_with_registers")
+    model, config = built(tmp_path / "hf", "TRAIN.LAYER_DECAY=0.5", size=48)
+    options = config.train.model_copy(update={"layer_decay": 0.5})
+    scales = {
+        id(one): group["lr_scale"] for group in build_optimizer(model, options).param_groups for one in group["params"]
+    }
+    depth = {name: round(-np.log2(scales[id(one)])) for name, one in model.named_parameters()}
+    assert depth["classifier.weight"] == 0 and depth["dinov2_with_registers.layernorm.weight"] == 1
+    assert depth["dinov2_with_registers.encoder.layer.0.mlp.fc1.weight"] == 2 and max(depth.values()) == 3
+    pixels, gradients = torch.randn(2, 3, 48, 48), []
+    maps = attention_rollout(
+        model.eval(), pixels, Evaluator(Normalize(config.data), Precision(Amp(), cpu.device), Single(), cpu)
+    )
+    assert maps.shape == (2, 6, 6) and maps.std() > 0
+    for recomputes in (False, True):
+        model.train().set_grad_checkpointing(recomputes)
+        model.zero_grad()
+        model(pixels).square().sum().backward()
+        gradients.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
+    assert len(gradients[0]) > 40 and all(torch.equal(gradients[1][name], one) for name, one in gradients[0].items())
+    dropped, _ = built(tmp_path / "hf", "MODEL.DROPPATH=0.9")
+    assert any(not torch.equal(dropped.train()(pixels), dropped(pixels)) for _ in range(3))
+
+
+def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path, monkeypatch):
+    content = {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "id2label": {"0": "a"},
+        "dtype": "float16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = parse_command_line([f"-model=local-dir:{tmp_path}"]).config
+    assert (config.model.type, config.model.name) == ("transformers", "ViTForImageClassification")
+    assert config.model.kwargs == {key: content[key] for key in ("model_type", "architectures")}
+    monkeypatch.setattr("utils.system.is_installed", lambda module: False)
+    with pytest.raises(UserError, match=r"^MODEL.TYPE transformers: needs transformers[^\n]*$"):
+        build_model(config.model, config.data, torch.device("cpu"))
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(UserError, match=r"no model\.safetensors"):
+        read_record(str(tmp_path))
