@@ -50,7 +50,7 @@ CEILINGS = {
     "tests/stress": 2821,
     "tests/utils": 1733,
 }
-MAX_PRODUCT_FILES = 163
+MAX_PRODUCT_FILES = 164
 
 
 def tracked_files() -> list[Path]:
