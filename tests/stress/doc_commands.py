@@ -115,19 +115,7 @@ def main(argv: list[str]) -> int:
             pool.shutdown(wait=False, cancel_futures=True)
             for runner in runners.values():
                 runner.close()
-    if not flags.only:
-        results.append(check_tables([command.text for commands in pages.values() for command in commands]))
     return report(results, flags.json)
-
-
-def check_tables(texts: list[str]) -> Result:
-    """Finds the entries of the tables that no command needs."""
-    result, changed = Result("commands: tables", 0), [adapted(text) for text in texts]
-    for table, where in ((NOT_RUN, texts), (REPLACED, texts), (ADDED, changed)):
-        result.cases += len(table)
-        unused = [pattern for pattern, _ in table if not any(re.search(pattern, text, re.S) for text in where)]
-        result.failures += [f"matches no command: {pattern}" for pattern in unused]
-    return result
 
 
 def run_page(runner: Runner, name: str, commands: list[Command]) -> Result:
