@@ -18,10 +18,8 @@ _SIGNATURES = {
     b"MM\0*": "TIFF",
 }  # fmt: skip
 # The brands of an ISO base media file, whose first box is ftyp: still images and sequences of images.
-_AVIF_BRANDS, _HEIC_BRANDS = (
-    (b"avif", b"avis"),
-    (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
-)
+_AVIF_BRANDS = (b"avif", b"avis")
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def kind_of(head: bytes) -> str | None:

@@ -6,7 +6,6 @@ The index is stored. Its rows are used again; new and changed shards are read in
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
@@ -35,7 +34,6 @@ from utils.threads import DaemonPool
 
 START_TIMEOUT_SECONDS = 60.0  # for finding and indexing the shards; a run then waits as TIMEOUT_SECONDS says
 MAX_INDEX_BYTES = 16 << 30  # about 250 million images
-_SAVE_SECONDS = 60.0
 _MAX_THREADS = 16
 
 
@@ -169,10 +167,10 @@ def open_index(
     """Returns the index of exactly these shards, in their order, and notes for the log.
 
     Rows come from the index beside the shards and from the one in DATA.CACHE_DIR, `cache_dir`; all other shards are
-    read. The result is stored with the rows of other shards that a stored index had: beside local shards if their
-    folder can be written, else in the cache folder. The copy of a server's index has the versions that the shards have
-    now. Several processes of a host build an index once. `label_key`: see `find_label`.
-    group_key: rows without these groups are not used; '' for any rows.
+    read. The result is stored: beside local shards if their folder can be written, else in the cache folder. The copy
+    of a server's index has the versions that the shards have now. Several processes of a host build an index once.
+
+    label_key: see `find_label`. group_key: rows without these groups are not used; '' for any rows.
     assume: uses rows without a version that can be compared, as `make_shards.py` writes them; else reads the shard.
 
     Raises UserError: a shard is damaged, refused or cannot be read; some labels are numbers and others names; the index
@@ -200,7 +198,10 @@ def open_index(
             stack.callback(lock.unlink, missing_ok=True)  # others that wait find the index; at worst two build it
             stored.add_file(path)  # another process may have written it
             if stored.missing():
-                _build(store, stored, path)
+                try:
+                    _read_shards(store, stored)
+                finally:  # after an error, too
+                    stored.save(path)
     return stored.join(), list(dict.fromkeys(stored.notes))
 
 
@@ -211,7 +212,7 @@ def cached_index(store: ShardStore, cache_dir: Path) -> Path:
 
 
 class _StoredRows:
-    """Collects the rows of the wanted shards from stored indexes, and the rows of other shards in them."""
+    """Collects the rows of the wanted shards from stored indexes."""
 
     def __init__(self, shards: Sequence[Shard], label_key: str, assume: bool, group_key: str) -> None:
         self.label_key, self.assume, self.group_key = label_key, assume, group_key
@@ -239,64 +240,52 @@ class _StoredRows:
         if index.label_key != self.label_key or self.group_key not in ("", index.group_key):
             return
         for position, shard in enumerate(index.shards):
-            current = self._wanted.get(shard.name, shard)
-            is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
-            if current.is_same_as(shard) and (not is_assumed or (self.assume and shard.name not in self.indexes)):
-                shards = [current._replace(is_assumed=is_assumed)]
-                self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
+            current = self._wanted.get(shard.name)
+            if current and current.is_same_as(shard):
+                is_assumed = shard.is_assumed or not current.is_comparable_with(shard)
+                if not is_assumed or (self.assume and shard.name not in self.indexes):
+                    shards = [current._replace(is_assumed=is_assumed)]
+                    self.indexes[shard.name] = replace(index.of_shard(position), shards=shards)
 
     def missing(self) -> list[Shard]:
         return [shard for name, shard in self._wanted.items() if name not in self.indexes]
 
     def join(self) -> Index:
         """Returns the index of the wanted shards whose rows are known."""
-        return join(
-            [self.indexes[name] for name in self._wanted if name in self.indexes], self.label_key, self.group_key
-        )
+        known = [self.indexes[name] for name in self._wanted if name in self.indexes]
+        return join(known, self.label_key, self.group_key)
 
     def save(self, path: Path) -> None:
-        """Writes all rows with labels of one kind, numbers or names: none if the wanted shards have both."""
-        index, others = None, [self.indexes[name] for name in self.indexes if name not in self._wanted]
-        with contextlib.suppress(UserError):
-            index = self.join()
-            index = join([index, *others], self.label_key, self.group_key)
-        if index is None:
-            return
+        """Writes the rows that are known, unless some labels are numbers and others names."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, encode_index(index))
+            with contextlib.suppress(UserError):
+                atomic_write(path, encode_index(self.join()))
         except OSError as error:
             self.notes.append(Note("warning", f"{path}: cannot be written ({error.strerror}); no run can reuse it"))
 
 
-def _build(store: ShardStore, stored: _StoredRows, path: Path) -> None:
-    """Reads the missing shards. Stores their rows about once a minute, at the end, and after an error."""
-    shards, remarks, findings, saved = stored.missing(), Remarks(), [], time.monotonic()
+def _read_shards(store: ShardStore, stored: _StoredRows) -> None:
+    """Reads the missing shards, each from its first byte to its last."""
+    shards, remarks, findings = stored.missing(), Remarks(), []
     num_bytes, keys = sum(shard.num_bytes for shard in shards), (stored.label_key, stored.group_key)
-    bar = tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None)
-
     threads = min(len(shards), _MAX_THREADS, len(usable_cores()) if store.is_local else _MAX_THREADS)
-    try:
-        with bar, contextlib.closing(DaemonPool(threads)) as pool:
-            reads = {
-                pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, *keys): s for s in shards
-            }
-            for result in as_completed(reads):
-                shard = reads.pop(result)
-                bar.update(shard.num_bytes)
-                try:
-                    records, found = result.result()
-                except DamagedShard as error:
-                    findings.append(str(error))
-                    continue
-                stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
-                for text, (number, example) in found.items():
-                    add_remark(remarks, text, number, example)
-                if time.monotonic() - saved > _SAVE_SECONDS:
-                    stored.save(path)
-                    saved = time.monotonic()
-    finally:
-        stored.save(path)
+    with (
+        tqdm(desc="index", total=num_bytes, unit="B", unit_scale=True, leave=False, disable=None) as bar,
+        contextlib.closing(DaemonPool(threads)) as pool,
+    ):
+        reads = {pool.submit(read_records, store.stream(s), store.url(s.name), s.num_bytes, *keys): s for s in shards}
+        for result in as_completed(reads):
+            shard = reads.pop(result)
+            bar.update(shard.num_bytes)
+            try:
+                records, found = result.result()
+            except DamagedShard as error:
+                findings.append(str(error))
+                continue
+            stored.indexes[shard.name] = to_index(shard, records, store.url(shard.name))
+            for text, (number, example) in found.items():
+                add_remark(remarks, text, number, example)
     if findings:
         raise combine_findings(f"{store.root}: {len(findings)} shards cannot be used:", findings)
     for text, (number, example) in remarks.items():

@@ -103,13 +103,10 @@ def _expand(pattern: str) -> list[str]:
 
 def _name_problem(name: str) -> str | None:
     """Returns why this text is no name of a shard relative to the root, or None. It may come from a foreign file."""
-    if not name.endswith(_SUFFIX):
-        return f"does not end with {_SUFFIX}"
-    if len(name) > _MAX_NAME_CHARS or not name.isprintable() or "\\" in name:
-        return "is too long, or contains control characters or backslashes"
-    if ":" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        return "is not a relative path without '..' and ':'"
-    return None
+    is_path = name.isprintable() and "\\" not in name and ":" not in name and len(name) <= _MAX_NAME_CHARS
+    if is_path and name.endswith(_SUFFIX) and not {"", ".", ".."}.intersection(name.split("/")):
+        return None
+    return f"is not a short relative path of a {_SUFFIX} file without '..', ':', backslashes and control characters"
 
 
 @dataclass

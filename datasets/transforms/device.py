@@ -72,7 +72,12 @@ class Mixup(nn.Module):
         draws = self.draw(np.random.default_rng(seed), count, (height, width))
         if self.mode == "batch":
             return self.mix_batch(images, targets, draws)
-        return self.mix_elements(images, targets, mirrored(draws, batch) if self.mode == "pair" else draws)
+        if self.mode == "pair":  # the partner of an image has its draw; the middle image is unmixed
+            middle = np.ones(batch % 2), np.zeros((batch % 2, 4), int), np.zeros(batch % 2, bool)
+            draws = MixDraws(
+                *(np.concatenate([half, odd, half[::-1]]) for half, odd in zip(draws, middle, strict=True))
+            )
+        return self.mix_elements(images, targets, draws)
 
     def draw(self, rng: np.random.Generator, count: int, size: tuple[int, int]) -> MixDraws:
         """The parameters of `count` mixes. Each is CutMix, mixup, or, with weight 1, neither.
@@ -132,13 +137,6 @@ class Mixup(nn.Module):
         if targets.ndim == 1:
             hot = torch.zeros((len(targets), self.num_classes), device=targets.device).scatter_(1, targets[:, None], 1)
         return hot * weight + hot.flip(0) * (1 - weight)
-
-
-def mirrored(draws: MixDraws, batch: int) -> MixDraws:
-    """Extends the draws for the first B // 2 images to B images: the partner of an image has its draw."""
-    middle = batch % 2
-    unmixed = MixDraws(np.ones(middle), np.zeros((middle, 4), int), np.zeros(middle, bool))
-    return MixDraws(*(np.concatenate([half, odd, half[::-1]]) for half, odd in zip(draws, unmixed, strict=True)))
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -239,10 +237,22 @@ class RandomErase(RandomDeviceOperation):
         self.probability, self.count = train.random_erase_prob, train.random_erase_count
 
     def draw(self, rng: random.Random) -> list[Box] | None:
+        """Boxes; one is empty if ten in a row do not fit."""
         if rng.random() >= self.probability:
             return None
-        count = rng.randint(1, self.count) if self.count > 1 else 1
-        return [random_erase_box(self.size, count, rng) for _ in range(count)]
+        boxes, count, (height, width) = list[Box](), rng.randint(1, self.count) if self.count > 1 else 1, self.size
+        low, high = (math.log(bound) for bound in _ERASED_RATIO)
+        for _ in range(count):
+            box = _EMPTY_BOX
+            for _ in range(_MAX_TRIES):
+                area = rng.uniform(*_ERASED_AREA) * height * width / count
+                ratio = math.exp(rng.uniform(low, high))
+                rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+                if rows < height and columns < width:
+                    box = rng.randint(0, height - rows), rng.randint(0, width - columns), rows, columns
+                    break
+            boxes.append(box)
+        return boxes
 
     def collate(self, drawn: list[list[Box] | None]) -> tuple[torch.Tensor, ...] | None:
         """The positions of erased images int64 (K,), and their boxes int64 (K, R, 4), some of which may be empty."""
@@ -283,18 +293,6 @@ class RandomErase(RandomDeviceOperation):
                 else:
                     part.copy_(torch.randn((len(part), 1, 1)) if self.mode == "rand" else torch.zeros(()))
         return images
-
-
-def random_erase_box(size: tuple[int, int], count: int, rng: random.Random) -> Box:
-    """One of `count` boxes in an image of `size`, height and width; empty if ten boxes in a row do not fit."""
-    low, high = (math.log(bound) for bound in _ERASED_RATIO)
-    for _ in range(_MAX_TRIES):
-        area = rng.uniform(*_ERASED_AREA) * size[0] * size[1] / count
-        ratio = math.exp(rng.uniform(low, high))
-        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if height < size[0] and width < size[1]:
-            return rng.randint(0, size[0] - height), rng.randint(0, size[1] - width), height, width
-    return _EMPTY_BOX
 
 
 def device_operations(data: Data, train: Train) -> Iterator[nn.Module]:

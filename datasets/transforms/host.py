@@ -21,6 +21,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,16 +175,6 @@ class TimmPolicy:
         return _build(*self.arguments)(image)
 
 
-class _NumPy:
-    """NumPy with a generator of its own as `random`."""
-
-    def __init__(self) -> None:
-        self.random = np.random.RandomState()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
-
-
 @functools.cache
 def timm_policies() -> Any:
     """timm's module of policies."""
@@ -194,7 +185,7 @@ def timm_policies() -> Any:
     assert spec and spec.loader
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.np = _NumPy()
+    module.np = SimpleNamespace(**vars(np) | {"random": np.random.RandomState()})  # with a generator of its own
     for name in ("Posterize", "PosterizeIncreasing", "PosterizeOriginal"):
         module.NAME_TO_OP[name] = _posterize
     return module
@@ -347,9 +338,7 @@ class HostTransform:
 
 def build_host_transform(data: Data, train: Train, seed: int) -> HostTransform:
     """The host transform of training images."""
-    drawing = [
-        operation for operation in device_operations(data, train) if isinstance(operation, RandomDeviceOperation)
-    ]
+    drawing = [one for one in device_operations(data, train) if isinstance(one, RandomDeviceOperation)]
     operations: list[_ImageOperation] = [partial(random_flip, -1, data.hflip_prob)]  # after the crop, in their order
     if data.vflip_prob:
         operations.append(partial(random_flip, -2, data.vflip_prob))

@@ -34,8 +34,7 @@ def pillow(data: bytes, mode: str) -> torch.Tensor:
 def assert_like_pillow(data: bytes) -> None:
     for channels, mode in ((3, "RGB"), (1, "L")):
         image, reference = decode_image(data, channels), pillow(data, mode)
-        assert image.dtype == torch.uint8
-        assert image.shape == reference.shape
+        assert image.dtype == torch.uint8 and image.shape == reference.shape
         # Two builds of libjpeg may differ in the last bit.
         assert (image.int() - reference.int()).abs().max() <= 1
 
@@ -45,6 +44,12 @@ def ycck_jpeg() -> bytes:
     data = encode(PHOTO.convert("CMYK"), "JPEG", quality=95)
     adobe = data.index(b"Adobe")
     return data[: adobe + 11] + b"\x02" + data[adobe + 12 :]
+
+
+def rotated(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
 
 
 KINDS = {
@@ -57,6 +62,9 @@ KINDS = {
     "jpeg YCCK": ycck_jpeg,
     "jpeg of two (MPO)": lambda: encode(PHOTO, "MPO", save_all=True, append_images=[PHOTO]),
     "jpeg with bytes after its end": lambda: encode(PHOTO, "JPEG") + b"\0" * 999,
+    "jpeg rotated": lambda: encode(PHOTO, "JPEG", exif=rotated(5)),
+    "jpeg of no orientation": lambda: encode(PHOTO, "JPEG", exif=rotated(9)),
+    "png rotated": lambda: encode(PHOTO, "PNG", exif=rotated(6)),
     "png": lambda: encode(PHOTO, "PNG"),
     "png alpha": lambda: encode(Image.merge("RGBA", (*PHOTO.split(), ALPHA)), "PNG"),
     "png transparent colour": lambda: encode(PHOTO, "PNG", transparency=(255, 255, 255)),
@@ -76,13 +84,6 @@ def test_pixels_equal_pillows(kind):
         decode_image(data, 3)
 
 
-@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 5), ("JPEG", 9), ("PNG", 6)])
-def test_exif_orientation(kind, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    assert_like_pillow(encode(PHOTO, kind, exif=exif))
-
-
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize("exif", [b"Exif\0\0", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\0\x02\x01\x12\0\x03"])
 def test_damaged_exif_is_ignored(exif):
@@ -99,10 +100,8 @@ def test_16_bits_are_scaled(kind):
     grey = decode_image(data, 1)
     assert np.abs(grey[0].numpy() - values / 257).max() <= 0.5
     assert torch.equal(decode_image(data, 3), grey.expand(3, -1, -1))
-    exif = Image.Exif()
-    exif[0x0112] = 6
     if kind != "PPM":
-        assert decode_image(encode(Image.fromarray(values), kind, exif=exif), 1).shape == (1, 64, 48)
+        assert decode_image(encode(Image.fromarray(values), kind, exif=rotated(6)), 1).shape == (1, 64, 48)
 
 
 def test_pillow_does_not_open_a_common_jpeg_or_stored_pixels(monkeypatch):
@@ -217,7 +216,6 @@ REFUSED = {
     "jpeg bomb": jpeg_bomb,
     "jpeg of many scans": scan_bomb,
     "webp bomb": webp_bomb,
-    "64 million pixels and one row": lambda: flat(8000, 8001, "PNG"),
     "ppm bomb": lambda: b"P6 99999 99999 255\n",
     "wide": lambda: flat(1001, 10, "PNG"),
     "high": lambda: flat(1, 101, "JPEG"),
@@ -231,15 +229,7 @@ def test_refused_files_are_one_line(kind):
     with pytest.raises(UserError) as caught:
         decode_image(REFUSED[kind](), 3, "some/file.jpg")
     message = str(caught.value)
-    assert message.startswith("some/file.jpg: ")
-    assert "\n" not in message
-    assert "0x" not in message
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_largest_images_are_decoded():
-    assert decode_image(flat(8000, 8000, "TIFF", compression="tiff_deflate"), 1).shape == (1, 8000, 8000)
-    assert decode_image(flat(1000, 10, "PNG"), 3).shape == (3, 10, 1000)
+    assert message.startswith("some/file.jpg: ") and "\n" not in message and "0x" not in message
 
 
 @pytest.mark.parametrize("kind", ["jpeg 4:2:0", "jpeg progressive", "jpeg CMYK", "ppm"])
@@ -322,9 +312,7 @@ def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
 def test_gray_pixels_are_not_taken_for_missing_ones(options, side):
     gray = Image.new("RGB", (side, side), (128, 128, 128))
     gray.paste(PHOTO.resize((side // 2, side // 2)))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # Pillow decodes it
-    for more in ({}, {"exif": exif}):
+    for more in ({}, {"exif": rotated(6)}):  # Pillow decodes the second one
         assert_like_pillow(encode(gray, "JPEG", **options, **more))
 
 
@@ -335,11 +323,11 @@ def test_a_warning_of_a_decoder_is_kept_with_the_image(capfd):
     assert "extraneous bytes before marker 0xd9" in image.warning and capfd.readouterr().err == ""
 
 
-def test_max_pixels(tmp_path):
-    data = encode(Image.new("L", (100, 90)), "PNG")
-    with pytest.raises(BadImage, match=r"has 100 x 90 pixels, more than DATA.MAX_PIXELS 8999; .*DATA.MAX_PIXELS=9000"):
-        open_image(data, 3, lambda: "x", Decoding(max_pixels=8999))
-    assert open_image(data, 3, lambda: "x", Decoding(max_pixels=9000)).size == (90, 100)
+def test_max_pixels_and_the_longest_side():
+    data = flat(1000, 10, "PNG")
+    with pytest.raises(BadImage, match=r"DATA.MAX_PIXELS=10000"):
+        open_image(data, 3, lambda: "x", Decoding(max_pixels=9999))
+    assert open_image(data, 3, lambda: "x", Decoding(max_pixels=10_000)).size == (10, 1000)
 
 
 def test_text_of_libraries_reaches_the_threads_that_decode_and_nobody_else(capfd):

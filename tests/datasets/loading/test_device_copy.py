@@ -64,16 +64,3 @@ def test_batches_on_a_gpu_equal_those_on_the_cpu(cpu, gpu, workers):
         assert_same_state(on_gpu.targets.cpu(), on_cpu.targets)
         for name, drawn in on_cpu.drawn.items():
             assert_same_state([tensor.cpu() for tensor in on_gpu.drawn[name]], list(drawn))
-
-
-@pytest.mark.gpu
-def test_a_late_computation_reads_its_own_batch(cpu, gpu):
-    """The GPU is behind: without `record_stream`, the copy of the next batch would reuse the memory of this one."""
-    expected = [batch.images for _, batch in zip(range(10), batches_on(cpu, "-num_workers=0"), strict=False)]
-    read = []
-    for _, batch in zip(range(10), batches_on(gpu, "-num_workers=0"), strict=False):
-        torch.cuda._sleep(10**8)  # clock cycles, on the stream of the computation
-        read.append(batch.images.clone())
-        del batch
-    for actual, images in zip(read, expected, strict=True):
-        assert_same_state(actual.cpu(), images)

@@ -1,7 +1,4 @@
-"""A web server on this machine for a folder: ranges, ETags, HEAD, and a delay or a fault for each answer.
-
-python tests/datasets/shards/range_server.py FOLDER MILLISECONDS
-"""
+"""A web server on this machine for a folder: ranges, ETags, HEAD, and a fault for an answer."""
 
 import hashlib
 import re
@@ -23,14 +20,13 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)$")
 
 
 class RangeHandler(BaseHTTPRequestHandler):
-    """Serves the files below `server.folder`, after `server.latency_seconds`, or the next of `server.faults`."""
+    """Serves the files below `server.folder`, or the next of `server.faults`."""
 
     protocol_version = "HTTP/1.1"  # keeps connections open
     disable_nagle_algorithm = True
     server: "RangeServer"
 
     def do_GET(self) -> None:
-        time.sleep(self.server.latency_seconds)
         with self.server.lock:  # `faults` may be a generator that looks at the last request
             self.server.requests.append((self.command, self.path, self.headers.get("Range")))
             fault = next(self.server.faults, None)
@@ -95,9 +91,9 @@ class RangeServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # with Python's 5, connections that begin together wait for a second
 
-    def __init__(self, folder: Path, latency_seconds: float = 0.0) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), RangeHandler)
-        self.folder, self.latency_seconds = folder.resolve(), latency_seconds
+        self.folder = folder.resolve()
         self.faults: Iterator[Fault] = iter(())
         self.lock = threading.Lock()
         self.requests: list[tuple[str, str, str | None]] = []
@@ -166,9 +162,3 @@ def body(**options: Any) -> Fault:
 
 def no_answer(handler: RangeHandler) -> None:
     time.sleep(10)
-
-
-if __name__ == "__main__":
-    server = RangeServer(Path(sys.argv[1]), float(sys.argv[2]) / 1000)
-    print(server.url, flush=True)
-    server.serve_forever()

@@ -1,8 +1,8 @@
 """Opening an index: built once, reused, repaired, resumed, shared by processes."""
 
-import multiprocessing
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,6 @@ from tar_files import numbered, tar_of
 from datasets.shards import data_set
 from datasets.shards.data_set import cached_index, open_index
 from datasets.shards.index import INDEX_NAME, Shard, encode_index, read_index
-from datasets.shards.records import read_records
-from datasets.shards.store import ShardStore
 from datasets.sources.shared_arrays import strings_in
 from utils.errors import Findings, UserError
 
@@ -38,6 +36,7 @@ class FakeStore:
         self.streamed.append(shard.name)
         data = self.files[shard.name]
         yield data[:1000]
+        time.sleep(0.05)
         if shard.name in self.errors:
             raise self.errors[shard.name]
         yield data[1000:]
@@ -70,13 +69,15 @@ def names_in(index) -> list[str]:
 
 def test_an_index_is_built_once_and_only_changed_shards_are_read_again(store, cache):
     index, notes, read = opened(store, cache)
-    assert read == [0, 1, 2, 3] and notes == []
-    assert index.shards == shards_of(store)
+    assert read == [0, 1, 2, 3] and notes == [] and index.shards == shards_of(store)
     assert names_in(index) == [f"{number:06d}.jpg" for number in range(20)]
     assert index.arrays["targets"].tolist() == [number % 7 for number in range(20)]
     again, notes, read = opened(store, cache)
     assert read == [] and notes == [] and again.shards == index.shards
     assert all((again.arrays[name] == index.arrays[name]).all() for name in index.arrays)
+    asked = shards_of(store)[2:0:-1]  # a part of them, in another order
+    again, _, read = opened(store, cache, asked)
+    assert read == [] and again.shards == asked and names_in(again)[::5] == ["000010.jpg", "000005.jpg"]
     store.files["train-1.tar"] = tar_of(numbered(9, 5))
     changed = shards_of(store)
     changed[3] = changed[3]._replace(version="2")
@@ -85,25 +86,11 @@ def test_an_index_is_built_once_and_only_changed_shards_are_read_again(store, ca
         assert read == expected and len(index) == 24 and index.shards == changed
 
 
-def test_exactly_the_asked_shards_in_their_order(store, cache):
-    shards = shards_of(store)
-    for asked, expected, first in (
-        ([shards[2], shards[0]], [0, 2], 10),
-        (shards[::-1], [1, 3], 15),
-        ([shards[1]], [], 5),
-        ([shards[0]._replace(version="2")], [0], 0),  # writes the index: the rows of other shards stay
-        (shards[1:], [], 5),
-    ):
-        index, _, read = opened(store, cache, asked)
-        assert read == expected and index.shards == asked and names_in(index)[0] == f"{first:06d}.jpg"
-
-
 def test_labels_of_two_kinds_are_refused_and_not_stored(cache):
     store = FakeStore({"0.tar": tar_of({"x/1.jpg": b""}), "1.tar": tar_of({"1.jpg": b"", "1.cls": b"3"})})
-    with pytest.raises(UserError, match=r"^1\.tar: has numbers as labels, but 0\.tar names"):
+    with pytest.raises(UserError, match=r"^1\.tar: .*0\.tar"):
         opened(store, cache)
     assert not cached_index(store, cache).exists()
-    assert opened(store, cache, shards_of(store)[:1])[2] == [0]
 
 
 def test_an_index_beside_remote_shards_is_used_and_copied(store, cache, tmp_path):
@@ -176,38 +163,9 @@ def test_an_interrupted_build_continues(store, cache, error, monkeypatch):
     assert opened(store, cache)[2] == [3]
 
 
-def test_rows_are_stored_while_the_index_is_built(store, cache, monkeypatch):
-    monkeypatch.setattr(data_set, "_MAX_THREADS", 1)
-    monkeypatch.setattr(data_set, "_SAVE_SECONDS", 0.0)
-    stored, encode = [], data_set.encode_index
-    monkeypatch.setattr(data_set, "encode_index", lambda index: stored.append(len(index.shards)) or encode(index))
-    opened(store, cache)
-    assert stored == [1, 2, 3, 4, 4]
-
-
-def _open(folder: Path, cache: Path, results) -> None:
-    store = ShardStore(str(folder), 5.0)
-    index, notes = open_index(store, store.head(["0.tar", "1.tar", "2.tar"]), cache)
-    results.put((len(index), notes))
-
-
-def test_processes_build_an_index_once(tmp_path, cache, monkeypatch):
-    for number in range(3):
-        (tmp_path / f"{number}.tar").write_bytes(tar_of(numbered(4, 4 * number)))
-
-    def slow(chunks, origin, *more):
-        with open(tmp_path / "reads", "a") as file:
-            file.write(f"{origin}\n")
-        time.sleep(0.2)
-        return read_records(chunks, origin, *more)
-
-    monkeypatch.setattr(data_set, "read_records", slow)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    processes = [context.Process(target=_open, args=(tmp_path, cache, results)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == [(12, [])] * 3
-    for process in processes:
-        process.join()
-    assert sorted((tmp_path / "reads").read_text().splitlines()) == [f"{tmp_path}/{number}.tar" for number in range(3)]
+def test_an_index_is_built_once_by_all_that_need_it(store, cache):
+    """The lock of a file counts for threads as for processes."""
+    with ThreadPoolExecutor(3) as pool:
+        opens = [pool.submit(open_index, store, shards_of(store), cache) for _ in range(3)]
+        assert [(len(one.result()[0]), one.result()[1]) for one in opens] == [(20, [])] * 3
+    assert sorted(store.streamed) == sorted(store.files)

@@ -32,10 +32,10 @@ def test_location(data_path, root, names):
     assert is_local(root) == ("://" not in root)
 
 
-def test_existing_folder_is_no_pattern(tmp_path):
-    for name in ("{a,b}", "set.tar"):
-        (tmp_path / name).mkdir()
-        assert parse_location(f"{tmp_path}/{name}") == (f"{tmp_path}/{name}", None)
+@pytest.mark.parametrize("name", ["{a,b}", "set.tar"])
+def test_existing_folder_is_no_pattern(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert parse_location(f"{tmp_path}/{name}") == (f"{tmp_path}/{name}", None)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_pattern_has_a_bounded_number_of_names(monkeypatch):
 def make(folder, *names):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(name.encode())
+        (folder / name).touch()
 
 
 def find(data_path):
@@ -96,30 +96,30 @@ def test_split_of():
 
 def test_shards_in_a_folder_and_of_a_pattern(tmp_path):
     names = ("train-1.tar", "train-0.tar", "val/0.tar", "x-test.tar")
-    make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar")
+    make(tmp_path, *names, "notes/train.tar", "train.txt", "val/._0.tar", "plain/1.tar", "plain/0.tar")
     found = find(tmp_path)
     assert found.splits == {"train": ["train-0.tar", "train-1.tar"], "val": ["val/0.tar"], "test": ["x-test.tar"]}
     assert found.class_names is None and found.label_key == ""
+    assert find(tmp_path / "plain").splits == {"all": ["0.tar", "1.tar"]}
     found = find("http://host/a/{train/{0..1},val/9}.tar")
     assert found.splits == {"train": ["train/0.tar", "train/1.tar"], "val": ["val/9.tar"]}
 
 
-def test_shards_without_a_split(tmp_path):
-    make(tmp_path, "00001.tar", "00000.tar")
-    found = find(tmp_path)
-    assert found.splits == {"all": ["00000.tar", "00001.tar"]}
-    make(tmp_path, "val-0.tar")
-    with pytest.raises(UserError, match=r"00000\.tar: .*val-0\.tar"):
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        ([], "no shard"), (["a.tar.gz"], r"a\.tar\.gz.*compressed"), (["0.tar", "val-0.tar"], r"0\.tar: .*val-0\.tar"),
+    ],
+)  # fmt: skip
+def test_folders_without_clear_shards(tmp_path, names, problem):
+    make(tmp_path, *names)
+    with pytest.raises(UserError, match=problem):
         find(tmp_path)
 
 
-def test_nothing_found(tmp_path):
-    for path, problem in ((tmp_path, "no shard"), (tmp_path / "missing", "does not exist")):
-        with pytest.raises(UserError, match=rf"{path}.* {problem}"):
-            find(path)
-    make(tmp_path, "a.tar.gz")
-    with pytest.raises(UserError, match=r"a\.tar\.gz.*compressed"):
-        find(tmp_path)
+def test_places_that_cannot_be_listed(tmp_path):
+    with pytest.raises(UserError, match=rf"{tmp_path}/missing.* does not exist"):
+        find(tmp_path / "missing")
     with range_server(tmp_path) as server, pytest.raises(UserError, match=rf"^{server.url}: .*cannot be listed"):
         find(server.url)
 

@@ -71,19 +71,12 @@ def test_bytes_and_names_from_s3(s3):
 
 
 @pytest.mark.usefixtures("s3")
-@pytest.mark.parametrize(
-    ("root", "call", "problem"),
-    [
-        ("s3://bucket/data", lambda store: store.head(["missing.tar"]), "/missing.tar: does not exist"),
-        ("s3://no-bucket/data", lambda store: store.list_folder(), ": the bucket does not exist"),
-        ("s3://b^cket/data", lambda store: store.head(["missing.tar"]), ""),
-    ],
-)
-def test_missing_objects_and_buckets(root, call, problem):
+@pytest.mark.parametrize("root", ["s3://bucket/data", "s3://no-bucket/data", "s3://b^cket/data"])
+def test_missing_objects_and_buckets(root):
     with pytest.raises(Unavailable) as error:
-        call(store(root))
+        store(root).head(["missing.tar"])
     message = str(error.value)
-    assert message.startswith(f"{root}{problem}") and SECRET not in message and "\n" not in message
+    assert message.startswith(root) and SECRET not in message and "\n" not in message
 
 
 def test_without_credentials(environment):
@@ -96,10 +89,9 @@ def test_without_credentials(environment):
 
 
 def test_public_bucket(environment, endpoint):
-    for name, value in {
-        "AWS_SKIP_SIGNATURE": "true", "GOOGLE_SKIP_SIGNATURE": "true", "GOOGLE_BASE_URL": endpoint
-    }.items():  # fmt: skip
-        environment.setenv(name, value)
+    environment.setenv("AWS_SKIP_SIGNATURE", "true")
+    environment.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    environment.setenv("GOOGLE_BASE_URL", endpoint)
     gcs = store("gs://bucket/public")
     for public in (store("s3://bucket/public"), gcs):
         assert public.read_many("val-0.tar", [(5, 3)])[0] == DATA[5:8]

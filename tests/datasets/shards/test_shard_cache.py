@@ -3,7 +3,6 @@ import fcntl
 import multiprocessing
 import os
 import resource
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from configs.batch_plan import BatchPlan, EpochLayout
 from datasets.loading.sampler import EvalSampler, ShardWindows, TrainSampler
 from datasets.shards import samples as cache_module
 from datasets.shards.index import Shard
-from datasets.shards.samples import ReadAhead, ShardCache, cache_folder
+from datasets.shards.samples import ReadAhead, ShardCache
 from datasets.shards.store import ShardStore
 from engine.run.log import RunLogger
 from tests.datasets.shards.range_server import body, range_server, status, wait_for
@@ -102,14 +101,18 @@ def test_least_recently_used_goes_first(cache, shards):
     assert sum(path.stat().st_size for path in cache.folder.iterdir()) <= cache.max_bytes
 
 
-def test_no_room(server, cache, shards, warnings, monkeypatch):
-    cache.max_bytes = SIZE - 1000
-    assert not cache.download(shards[0])
-    cache.max_bytes = 10**7
-    monkeypatch.setattr(cache_module, "_FREE_BYTES", 10**18)
-    assert not cache.download(shards[0])
-    assert not server.requests and files(cache) == []
-    assert len(warnings) == 2 and all("no room" in warning for warning in warnings)
+def no_flock(*_):
+    raise OSError(errno.ENOLCK, "")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [(ShardCache, "max_bytes", SIZE - 1000), (cache_module, "_FREE_BYTES", 10**18), (fcntl, "flock", no_flock)],
+)
+def test_without_room_or_locks_nothing_is_cached(server, cache, shards, warnings, monkeypatch, place, name, value):
+    monkeypatch.setattr(cache if place is ShardCache else place, name, value)
+    assert not cache.download(shards[0]) and not server.requests and files(cache) == []
+    assert len(warnings) == 1
 
 
 def test_full_disk(server, cache, shards, warnings, monkeypatch):
@@ -126,32 +129,12 @@ def test_full_disk(server, cache, shards, warnings, monkeypatch):
     assert not cache.download(shards[0]) and len(server.requests) == 1
 
 
-def test_without_locks_nothing_is_cached(server, cache, shards, warnings, monkeypatch):
-    def no_flock(*_):
-        raise OSError(errno.ENOLCK, "")
-
-    monkeypatch.setattr(fcntl, "flock", no_flock)
-    assert not cache.download(shards[0]) and not server.requests and files(cache) == []
-    assert len(warnings) == 1
-
-
-def test_source_that_fails(server, cache, shards, monkeypatch):
-    """Its part disappears under the lock of the folder."""
-    unlink, removed = os.unlink, []
-
-    def unlink_under_lock(path):
-        with open(cache.folder / "lock") as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        removed.append(path)
-        unlink(path)
-
-    monkeypatch.setattr(cache_module.os, "unlink", unlink_under_lock)
-    for fault in (status(404), body(version='"other"')):
-        server.fail_always(fault)
-        with pytest.raises(Unavailable, match=r"0\.tar: "):
-            cache.download(shards[0])
-        assert files(cache) == []
-    assert len(removed) == 2
+@pytest.mark.parametrize("fault", [status(404), body(version='"other"')])
+def test_source_that_fails(server, cache, shards, fault):
+    server.fail_always(fault)
+    with pytest.raises(Unavailable, match=r"0\.tar: "):
+        cache.download(shards[0])
+    assert files(cache) == []
 
 
 @pytest.mark.slow
@@ -179,15 +162,6 @@ def test_killed_downloader(server, cache, shards):
     assert files(cache) == [".part"]
     assert cache.download(shards[1])  # removes what is left
     assert files(cache) == [".tar"]
-
-
-def test_cache_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_folder(None) == Path("/home/me/.cache/ampvit")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch/me")
-    assert cache_folder(None) == Path("/scratch/me/ampvit")
-    assert cache_folder("/d") == Path("/d")
 
 
 @pytest.fixture

@@ -113,41 +113,39 @@ def npz(**arrays: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def put(name: str, position: int, value: int):
-    return lambda arrays, content: arrays[name].__setitem__(position, value)
+def put(value: object, *path: str | int):
+    """Replaces a part: of an array, or of `about`, the format, shards, class names, keys of the labels and groups."""
 
+    def change(parts):
+        for key in path[:-1]:
+            parts = parts[key]
+        parts[path[-1]] = value
 
-def put_text(part: int, value: object):
-    """Changes the format (0), the shards (1), the class names (2), the key of the labels (3) or of the groups (4)."""
-    return lambda arrays, content: content.__setitem__(part, value)
-
-
-def put_shard(column: int, value: object):
-    return lambda arrays, content: content[1][0].__setitem__(column, value)
+    return change
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        *(put("offsets", *change) for change in ((0, -1), (1, 2**63 - 1), (1, 4096))),
-        *(put("lengths", 2, value) for value in (-1, 400_000_001)),
-        *(put("ends", *change) for change in ((0, 4), (1, 2))),
-        put("names_ends", 0, 99),
-        *(put("targets", 0, value) for value in (-2, 1_000_000)),
-        *(put_shard(*change) for change in ((1, -1), (1, True), (0, 3), (2, 3))),
-        *(put_text(2, names) for names in (["b", "a"], ["a"] * 9, ["a"], ["\ud800"], [3], "ab")),
-        *(put_text(*change) for change in ((0, "AmpViT shards 1"), (3, 3), (4, None))),
-        lambda arrays, content: content[1].pop(),
-        lambda arrays, content: content[1].append(content[1][0]),
-        lambda arrays, content: content.pop(),
-        lambda arrays, content: arrays.update(crcs=arrays["crcs"][1:]),
-        lambda arrays, content: arrays.update(crcs=arrays["crcs"].astype("<i8")),
-        lambda arrays, content: arrays.update(names=arrays["names"][:, None]),
+        *(put(value, "offsets", row) for row, value in ((0, -1), (1, 2**63 - 1), (1, 4096))),
+        *(put(value, "lengths", 2) for value in (-1, 400_000_001)),
+        *(put(value, "ends", row) for row, value in ((0, 4), (1, 2))),
+        put(99, "names_ends", 0),
+        *(put(value, "targets", 0) for value in (-2, 1_000_000)),
+        *(put(value, "about", 1, 0, column) for column, value in ((1, -1), (1, True), (0, 3), (2, 3))),
+        *(put(names, "about", 2) for names in (["b", "a"], ["a"] * 9, ["a"], ["\ud800"], [3], "ab")),
+        *(put(value, "about", part) for part, value in ((0, "AmpViT shards 1"), (3, 3), (4, None))),
+        lambda parts: parts["about"][1].pop(),
+        lambda parts: parts["about"][1].append(parts["about"][1][0]),
+        lambda parts: parts["about"].pop(),
+        lambda parts: parts.update(crcs=parts["crcs"][1:]),
+        lambda parts: parts.update(crcs=parts["crcs"].astype("<i8")),
+        lambda parts: parts.update(names=parts["names"][:, None]),
     ],
 )
 def test_a_forged_index_with_valid_checksums_is_refused(change):
     with np.load(io.BytesIO(encode_index(index_of([[1, 2], [3]])))) as file:
-        arrays = dict(file)
-    content = json.loads(arrays["about"].tobytes())
-    change(arrays, content)
-    error_of(npz(**arrays | {"about": np.frombuffer(json.dumps(content).encode(), "u1")}))
+        parts = dict(file)
+    parts["about"] = json.loads(parts["about"].tobytes())
+    change(parts)
+    error_of(npz(**parts | {"about": np.frombuffer(json.dumps(parts["about"]).encode(), "u1")}))

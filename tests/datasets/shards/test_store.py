@@ -1,13 +1,11 @@
 import math
 import os
-import pickle
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_double
 
 import pytest
 
 from datasets.shards.index import Shard
-from datasets.shards.store import RangesNotSupported, ShardStore
+from datasets.shards.store import ShardStore
 from tests.datasets.shards.range_server import SECRET, body, etag, no_answer, range_server, status
 from utils import threads as waits
 from utils.errors import Unavailable
@@ -72,16 +70,6 @@ def test_ranges_of_files(store):
             read(store, start, 5)
 
 
-@pytest.mark.slow
-def test_threads_share_a_store_and_another_process_opens_its_own(store):
-    """Threads of obstore do not survive in another process."""
-    with ThreadPoolExecutor(8) as threads:
-        parts = list(threads.map(lambda start: read(store, start, 100), range(0, 80_000, 1000)))
-    assert parts == [DATA[start : start + 100] for start in range(0, 80_000, 1000)]
-    received = pickle.loads(pickle.dumps(store))
-    assert "files" not in vars(received) and read(received, 5, 5) == DATA[5:10]
-
-
 TEMPORARY = {"503": status(503), "429": status(429), "cut short": body(sent=500), "reset": body(sent=500, reset=True)}
 
 
@@ -143,14 +131,6 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
         assert str(error.value).startswith(f"{server.url}/{NAME}: ") and problem in str(error.value)
         assert SECRET not in str(error.value) and "\n" not in str(error.value)
         assert (" s of attempts" in str(error.value)) == (problem in LASTING)
-
-
-def test_server_without_ranges(server, store):
-    server.fail_always(body(ranges=False))
-    for call in (lambda: read(store, 5, 3), lambda: store.read_many(NAME, [(0, 5), (900_000, 5)])):
-        with pytest.raises(RangesNotSupported, match=r"sends whole files only; set DATA\.CACHE_GB"):
-            call()
-    assert whole(store) == DATA
 
 
 def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):

@@ -63,10 +63,8 @@ def test_splits_labels_names_and_images(root, cpu):
     assert train.name(13) == f"{root}/train-0001.tar/000013.jpg"
     assert train.windows.ends.tolist() == [10, 20, 30, 40] and val.windows.ends.tolist() == [12]
     assert (train.class_names, train.has_class_names) == (["0", "1"], False)
-    assert TarShards.splits_of(options(root)).keys() == {"train", "val"} and has_test_split(options(root), cpu) == (
-        False,
-        None,
-    )
+    assert TarShards.splits_of(options(root)).keys() == {"train", "val"}
+    assert has_test_split(options(root), cpu) == (False, None)
 
 
 def test_a_part_of_each_class_is_held_out_if_no_shard_is_of_val(tmp_path):

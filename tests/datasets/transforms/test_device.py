@@ -41,12 +41,8 @@ def test_affine_map_equals_torchvisions(degrees, shift, zoom, width):
         def uniform(self, low: float, high: float) -> float:
             return high
 
-    scale = [min(zoom, 1.0) / 2, zoom]
-    size = {"IMAGE_SIZE": [48, width]}
-    data = Data.model_validate(
-        GREY | size | {"AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift, "AFFINE_SCALE": scale}
-    )
-    affine = RandomAffine(data)
+    options = {"IMAGE_SIZE": [48, width], "AFFINE_DEGREES": degrees, "AFFINE_TRANSLATE": shift}
+    affine = RandomAffine(Data.model_validate(GREY | options | {"AFFINE_SCALE": [min(zoom, 1.0) / 2, zoom]}))
     (matrix,) = affine.collate([affine.draw(Fixed())])
     images = torch.nn.functional.avg_pool2d(torch.rand(1, 1, 48, width), 9, 1, 4).mul(255).to(torch.uint8)
     ours = affine(images, matrix)

@@ -20,8 +20,8 @@ KINDS = {
 }
 
 
-def mixup_of(options: dict, mode: str = "batch", **more) -> Mixup:
-    return Mixup(Train.model_validate(options | {"MIXUP_MODE": mode} | more), num_classes=5)
+def mixup_of(options: dict, mode: str = "batch") -> Mixup:
+    return Mixup(Train.model_validate(options | {"MIXUP_MODE": mode}), num_classes=5)
 
 
 def batch_of(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +91,7 @@ class FixedDraws:
         self.integers = lambda *_: next(centers)
 
 
-@pytest.mark.parametrize("size", [(15, 15), (16, 16), (16, 9)])
+@pytest.mark.parametrize("size", [(15, 15), (16, 9)])
 def test_boxes_of_even_and_odd_sides_equal_timms(size, monkeypatch):
     """Every side of a box, around centers at the border and inside; the shares follow from the pixels."""
     rows, columns = (np.unique(np.linspace(0, side - 1, 16).astype(int)) for side in size)
@@ -115,9 +115,8 @@ def test_boxes_of_a_range_of_sides():
 
 
 def test_probabilities_and_weights():
-    draws = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3}).draw(
-        np.random.default_rng(0), 20000, (224, 224)
-    )
+    mixup = mixup_of(BOTH | {"MIXUP_PROB": 0.6, "MIXUP_SWITCH_PROB": 0.3})
+    draws = mixup.draw(np.random.default_rng(0), 20000, (224, 224))
     mixed = draws.weight != 1
     assert mixed.mean() == pytest.approx(0.6, abs=0.015)
     assert draws.is_cutmix.sum() / mixed.sum() == pytest.approx(0.3, abs=0.015)

@@ -106,12 +106,9 @@ def test_borders_are_gray_and_the_corners_of_a_rotation_black(channels):
 def test_no_draw_fails(policy, channels):
     """Among them posterizing to 0 bits, where timm fails with Pillow 13."""
     apply, pixels = PillowPolicies([policy]), PIXELS[:channels]
-    changed = 0
-    for seed in range(1000):
-        result = apply(pixels, random.Random(seed))
-        assert result.shape == pixels.shape and result.dtype == torch.uint8
-        changed += not torch.equal(result, pixels)
-    assert changed > 500
+    results = [apply(pixels, random.Random(seed)) for seed in range(300)]
+    assert all(result.shape == pixels.shape and result.dtype == torch.uint8 for result in results)
+    assert sum(not torch.equal(result, pixels) for result in results) > 150
 
 
 def test_color_jitter_is_torchvisions(monkeypatch):
@@ -150,19 +147,16 @@ def test_precedence(options, kinds):
     assert [type(policy) for policy in build_policies(Data(), Train.model_validate(options))] == kinds
 
 
-@pytest.mark.parametrize(
-    "data", [Data.model_validate(channels | {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0}) for channels in ({}, GREY)]
-)
+@pytest.mark.parametrize("channels", [{}, GREY])
 @pytest.mark.parametrize(
     "options",
     [
-        {"RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 9},
-        {"AUTO_AUGMENT": True},
-        {"AUGMENT_POLICY": "rand-n9"},
+        {"RAND_AUGMENT": True, "RAND_AUGMENT_LAYERS": 9}, {"AUTO_AUGMENT": True}, {"AUGMENT_POLICY": "rand-n9"},
         {"AUGMENT_POLICY": "3a", "COLOR_JITTER": 0.3},
     ],
-)
-def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(data, options):
+)  # fmt: skip
+def test_an_augmented_image_is_a_function_of_seed_epoch_index_and_repeat(channels, options):
+    data = Data.model_validate(channels | {"IMAGE_SIZE": 16, "AFFINE_DEGREES": 9.0})
     image = LazyImage(PIXELS[: data.image_channels])
     train = Train.model_validate(options | {"RANDOM_ERASE_PROB": 0.5})
     transform = build_host_transform(data, train, seed=3)
@@ -222,21 +216,13 @@ def test_the_generators_of_the_process_stay_as_they_are():
     assert before == (random.getstate(), np.random.get_state()[1].tolist())
 
 
-MISTAKES = {
-    "unknown; known: rand, augmix": ["", "v1"],
-    "section .* of rand": [
-        "rand-", "rand-tfoo", "rand-m9.5", "rand-p2", "rand-n0", "rand-n15-tweights", "rand-m" + "9" * 5000,
-    ],
-    "section .* of augmix": ["augmix-w0", "augmix-m3-inc1"],
-    "section 'm4' of 3a": ["3a-m4"],
-    "m is given twice": ["rand-m9-m8"],
-    "add mmax11": ["rand-m11"],
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("problem", "policy"), [(problem, policy) for problem, policies in MISTAKES.items() for policy in policies]
-)
-def test_strings_that_timm_does_not_read_completely(problem, policy):
-    with pytest.raises(ValueError, match=problem):
+    "policy",
+    [
+        "", "v1", "rand-", "rand-tfoo", "rand-m9.5", "rand-p2", "rand-n0", "rand-n15-tweights", "rand-m" + "9" * 5000,
+        "augmix-w0", "augmix-m3-inc1", "3a-m4", "rand-m9-m8", "rand-m11",
+    ],
+)  # fmt: skip
+def test_strings_that_timm_does_not_read_completely(policy):
+    with pytest.raises(ValueError):
         check_policy(policy)
