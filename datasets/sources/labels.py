@@ -20,6 +20,7 @@ from utils.notes import Note
 
 NO_SPLIT = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_SHOWN = 4
+_MAX_TRIED = 100  # images that show quickly that an expression does not fit
 _FIELD = r"(\d+)_"
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 
@@ -133,6 +134,8 @@ def advise_labels(root: Path) -> str | None:
     paths = of_split["train"] + of_split["val"]
     found = list[str]()
     for expression, of_labels in (*_by_folder(paths, level), *_by_file_name(paths), *_by_field()):
+        if not all(label_in(expression, path) for path in of_split["train"][:_MAX_TRIED]):
+            continue
         labels = Counter(label_in(expression, path) for path in of_split["train"])
         if not {label_in(expression, path) for path in of_split["val"]} <= labels.keys():
             continue
@@ -147,12 +150,13 @@ def advise_labels(root: Path) -> str | None:
 
 def notes_on_folders(listing: Listing) -> list[Note]:
     """Notes if class folders contain folders alone: cases of each class, colon/{p01,p02}, or classes: colon/{aca,n}."""
-    paths, inner = [*listing.paths], defaultdict[str, set[str]](set)
-    for path in paths:
-        name, *below = path.split("/")[:-1]
-        inner[name].add(below[0] if below else "")
+    inner = defaultdict[str, set[str]](set)
+    for folder in listing.sizes:
+        name, _, below = folder.partition("/")
+        inner[name].add(below.partition("/")[0])
     if len(inner) < 2 or any("" in names for names in inner.values()):
         return []
+    paths = [*listing.paths]
     for option in _cases(paths, 0):
         cases = [(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths]
         number = len({case for case, _ in cases})
@@ -186,9 +190,8 @@ def _by_file_name(paths: Sequence[str]) -> Iterator[tuple[str, int]]:
     before_number = [rf"(.+){separator}\d+" for separator in ("_", r"\.", "-", r" \(?")] + [r"([^/\d]*[^\W\d_])\d+"]
     for expression in (*before_number, *(rf"([^/{mark}]+){mark}[^/]+$" for mark in ("\\.", "_", "-"))):
         whole = rf"{expression}\)?\.\w+$" if expression in before_number else expression
-        labels = [label_in(expression, path) for path in paths]
-        has_letters = all(re.search(r"[^\W\d_]", label) for label in labels)
-        if has_letters and labels == [label_in(whole, path) for path in paths]:
+        pairs = ((label_in(expression, path), label_in(whole, path)) for path in paths)
+        if all(label == of_whole and re.search(r"[^\W\d_]", label) for label, of_whole in pairs):
             yield expression, -1
 
 

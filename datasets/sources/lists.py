@@ -204,13 +204,6 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
         line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
         text = f"{train_table.file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels"
         raise UserError(f"{text}; train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image")
-    parts = ((target, target.split()) for target in targets)
-    if joined := next(
-        (target for target, words in parts if len(words) > 1 and all(map(targets.__contains__, words))), None
-    ):
-        problem = f"{shorten(joined)} is read as a class of its own, though each of its words is a class"
-        fix = "for several labels: -opts DATA.MULTI_LABEL=true"
-        rows.notes.append(Note("warning", f"{train_table.file}: {problem}; {fix}"))
     known = dict.fromkeys(train_rows.classes or targets)
     names_of = {target: [target] if target else [] for target in rows.target_ids}
     return _to_listing(rows, names_of, known, train_rows, numbers)
@@ -224,10 +217,10 @@ def _notes_on_groups(table: Table, data: Data) -> list[Note]:
     if not names or data.groups or properties_of(data.dataset).groups_by != "column":
         return []
     place, option = table.header.index(names[0]), shlex.quote(f"DATA.GROUPS={names[0]}")
-    values = [record[place] for _, record in table if not isinstance(record, str)]
-    text = f"{table.file}: {shorten(names[0])} has {len(set(values)):,} values in {len(values):,} rows"
+    values = Counter(record[place] for _, record in table if not isinstance(record, str))
+    text = f"{table.file}: {shorten(names[0])} has {len(values):,} values in {values.total():,} rows"
     note = Note("screen", f"{text}; to keep the images of each in one split: -opts {option}")
-    return [note] if 4 < len(set(values)) < len(values) else []
+    return [note] if 4 < len(values) < values.total() else []
 
 
 def _find_separator(targets: Iterable[str]) -> str | None:

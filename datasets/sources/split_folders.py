@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, combinations, islice, product
+from itertools import chain, islice, product
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -305,23 +305,33 @@ def _one_folder(tree: Tree) -> Question | None:
     return Question(f"contains only one folder, {next(iter(tree.paths))}", folders=tree.paths)
 
 
-def _cases(tree: Tree) -> Question | None:
-    """patient{1,2,3}/{ill,well}, one or both in each: folders that differ in a number, of which others recur in."""
-    inside = {name: {path.partition("/")[0] for path in paths} for name, paths in tree.paths.items()}
-    counts = Counter(chain.from_iterable(inside.values()))
-    recurring = [name for name, count in counts.items() if name and count > 1]
-    if len({IDENTIFIER.sub("", name) for name in inside}) > 1 or len(inside) < 3 or len(recurring) < 2:
+def _numbered(tree: Tree) -> Question | None:
+    """images_{001,002}, fold{1,2}/{cat,dog}: the word of a part; patient{1,2,3}/{ill,well}: others recur in three."""
+    names = tree.shown(tree.paths)
+    problem, stems = f"{names} differ in a number only", {re.sub(r"\d+", "", name) for name in tree.paths}
+    if len(tree.paths) > 1 and len(stems) == 1 and _PART.search(stems.pop()):
+        fix = other_form(tree.root) or "move their classes into one folder"
+        return Question(f"{problem}, as parts of a data set do", fix, is_class="they are the classes")
+    inside = ({path.partition("/")[0] for path in paths} for paths in tree.paths.values())
+    recurring = [name for name, count in Counter(chain.from_iterable(inside)).items() if name and count > 1]
+    if len({IDENTIFIER.sub("", name) for name in tree.paths}) > 1 or len(tree.paths) < 3 or len(recurring) < 2:
         return None
-    problem = f"{tree.shown(inside)} differ in a number only, and contain {tree.shown(recurring)}, as of patients"
-    return Question(problem, is_class="they are the classes")
+    return Question(f"{problem}, and contain {tree.shown(recurring)}, as of patients", is_class="they are the classes")
 
 
 def _same_folders(tree: Tree) -> Question | None:
     """{color,gray}/{cat,dog}, {cat,dog}/{train,val}, {1,2,3}/{ill,well}: two or more equal folders in several."""
     counts = Counter(chain.from_iterable(tree.several.values()))
-    shared = ({one for one in inside if counts[one] > 1} for inside in tree.several.values())
-    pairs = combinations([folders for folders in shared if len(folders) > 1], 2)
-    if not (equal := next((both for one, other in pairs if len(both := one & other) > 1), None)):
+    shared = [{one for one in inside if counts[one] > 1} for inside in tree.several.values()]
+    holders, equal = defaultdict[str, list[int]](list), set[str]()
+    for place, folders in enumerate(shared):  # of thousands of patients, comparing each two would take minutes
+        in_common = Counter(other for one in folders for other in holders[one])
+        if fits := [other for other, number in in_common.items() if number > 1]:
+            equal = folders & shared[min(fits)]
+            break
+        for one in folders:
+            holders[one].append(place)
+    if not equal:
         return None
     same = sorted(name for name, inside in tree.several.items() if len(inside & equal) > 1)
     numbers = Counter(IDENTIFIER.sub("", name) for name in same)
@@ -334,21 +344,12 @@ def _same_folders(tree: Tree) -> Question | None:
 
 def _copy_of_classes(tree: Tree) -> Question | None:
     """{cat,dog} beside pets/{cat,dog}: a folder that contains a folder with the name of another class."""
+    names = {*tree.names}
     for name in tree.paths:
-        if repeated := (tree.inside[name] | {*tree.tops[name].split("/")}) & {*tree.names} - {to_nfc(name)}:
+        if repeated := ((tree.inside[name] | {*tree.tops[name].split("/")}) & names) - {to_nfc(name)}:
             problem = f"{name} contains {tree.shown(repeated)}, as this folder does, and may be a copy or a split"
             return Question(problem, f"move it out of {tree.root}", [name], "it is a class")
     return None
-
-
-def _parts(tree: Tree) -> Question | None:
-    """images_{001,002}, fold{1,2}/{cat,dog}: names that differ in a number only, with the word of a part."""
-    stems = {re.sub(r"\d+", "", name) for name in tree.paths}
-    if len(tree.paths) < 2 or len(stems) > 1 or not _PART.search(stems.pop()):
-        return None
-    problem = f"{tree.shown(tree.paths)} differ in a number only, as parts of a data set do"
-    fix = other_form(tree.root) or "move their classes into one folder"
-    return Question(problem, fix, is_class="they are the classes")
 
 
 def _all_images(tree: Tree) -> Question | None:
@@ -373,7 +374,7 @@ def _most_images(tree: Tree) -> Question | None:
     return None
 
 
-_LAYOUTS = (_one_folder, _cases, _same_folders, _copy_of_classes, _parts, _all_images, _most_images)
+_LAYOUTS = (_one_folder, _numbered, _same_folders, _copy_of_classes, _all_images, _most_images)
 
 
 def _find_wrong_level(listing: Listing, all_classes: bool, given: Path) -> tuple[str, list[Path]] | None:

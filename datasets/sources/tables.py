@@ -7,7 +7,6 @@ import contextlib
 import csv
 import io
 import json
-import math
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -46,12 +45,6 @@ _SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
-# Images in folders of labels, of the columns that begin with two letters, in a shape, of a table.
-_WRITE_IMAGES = (
-    'import csv, os, numpy; from PIL import Image; [(os.makedirs(d := "%s/" + r[%s], exist_ok=True), '
-    'Image.fromarray(numpy.array(" ".join(v for c, v in r.items() if c[:2] == %s).split(), "u1").reshape(%s))'
-    '.save(f"{d}/{k}.png")) for k, r in enumerate(csv.DictReader(open("%s")))]'
-)
 _PIXELS = re.compile(r"(\d+ ){99,}\d+")
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
 
@@ -183,7 +176,7 @@ def find_layout(table: Table, data: Data) -> Layout:
     labels = [] if data.labels else _names([one for one in header if one not in paths], given.get("label"), _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values = _distinct_values(table, paths)
-    _check_form(table, values, paths, labels)
+    _check_form(table, values, paths)
     split, split_of = _find_split(table, others, values, given)
     split_of = split_of if len(set(split_of.values())) > 1 else {}
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
@@ -219,9 +212,7 @@ def column_of_paths(table: Table, data: Data) -> str:
     return columns[0]
 
 
-def _check_form(
-    table: Table, values: Mapping[str, Collection[str]], paths: Sequence[str], labels: Sequence[str]
-) -> None:
+def _check_form(table: Table, values: Mapping[str, Collection[str]], paths: Sequence[str]) -> None:
     """Raises UserError for a table without a header, or without paths and with the pixels of the images in columns."""
     header = table.header
     if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
@@ -233,18 +224,12 @@ def _check_form(
     pixels = texts or [name for name in header if re.fullmatch(r"(?i)(pixel|px)_?\d+", name)]
     if paths or not pixels:
         return
-    number = len(next(iter(values[pixels[0]]), "").split()) if texts else len(pixels)
     place, folder = "the pixels of the images are in its columns", table.file.parent
+    fix = "write each image to a file in the folder of its class; of MNIST, -dataset=torchvision/MNIST reads such files"
     if texts and "Usage" in header:
         move = f"mkdir {folder / 'fer2013'} && mv {table.file} {folder / 'fer2013'}"
-        raise UserError(f"{table.file}:1: {place}; {move}, then -dataset=torchvision/FER2013 -data_path={folder}")
-    rest = sorted((name for name in header if name not in pixels), key=lambda name: len(values[name]))
-    label, images = [*labels, *rest, ""][0], table.file.with_suffix("")
-    if not label:
-        raise UserError(f"{table.file}:1: {place}, and it has no labels; give a table with labels")
-    shape = (side, side) if (side := math.isqrt(number)) ** 2 == number else (math.isqrt(number // 3), -1, 3)
-    code = _WRITE_IMAGES % (images, json.dumps(label), json.dumps(pixels[0][:2]), shape, table.file)
-    raise UserError(f"{table.file}:1: {place}; python -c {shlex.quote(code)}, then -data_path={images}")
+        fix = f"{move}, then -dataset=torchvision/FER2013 -data_path={folder}"
+    raise UserError(f"{table.file}:1: {place}; {fix}")
 
 
 def _unclear(table: Table, key: str, names: Sequence[str], option: str) -> UserError:
