@@ -237,6 +237,8 @@ def parse_flags(words: list[str], parser: Parser) -> argparse.Namespace:
 def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -> NoReturn:
     """Raises UserError with the words of this program for all that other programs have; else with similar flags."""
     wrong, flags, options = list[str](), list[str](), list[str]()
+    predicts = bool(arguments.predict or arguments.embed)
+    has_path = predicts or arguments.data_path or arguments.resume
     while unknown:
         word, *unknown = unknown
         flag, _, given = word.partition("=")
@@ -250,13 +252,15 @@ def _refuse(unknown: list[str], arguments: argparse.Namespace, parser: Parser) -
             options.append(f"{key}={value}")
         elif flag.endswith((".yaml", ".yml")):
             flags.append(f"-cfg={flag}")
-        elif not word.startswith("-") and not (arguments.data_path or arguments.resume) and os.path.exists(word):
+        elif not (word.startswith("-") or has_path) and os.path.exists(word):
             flags.append(f"-data_path={word}")
         else:
             wrong.append(flag[:80])
     problem = "these are no flags of this program"
     if wrong:
         problem = f"unknown: {', '.join(wrong)}{did_you_mean(wrong[0], (f'-{name}' for name in vars(arguments)), 0.75)}"
+        if predicts and os.path.exists(wrong[0]):
+            problem += "; -predict and -embed take one path: an image, a folder or a list (.txt, .csv)"
     typed = [*flags, *(["-opts", *options] if options else [])]
     advice = f"; use {shlex.join(typed)[:2000]}" if typed else ""
     parser.error(f"{problem}{advice} (docs/recipes.md has timm's flags)")

@@ -97,8 +97,9 @@ class LabelledPaths:
         if wrong := np.flatnonzero(targets < 0).tolist():
             label, example = labels[wrong[0]], shorten(paths[wrong[0]])
             problem = f"finds the class {shorten(label)}, which train lacks, in" if label else "does not match"
+            fix = "correct it" if label else "correct it, or read class folders: -opts DATA.LABELS=null"
             images = f"{len(wrong)} of {len(paths)} images of {split}, such as {example}"
-            findings.append(f"{self.root}: DATA.LABELS {shorten(self._labels)} {problem} {images}; correct it")
+            findings.append(f"{self.root}: DATA.LABELS {shorten(self._labels)} {problem} {images}; {fix}")
         text = f"{self.root}: DATA.LABELS finds {len(names)} classes, {list_names(names, _MAX_SHOWN)}"
         notes = [*self._notes, Note("log", text), *notes_on_copies(self.root, named_after_images(paths), len(paths))]
         arrays = listing_arrays(StringPacker(paths), targets)

@@ -198,7 +198,7 @@ def _training(run: RunContents) -> str:
     epochs, learning_rate, seed = (option(options[key]) for key in ("TRAIN.NUM_EPOCHS", "TRAIN.BASE_LR", "SEED"))
     is_scaled = options["TRAIN.LINEAR_SCALED_LR"] or options["TRAIN.SQRT_SCALED_LR"]
     return (
-        f"{epochs} epochs, {options['TRAIN.OPTIMIZER.NAME']}, peak learning rate {learning_rate}"
+        f"{epochs} epoch{'s' * (epochs != '1')}, {options['TRAIN.OPTIMIZER.NAME']}, peak learning rate {learning_rate}"
         f"{' before scaling' if is_scaled else ''}, {_batch_size(run)}, seed {seed}"
     )
 
@@ -348,7 +348,7 @@ def _rises(values: list[float], images: float) -> bool:
     return last - before >= max(_RISE, _noise(before, last, images) / math.sqrt(fifth))
 
 
-_OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "COLUMNS", "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
+_OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
 _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
 _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
 

@@ -122,7 +122,8 @@ def describe_on_screen(state: TrainState, built: Built, data: TrainingData, resu
         source = "timm" if config.model.pretrained == "timm" else built.weights.source.rpartition("/")[2]
         weights = f"weights: {source}{', new head' * bool(new)}"
     steps, size = layout.steps_per_epoch, layout.batch.global_size
-    epochs = f"{train.num_epochs} epoch{'s' * (train.num_epochs != 1)} of {steps:,} steps of {size:,} images"
+    of_steps = f"of {steps:,} step{'s' * (steps != 1)} of {size:,} images"
+    epochs = f"{train.num_epochs} epoch{'s' * (train.num_epochs != 1)} {of_steps}"
     training = "linear probe" if config.model.tune.solves_head else epochs
     minutes = f", {train.minutes:g} minutes" if train.minutes else ""
     devices = Devices(state.context.world_size, str(state.context.device), state.precision.short_name)

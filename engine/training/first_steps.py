@@ -38,7 +38,7 @@ class UntrainedParameters(Observer):
     def __init__(self, session: Session, outputs: RunOutputs) -> None:
         self._logger = outputs.logger
         self._names: dict[nn.Parameter, str] = {}
-        if session.plan.found is None:  # else the run has warned
+        if session.plan.found is None and not session.plan.config.model.tune.solves_head:  # else the run has warned
             model = session.state.precision.weights.compute
             self._names = {value: name for name, value in model.named_parameters() if value.requires_grad}
         self._hooks = [value.register_post_accumulate_grad_hook(self._found) for value in self._names]

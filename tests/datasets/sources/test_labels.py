@@ -7,6 +7,7 @@ from source_helpers import names_of, options, typed, write_image
 from configs.command_line import parse_command_line
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from engine.commands.run import run
+from scripts import export
 from tests.datasets.sources.test_trees import expand
 from utils.errors import UserError
 
@@ -192,7 +193,10 @@ def test_a_run_is_evaluated_and_predicts_with_its_labels(tmp_path, cpu):
     flags = [f"-data_path={root}", "-batch_size=4", f"-output={tmp_path / 'out'}", "-num_workers=0"]
     folder = train([*flags, "-opts", *TINY_VIT, *GREY, r"DATA.LABELS=(.+)\.\d+", "TRAIN.NUM_EPOCHS=1"], cpu)
     assert read_result(folder)["finished"] and len(rows(folder)) == 1
-    assert run(parse_command_line(["-eval", f"-resume={folder}", f"-output={tmp_path / 'eval'}"]), cpu) == 0
+    file = tmp_path / "run.safetensors"
+    assert export.main([str(folder), "-format", "safetensors", "-no_check", f"-output={file}"]) == 0
+    for source in (f"-resume={folder}", f"-pretrained={file}"):
+        assert run(parse_command_line(["-eval", source, f"-output={tmp_path / 'eval'}"]), cpu) == 0
     predict = ["-predict", str(root / "test1"), f"-resume={folder}", f"-output={tmp_path / 'predict'}"]
     assert run(parse_command_line(predict), cpu) == 0
     (table,) = tmp_path.glob("predict/**/predictions.csv")

@@ -54,7 +54,7 @@ def test_a_model_below_the_baseline(tmp_path, val, options, flag):
 
 
 def test_the_command_has_the_options_of_the_data_and_the_processes(tmp_path):
-    data = ["DATA.DATASET=csv", "DATA.ON_BAD_IMAGE=skip", "DATA.VAL_FRACTION=0.3", "DATA.BATCH_SIZE=7"]
+    data = ["DATA.DATASET=csv", "DATA.ON_BAD_IMAGE=skip", r"DATA.LABELS=(.+)_\d+", "DATA.BATCH_SIZE=7"]
     data += ["DATA.DATA_PATH=/my photos.csv", "DATA.COLUMNS={path: id, label: breed}", "SAVE=/runs"]
     _, command = verdict(tmp_path / "run", FLAT, FLAT, data, baseline=(78.4, 10.2))
     write_facts(tmp_path / "run", [Start("run", 0, "python main_multi_gpu.py -ngpus=2")])
