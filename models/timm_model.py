@@ -145,17 +145,17 @@ def shared_arguments(options: Model, data: Data) -> dict[str, Any]:
 
 @contextmanager
 def errors_of_building(model: str, data: Data) -> Iterator[None]:
-    """Converts the exceptions of timm's constructors into a UserError."""
+    """Converts the exceptions of constructors of timm and transformers into a UserError; failed downloads stay."""
     try:
         yield
-    except UserError:
+    except (UserError, OSError):
         raise
     except TypeError as error:
         for rate, key in _RATES.items():
             if f"'{rate}'" in str(error):
                 raise UserError(f"{model} does not accept an option that is set: {key}; set it to 0") from None
         raise UserError(f"{model} does not accept an option that is set: {_first_line(error)}; remove it") from None
-    except (RuntimeError, AssertionError, ValueError, ArithmeticError, LookupError) as error:
+    except Exception as error:  # of many types, by family
         if find_shortage(error):  # the entry script names what to reduce
             raise
         problem = f"{model} cannot be built with its MODEL keys and DATA.IMAGE_SIZE {data.image_size}"
@@ -193,4 +193,4 @@ def classifiers(model: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return next(iter(str(error).splitlines()), type(error).__name__).removesuffix(":")

@@ -6,6 +6,7 @@ names. Legend: B images, C channels, S pixels on a side, H heads, T tokens.
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,33 +63,36 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         config, auto = _configuration(options.kwargs or {})
         vision = getattr(config, "vision_config", config)
         config.num_labels, vision.num_channels = options.num_logits, data.image_channels
-        rates = {name: getattr(options, key) for name, key in _RATES.items() if hasattr(vision, name)}
-        vision.update(rates)
+        # CvT has a list of rates, one per stage; LeViT an int
+        own = {name: key for name, key in _RATES.items() if not isinstance(getattr(vision, name, []), list | tuple)}
+        rates = {name: getattr(options, key) for name, key in own.items()}
+        vision.update({name: rate for name, rate in rates.items() if rate != getattr(vision, name)})
         model: Any = auto.from_config(config, dtype=torch.float32)
-    items = [item for one in model.modules() if isinstance(one, nn.ModuleList) for item in one if [*item.children()]]
-    blocks = [item for item in items if not any(one in items for one in item.modules() if one is not item)]
-    is_uniform = len({(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}) == 1
-    for key in set(_RATES.values()) - {_RATES[name] for name in rates}:
-        if getattr(options, key) and not (key == "droppath" and is_uniform):
-            raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
-    for index, block in enumerate(blocks):
-        own_rate = 0.0 if "drop_path_rate" in rates else options.droppath * index / max(1, len(blocks) - 1)
-        add_mixin(block, _Block).drop_rate = own_rate
-    for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
-        add_mixin(module, _KeepsBuffers)
-    accepted = inspect.signature(getattr(model, "vision_model", model).forward).parameters
-    is_resized = getattr(vision, "image_size", data.image_size) != data.image_size
-    model.arguments = {name: True for name in ("interpolate_pos_encoding",) if is_resized and name in accepted}
-    model.own_blocks, model.blocks = blocks, blocks if is_uniform and not options.droppath else []
-    patch = vision.patch_size if isinstance(getattr(vision, "patch_size", None), int) else 1
-    model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
-    tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
-    model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
-    model.attn_drop = nn.Identity()  # to whose hooks each layer shows its attention
-    model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
-    if not add_mixin(model, _Classifier).get_classifier():
-        image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)
-        model.classifier = nn.Linear(model.outputs(image).pooler_output.shape[1], options.num_logits)
+        lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
+        items = [item for one in lists for item in one if [*item.children()]]
+        blocks = [item for item in items if not any(one in items for one in item.modules() if one is not item)]
+        is_uniform = len({(type(block), *(weight.shape for weight in block.parameters())) for block in blocks}) == 1
+        for key in set(_RATES.values()) - {*own.values()}:
+            if getattr(options, key) and not (key == "droppath" and is_uniform):
+                raise UserError(f"MODEL.{key.upper()}: {options.name} has none; set it to 0")
+        for index, block in enumerate(blocks):
+            own_rate = 0.0 if "drop_path_rate" in own else options.droppath * index / max(1, len(blocks) - 1)
+            add_mixin(block, _Block).drop_rate = own_rate
+        for module in [one for one in model.modules() if hasattr(one, "inv_freq")]:
+            add_mixin(module, _KeepsBuffers)
+        accepted = inspect.signature(getattr(model, "vision_model", model).forward).parameters
+        is_resized = getattr(vision, "image_size", data.image_size) != data.image_size
+        model.arguments = {name: True for name in ("interpolate_pos_encoding",) if is_resized and name in accepted}
+        model.own_blocks, model.blocks = blocks, blocks if is_uniform and not options.droppath else []
+        patch = vision.patch_size if isinstance(getattr(vision, "patch_size", None), int) else 1
+        model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
+        tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
+        model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
+        model.attn_drop = nn.Identity()  # to whose hooks each layer shows its attention
+        model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
+        if not add_mixin(model, _Classifier).get_classifier():
+            image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)
+            model.classifier = nn.Linear(model.outputs(image).pooler_output.shape[1], options.num_logits)
     check_image_size(model, options.name, data)
     return model
 
@@ -106,9 +110,11 @@ class _Block(nn.Module):
     drop_rate, is_recomputed = 0.0, False
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        run, recomputes = super().forward, self.training and self.is_recomputed
-        result = checkpoint(run, x, *args, use_reentrant=False, **kwargs) if recomputes else run(x, *args, **kwargs)
-        return x + drop_path(result - x, self.drop_rate, self.training) if self.drop_rate else result
+        run = super().forward
+        if self.training and self.is_recomputed:
+            run = partial(checkpoint, run, use_reentrant=False)
+        result = run(x, *args, **kwargs)
+        return x + drop_path(result - x, self.drop_rate, True) if self.training and self.drop_rate else result
 
 
 class _Classifier(nn.Module):
@@ -168,10 +174,8 @@ def published_config(folder: Path) -> dict[str, Any]:
         return {}
     values = _library().AutoImageProcessor.from_pretrained(folder, **_FILES).to_dict()
     size, pct = values["size"], values.get("crop_pct")  # the latter is ConvNeXt's
-    side, box = (
-        size.get("shortest_edge") or size["height"],
-        values["crop_size"] if values.get("do_center_crop") else size,
-    )
+    side = size.get("shortest_edge") or size["height"]
+    box = values["crop_size"] if values.get("do_center_crop") else size
     shown = [box.get(name) or box["shortest_edge"] for name in ("height", "width")]
     squashes = "shortest_edge" not in size or bool(pct and side >= 384)
     normalizes = values.get("do_normalize")

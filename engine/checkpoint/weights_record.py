@@ -35,9 +35,10 @@ from datasets.sources.split import DEFAULT_VAL_FRACTION, RunSplit
 from models.timm_model import preprocessing_of, published_preprocessing
 from models.transformers_model import published_config
 from models.weights.read import Weights, has_backing_storage, read_weights
-from utils.file_formats.hf_folder import CONFIG, WEIGHTS, is_of_timm, read_config, read_metadata
+from utils.errors import UserError
+from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_of_timm, read_config, read_metadata
 from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
-from utils.files import atomic_write
+from utils.files import atomic_write, read_json
 
 ENTRY = "split"
 THRESHOLDS = "thresholds"  # with several labels per image: of each class, see `SampleResults`
@@ -243,9 +244,9 @@ def _plain_scalar(value: Any) -> Any:
 def read_record(weights: str) -> WeightsRecord | None:
     """The record in a checkpoint or export, without reading its tensors; None for another program's weights.
 
-    For weights beside timm's config.json: its preprocessing, classes and model. Does not report a damaged file: reading
-    its tensors does.
-    Raises UserError: no such file, or a damaged archive.
+    For weights beside the config.json of timm or transformers: its preprocessing, classes and model. Does not report a
+    damaged file: reading its tensors does.
+    Raises UserError: no such file, a damaged archive, or a folder of transformers whose .json files cannot be read.
     """
     path = find_weights(weights)
     kind = format_of(path)
@@ -263,8 +264,14 @@ def read_record(weights: str) -> WeightsRecord | None:
             return None
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return record_of(content, parse_value(content["options"])) if is_description(content) else None
-    except Exception:  # a file of another program has any content
-        return None
+    except Exception as error:  # a file of another program has any content
+        if path.name != WEIGHTS[0] or is_of_timm(read_json(path.with_name(CONFIG))):
+            return None
+        if isinstance(error, UserError):
+            raise
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        problem = f"{path.parent}: {CONFIG} or {PREPROCESSOR} is damaged, or of a newer transformers ({reason})"
+        raise UserError(f"{problem}; update the package, or download the folder again") from error
 
 
 def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from configs.batch_plan import BatchPlan, EpochLayout, plan_batches
 from configs.command_line import Command
@@ -195,9 +196,10 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     always = resolve(config, replace(facts, eager_seconds=math.inf))
     if device.type != "cuda" or plan.found or always.train.compile == train.compile:
         return config
-    with torch.device("meta"):
+    model = nn.Module()
+    with suppress(UserError), torch.device("meta"):  # a pass that reads values fails there, not on a device
         model, _ = build_model(config.with_model(pretrained=None).model, config.data, torch.device("meta"))
-    blocks = list(getattr(model, "blocks", ()))
+    blocks: list[nn.Module] = list(getattr(model, "blocks", ()))
     kinds = {(type(one), *((each.shape, each.requires_grad) for each in one.parameters())) for one in blocks}
     if len(blocks) > len(kinds) == 1 and not config.model.tune.solves_head:
         about = describe_model(model, config.data, getattr(torch, config.amp.dtype or "float16"), False, context)

@@ -267,10 +267,8 @@ def _checks(run: RunContents) -> Iterator[Check]:
     text = f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}."
     yield Check(is_worse, text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else again("TRAIN.MODEL_EMA_WARMUP=true"))
 
-    subject, has_one = (
-        "Each epoch" if rival == "probe_score" else "The model",
-        len(val) == 1 < options["TRAIN.NUM_EPOCHS"],
-    )
+    subject = "Each epoch" if rival == "probe_score" else "The model"
+    has_one = len(val) == 1 < options["TRAIN.NUM_EPOCHS"]
     command = _other_tuning(run)
     if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
         command = longer
@@ -355,12 +353,9 @@ _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHE
 
 def _other_tuning(run: RunContents) -> str:
     """A probe on the same data, read with the same options; after one, a fine-tuning. With the weights of the run."""
-    recipe, has_weights = (
-        "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe",
-        run.options["MODEL.PRETRAINED"],
-    )
+    recipe = "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
     options = {key: value for key, (value, _) in differing_from_defaults(run.options).items() if key in _OF_DATA}
-    if has_weights:
+    if run.options["MODEL.PRETRAINED"]:
         own = (key for key in run.options if key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING)
         differing = differing_from_defaults(run.options).keys() | {"MODEL.TYPE", "MODEL.NAME"}
         options |= {key: run.options[key] for key in own if key in differing}

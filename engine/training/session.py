@@ -272,7 +272,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
         values |= {"checkpoint": str(found.path.absolute()), "epoch": progress.epoch, "step": progress.step}
     call_on_main(lambda: logger.note(disk_note(session.state, plan.run_folder or Path(config.save))), context)
     if folder := plan.run_folder:
-        call_on_main(partial(_prepare_folder, plan, position, folder, logger), context)
+        call_on_main(partial(_prepare_folder, position, folder, logger), context)
         if position.best:
             logger.record.set_best(position.best, folder / BEST)
         enter_folder(folder, command, context, logger, progress.step, **values)
@@ -290,7 +290,7 @@ def open_outputs(command: Command, session: Session, logger: RunLogger, locks: E
     return _outputs(session, folder, logger)
 
 
-def _prepare_folder(plan: Plan, position: RunPosition, folder: Path, logger: RunLogger) -> None:
+def _prepare_folder(position: RunPosition, folder: Path, logger: RunLogger) -> None:
     """Names the missing files of a resumed run, and links its best checkpoint, if best.pth is another one."""
     if missing := [name for name in (RUN_OPTIONS, *RECORDS) if not (folder / name).exists()]:
         logger.warn(f"Resume: missing in {folder}: {', '.join(missing)}; written from here on")

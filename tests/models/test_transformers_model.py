@@ -10,7 +10,8 @@ from conftest import assert_same_state, states, train
 from PIL import Image
 
 from configs.command_line import parse_command_line
-from configs.schema import Amp
+from configs.schema import Amp, Data
+from configs.schema.families.family import TransformersModel
 from datasets.transforms.device import Normalize
 from engine.checkpoint.weights_record import read_record
 from engine.commands.run import run
@@ -222,3 +223,38 @@ def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(UserError, match=r"no model\.safetensors"):
         read_record(str(tmp_path))
+
+
+def small_vit(droppath: float, **changes: object):
+    pytest.importorskip("transformers")
+    kwargs = {"model_type": "vit"} | _VIT | changes
+    options = TransformersModel.model_validate({"NAME": "vit", "KWARGS": kwargs, "DROPPATH": droppath})
+    torch.manual_seed(0)
+    return build_model(options, Data.model_validate({"IMAGE_SIZE": 32}), torch.device("cpu"))[0].eval()
+
+
+@torch.no_grad()
+def test_a_drop_path_changes_no_bit_of_an_evaluation():
+    images = torch.randn(4, 3, 32, 32)
+    assert torch.equal(small_vit(0.3)(images), small_vit(0.0)(images))
+
+
+def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"^MODEL\.NAME: vit [^\n]*hidden_size[^\n]*$"):
+        small_vit(0.0, hidden_size="wide")
+    save(tmp_path, "vit")
+    assert read_record(str(tmp_path)).data["IMAGENET_MEAN"] == (0.5, 0.5, 0.5)
+    for content in ("{", '{"image_processor_type": "Unknown"}', "[1]"):
+        (tmp_path / "preprocessor_config.json").write_text(content)  # else the mean would be the default, silently
+        with pytest.raises(UserError, match=r"^[^\n]*preprocessor_config\.json[^\n]*$"):
+            read_record(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int
+def test_rates_of_other_types(kind):
+    transformers = pytest.importorskip("transformers")
+    values = transformers.CONFIG_MAPPING[kind]().to_dict()
+    options = TransformersModel.model_validate({"NAME": kind, "KWARGS": values, "NUM_CLASSES": 3})
+    with torch.device("meta"):
+        model, _ = build_model(options, Data(), torch.device("meta"))
+    assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 3)

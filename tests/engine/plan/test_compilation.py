@@ -79,3 +79,12 @@ def test_a_missing_compiler_ends_no_run_that_did_not_ask_for_it(plan, monkeypatc
 
     monkeypatch.setattr("engine.plan.training.check_compiler", fail)
     assert not compile_if_it_pays(plan("-epochs=1000"), Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compiles
+
+
+def test_a_model_that_cannot_be_built_without_memory_is_not_compiled(plan, monkeypatch):
+    def fail(*_: object) -> None:
+        raise UserError("Tensor.item() cannot be called on meta tensors")
+
+    made = plan("-epochs=1000")
+    monkeypatch.setattr("engine.plan.training.build_model", fail)
+    assert not compile_if_it_pays(made, Facts(), CONTEXT, RunLogger(None, CONTEXT)).train.compiles
