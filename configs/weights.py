@@ -41,7 +41,7 @@ def find_weights(path: str) -> Path:
     """The weight file at `path`, or at `path` with an extension added.
 
     .pdparams first, because PaddleViT's users omit it. Of a folder with config.json, and of `hf-hub:ORG/NAME`, the
-    weights that timm saved.
+    weights that timm or transformers saved.
     Raises UserError: no such file; names the extensions that were tried. Or as `weight_file`.
     """
     path = weight_file(path)

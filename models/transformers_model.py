@@ -23,6 +23,7 @@ from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError
 from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, read_config
 from utils.system import require
+from utils.torch_compat import has_forward_hooks
 
 _RATES = {  # of configurations
     "hidden_dropout_prob": "dropout", "classifier_dropout_prob": "dropout", "drop_path_rate": "droppath",
@@ -126,7 +127,7 @@ class _Classifier(nn.Module):
 
     def outputs(self: Any, images: torch.Tensor) -> Any:
         images = images.flip(1) if getattr(self.config, FLIPS, False) else images
-        is_read = bool(self.attn_drop._forward_hooks)
+        is_read = has_forward_hooks(self.attn_drop)
         result = super().forward(pixel_values=images, output_attentions=is_read, **self.arguments)
         for maps in (getattr(result, "attentions", None) or images[:1, 0]) if is_read else ():
             self.attn_drop(maps)  # (B, H, T, T) of a layer; a matrix if the model has none

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -48,7 +48,7 @@ def why_unusable() -> str | None:
     if 0 <= (open_files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _MIN_OPEN_FILES:
         text = f"ulimit -n is {open_files}: too few open files"
         return f"{text}; raise it to at least {_MIN_OPEN_FILES} (ulimit -n 65536)"
-    if missing := ", ".join(_pip_name(module) for module in _REQUIRED if not is_installed(module)):
+    if missing := ", ".join(_PIP_NAMES.get(module, module) for module in _REQUIRED if not is_installed(module)):
         return f"not installed: {missing}; source .venv/bin/activate, or pip install -r requirements.txt"
     return None
 
@@ -122,15 +122,8 @@ def is_installed(module: str) -> bool:
 def require(feature: str, *modules: str) -> None:
     """Raises UserError if the user asks for a feature, such as 'DATA.DATASET digits', and a module is not installed."""
     if missing := [module for module in modules if not is_installed(module)]:
-        raise UserError(f"{feature}: needs {', '.join(map(_pip_name, missing))}; {_install(missing)}")
-
-
-def _install(modules: Iterable[str]) -> str:
-    return f"pip install {' '.join(map(_pip_name, modules))}"
-
-
-def _pip_name(module: str) -> str:
-    return _PIP_NAMES.get(module, module)
+        names = [_PIP_NAMES.get(module, module) for module in missing]
+        raise UserError(f"{feature}: needs {', '.join(names)}; pip install {' '.join(names)}")
 
 
 def read_stat(pid: int | str) -> tuple[str, str, str]:

@@ -84,6 +84,10 @@ def is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None
 
 
+def has_forward_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks)
+
+
 def disable_autocast_in_compiled_backward() -> None:
     """Makes compiled backward passes run without autocast, as eager ones do."""
     import torch._functorch.config

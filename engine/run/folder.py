@@ -92,10 +92,11 @@ def enter_folder(
     """
     check_shared(folder, context)
     if context.is_main:
-        options, before = _options(command), folder / RUN_OPTIONS
+        config = command.config.model_copy(update={"name": command.run_name})  # starts or resumes the same run
+        options = to_yaml(config if config.eval.enabled else config.with_model(resume=None))
         values["given"] = read_run(folder).get("given") or dict(flatten(command.given))
         with suppress(OSError, UserError):  # of a new run
-            changed = changed_options(before.read_text(encoding="utf-8"), options)
+            changed = changed_options((folder / RUN_OPTIONS).read_text(encoding="utf-8"), options)
             values["given"] |= {key: value for key, (_, value) in changed.items()}
         write_run_options(folder, options, steps_done)
         for plugin in running_plugins():
@@ -106,12 +107,6 @@ def enter_folder(
     resume = next_command(command, f"-resume={folder.absolute()}")
     logger.record.open(folder, resume, world_size=context.world_size, **owner, **values)
     logger.fact(Start(str(folder), steps_done, next_command(command)))
-
-
-def _options(command: Command) -> str:
-    """The options that start or resume the same run."""
-    config = command.config.model_copy(update={"name": command.run_name})
-    return to_yaml(config if config.eval.enabled else config.with_model(resume=None))
 
 
 def next_command(command: Command, *flags: str) -> str:

@@ -48,8 +48,11 @@ class Built:
 def describe_state(state: TrainState, built: Built) -> list[Note | Fact]:
     config, train, batch = state.config, state.config.train, state.layout.batch
     notes: list[Note | Fact] = [*_on_weights(built)]
-    if built.teacher:
-        notes += _on_teacher(built.teacher)
+    if teacher := built.teacher:
+        data, weights = teacher.data, teacher.fitted
+        seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
+        about = Note("screen", f"{teacher.name}, weights: {weights.source}, {seen}")
+        notes += [note.on("Teacher") for note in (about, *weights.remarks)]
     if built.sharding:
         notes.append(Note("log", f"Parallel: {config.parallel.strategy}: {built.sharding}"))
     elif config.parallel.strategy != "ddp":
@@ -79,13 +82,6 @@ def _on_weights(built: Built) -> list[Note]:
     if lists := [f"{len(names)} {kind} ({list_names(names)})" for kind, names in parts if names]:
         notes.append(Note("screen", f"classes of the head: {', '.join(lists)}"))
     return [note.on("Pretrained") for note in notes]
-
-
-def _on_teacher(teacher: Teacher) -> list[Note]:
-    data, weights = teacher.data, teacher.fitted
-    seen = f"{data.image_size} pixels, mean {list(data.imagenet_mean)}, std {list(data.imagenet_std)}"
-    about = Note("screen", f"{teacher.name}, weights: {weights.source}, {seen}")
-    return [note.on("Teacher") for note in (about, *weights.remarks)]
 
 
 def find_misfits(state: TrainState, is_new: bool) -> list[Note]:
