@@ -240,14 +240,12 @@ def test_a_truncated_image_is_an_error(kind):
             decode_image(data[:length], 3)
 
 
-def jpeg_kinds() -> dict[str, bytes]:
-    options = {
-        "baseline": {"quality": 90}, "4:4:4": {"quality": 92, "subsampling": 0}, "optimized": {"optimize": True},
-        "progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 7},
-        "rows": {"restart_marker_rows": 1},
-    }  # fmt: skip
-    sizes = {"large": PHOTO, "small": PHOTO.resize((37, 53)), "gray": PHOTO.convert("L")}
-    return {f"{kind} {size}": encode(sizes[size], "JPEG", **options[kind]) for kind in options for size in sizes}
+OPTIONS = {
+    "baseline": {"quality": 90}, "4:4:4": {"quality": 92, "subsampling": 0}, "optimized": {"optimize": True},
+    "progressive": {"progressive": True}, "restarts": {"restart_marker_blocks": 7}, "rows": {"restart_marker_rows": 1},
+}  # fmt: skip
+SIZES = {"large": PHOTO, "small": PHOTO.resize((37, 53)), "gray": PHOTO.convert("L")}
+WHOLE = {f"{kind} {size}": encode(SIZES[size], "JPEG", **OPTIONS[kind]) for kind in OPTIONS for size in SIZES}
 
 
 def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
@@ -281,11 +279,11 @@ def damages(data: bytes, rng: random.Random) -> dict[str, bytes]:
     return damaged
 
 
-@pytest.mark.parametrize("kind", jpeg_kinds())
+@pytest.mark.parametrize("kind", WHOLE)
 def test_a_damaged_jpeg_has_the_pixels_of_pillow_or_is_refused(kind, capfd):
     """Whole, and as a crop; no gray that stands for missing pixels. In all 600 files."""
     rng = random.Random(kind)
-    for damage, data in damages(jpeg_kinds()[kind], rng).items():
+    for damage, data in damages(WHOLE[kind], rng).items():
         crops = []
         try:
             expected = pillow(data, "RGB")

@@ -59,18 +59,9 @@ def test_two_batches_can_be_held_all_others_are_poisoned_and_the_memory_is_relea
     assert released() is None
 
 
-class WorkerIds(Images):
-    """The pixels of an image are the number of its worker."""
-
-    def open(self, index: int, channels: int):
-        image = super().open(index, channels)
-        image._pixels = torch.full_like(image.pixels, torch.utils.data.get_worker_info().id)
-        return image
-
-
 @pytest.mark.slow
 def test_torch_asks_for_no_more_batches_than_the_slots_assume():
-    """Batch n is of worker n mod W, and no batch after n + W * P is asked for when the rank receives batch n."""
+    """No batch after n + W * P is asked for when the rank receives batch n."""
     asked, workers = [], 3
 
     class Sampler(EvalSampler):
@@ -81,10 +72,9 @@ def test_torch_asks_for_no_more_batches_than_the_slots_assume():
                 yield keys
 
     data = Data.model_validate({"IMAGE_SIZE": 8, "NUM_WORKERS": workers})
-    loader = Loader(BatchReader(WorkerIds(), data, build_eval_host_transform(data)), Sampler(124, 4), CPU, None)
+    loader = Loader(BatchReader(Images(), data, build_eval_host_transform(data)), Sampler(124, 4), CPU, None)
     for _ in range(2):
-        for number, batch in enumerate(loader):
-            assert (batch.images == number % workers).all()
+        for number, _ in enumerate(loader):
             assert len(asked) <= number + 1 + workers * PREFETCH_FACTOR
 
 
