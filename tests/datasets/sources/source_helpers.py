@@ -29,6 +29,31 @@ def write_image(path, pixels=None, colour=(200, 30, 40), size=(12, 9)):
     image.save(path, "PNG" if path.suffix.lower() == ".png" else "JPEG", quality=90)
 
 
+IMAGE = b"\xff\xd8\xff" + bytes(20) + b"\xff\xd9"  # is listed, and never decoded
+
+
+def expand(text: str) -> list[str]:
+    """'{a,b}/c' -> 'a/c', 'b/c', as in a shell."""
+    match = re.search(r"\{([^{}]*)\}", text)
+    if not match:
+        return [text]
+    return [one for part in match[1].split(",") for one in expand(text[: match.start()] + part + text[match.end() :])]
+
+
+def tree(root, *parts):
+    """Images 'x/0.jpg', folders 'x' of four images, empty folders 'x/', and empty files 'x!', see `expand`."""
+    for path in (one for part in parts for one in expand(part)):
+        is_image = path.endswith((".jpg", ".png"))
+        files = [path] if is_image or path[-1] in "!/" else [f"{path}/{number}.jpg" for number in range(4)]
+        for file in files:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            if file.endswith("/"):
+                (root / file).mkdir(exist_ok=True)
+            else:
+                (root / file.rstrip("!")).write_bytes(b"" if file.endswith("!") else IMAGE)
+    return root
+
+
 def write_classes(root, **counts):
     for name, count in counts.items():
         for number in range(count):

@@ -1,18 +1,14 @@
 """Class folders, Caltech-101 and Caltech-256 among them."""
 
 import os
-import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
 from source_helpers import assert_refused, names_of, options, write_classes, write_image
 
-from configs.command_line import parse_command_line
 from configs.schema import Data
 from datasets.registry import has_test_split, read_samples
 from datasets.sources import class_folders
-from datasets.sources.checks import check_files
 from datasets.sources.class_folders import read_class_folders
 from datasets.sources.source import source_class
 from datasets.sources.split_folders import ClassFolders
@@ -26,36 +22,6 @@ def test_folder_without_val_is_split(tmp_path):
     assert not set(names_of(train)) & set(names_of(val))
     assert len(set(names_of(train)) | set(names_of(val))) == 33
     assert all(name[0] == "abc"[target] for name, target in zip(names_of(val), val.targets, strict=True))
-    assert names_of(val) == names_of(ClassFolders(options(tmp_path)).read("val"))
-    assert names_of(val) != names_of(ClassFolders(options(tmp_path, split_seed=1)).read("val"))
-    for fraction, held_out in ((0.001, [1, 1, 1]), (0.5, [10, 5, 1]), (0.999, [19, 9, 1])):
-        assert (
-            np.bincount(ClassFolders(options(tmp_path, val_fraction=fraction)).read("val").targets).tolist() == held_out
-        )
-
-
-@pytest.mark.parametrize("names", ["{}", "{}.jpg", "train/{}.jpg"])
-def test_the_advice_for_a_table_beside_its_images_reads_them(names, tmp_path):
-    """Kaggle's layout: train.csv beside train/, with or without the folder and the ending in its names."""
-    stems = [f"image{number:02d}" for number in range(12)]
-    for stem in stems:
-        write_image(tmp_path / "train" / f"{stem}.jpg")
-    rows = (f"{names.format(stem)},{number % 2}" for number, stem in enumerate(stems))
-    (tmp_path / "train.csv").write_text("\n".join(["id,label", *rows]))
-    with pytest.raises(UserError) as refused:
-        ClassFolders(options(tmp_path)).read("train")
-    words = shlex.split(str(refused.value).partition("train.csv: ")[2])
-    data = parse_command_line(words).config.data
-    assert data.image_root is None
-    train, val = (source_class(data.dataset)(data).read(split) for split in ("train", "val"))
-    assert {Path(name).stem for name in names_of(train) + names_of(val)} == set(stems)
-    assert not check_files(train, 3, 60).bad and not check_files(val, 3, 60).bad
-
-
-def test_other_images_of_caltech_are_a_class_with_a_note(tmp_path):
-    write_classes(tmp_path, BACKGROUND_Google=2, cat=2)
-    texts = [note.text for note in read_class_folders(tmp_path).notes if note.kind == "screen"]
-    assert len(texts) == 1 and "-dataset=caltech101" in texts[0]
 
 
 def test_links_are_followed_but_never_up(tmp_path):
@@ -98,16 +64,14 @@ def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("dataset", "folder", "left_out"),
-    [
-        ("caltech101", "101_ObjectCategories", "BACKGROUND_Google"),
-        ("caltech256", "256_ObjectCategories", "257.clutter"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "folder", "left_out"), [
+    ("caltech101", "101_ObjectCategories", "BACKGROUND_Google"), ("caltech256", "256_ObjectCategories", "257.clutter"),
+])  # fmt: skip
 def test_caltech(tmp_path, dataset, folder, left_out):
     write_classes(tmp_path / folder, **{"001.ak47": 20, "Faces": 10, left_out: 5})
     read = source_class(dataset)(options(tmp_path if dataset == "caltech101" else tmp_path / folder)).read
+    (note,) = (note.text for note in read_class_folders(tmp_path / folder).notes if note.kind == "screen")
+    assert f"-dataset={dataset}" in note
     train, val = read("train"), read("val")
     assert train.class_names == val.class_names == ["001.ak47", "Faces"]
     assert (np.bincount(train.targets).tolist(), np.bincount(val.targets).tolist()) == ([18, 9], [2, 1])

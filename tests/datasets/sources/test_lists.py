@@ -6,11 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from source_helpers import assert_refused, names_of, options, write_classes, write_image
+from source_helpers import assert_refused, find_test, names_of, options, write_classes, write_image
 
 from configs.command_line import parse_command_line
-from datasets.registry import recognize_dataset, unlabelled
+from datasets.registry import read_samples, recognize_dataset, unlabelled
+from datasets.sources.checks import notes_on
 from datasets.sources.lists import Lists, Tables
+from datasets.sources.source import source_class
+from datasets.sources.split_folders import ClassFolders
+from utils.errors import UserError
+from utils.notes import Note
 
 
 @pytest.fixture
@@ -91,13 +96,6 @@ def test_csv_with_numbers_or_names(tables):
     assert (train.targets.tolist(), val.targets.tolist()) == ([2, 1, 0], [2])
 
 
-def test_labels_that_pandas_writes_as_floats_are_whole_numbers(tables):
-    header = "image_path,target\n"
-    given = tables(train=f"{header}{FIRST},0.0\nb.jpg,2.\nc.jpg,2\n", val=f"{header}d.jpg,1.0\n")
-    samples = Tables(given).read("train")
-    assert (samples.targets.tolist(), samples.class_names) == ([0, 2, 2], ["0", "1", "2"])
-
-
 def test_paths_through_another_folder_may_end_in_the_data_folder(tmp_path):
     """../input/256_ObjectCategories/... in input/data.csv: relative to a sibling of the data folder."""
     write_image(tmp_path / "input" / "images" / "a.jpg")
@@ -153,3 +151,52 @@ def test_tables_of_spreadsheets(tmp_path, separator, encoding, note):
     images = unlabelled(str(file), given)
     assert (names_of(images), images.column, images.listed_name(1)) == (["blüte.jpg", "b.jpg"], "image_path", "b.jpg")
     assert samples.open(0, 3).size == (9, 12)
+
+
+# Test images
+
+ROWS = {"train": "a.jpg 0\nb.jpg 1\n", "val": "c.jpg 1\n", "test": "a.jpg 0\nb.jpg 1\n"}
+
+
+def test_test_images_without_labels_are_not_evaluated(tmp_path):
+    write_classes(tmp_path / "train", cat=2, dog=2)
+    write_classes(tmp_path, test=3)
+    has_test, note = find_test(options(tmp_path, dataset="folder"))
+    assert not has_test and f"{tmp_path / 'test'}: has no folder with the name of a class" in note
+    assert ClassFolders(options(tmp_path, dataset="folder")).read("train").findings == []
+    (tmp_path / "test.csv").write_text("image_path\nx.jpg\n")
+    has_test, note = find_test(options(tmp_path, dataset="csv"))
+    assert not has_test and "test.csv: has no column of labels" in note
+    (tmp_path / "test_list.txt").write_text("test/x.jpg\n")
+    has_test, note = find_test(options(tmp_path))
+    assert not has_test and "test_list.txt: its first line ends without a label" in note
+
+
+@pytest.mark.parametrize("dataset", ["imagenet2012", "csv"])
+def test_splits_of_lists_and_tables(tmp_path, dataset):
+    given = options(tmp_path, dataset=dataset)
+    assert find_test(given) == (False, None)
+    for split, rows in ROWS.items():
+        (tmp_path / f"{split}_list.txt").write_text(rows)
+        (tmp_path / f"{split}.csv").write_text("image_path,target\n" + rows.replace(" ", ","))
+    assert find_test(given) == (True, None)
+    train, val, test = (source_class(dataset)(given).read(split) for split in ("train", "val", "test"))
+    assert test.targets.tolist() == [0, 1]
+    assert Note("warning", "2 image(s) are in both train and test, such as 'a.jpg'") in notes_on(train, val, test)
+
+
+def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, cpu):
+    def refusal(**given) -> str:
+        with pytest.raises(UserError) as error:
+            read_samples(options(tmp_path, **given), None, cpu, "test", predicts=True)
+        return str(error.value)
+
+    write_classes(tmp_path, cow=2, pig=2)
+    for dataset in ("csv", "folder", "imagenet2012", "digits"):
+        assert f"-split test: {tmp_path} has no test images" in refusal(dataset=dataset)
+    write_classes(tmp_path, test=3)
+    hint = f"has no folder with the name of a class, so that it is not evaluated; -predict {tmp_path / 'test'} labels"
+    assert hint in refusal(dataset="folder")
+    for split in ("train", "all"):
+        given = options(tmp_path, dataset="folder")
+        assert_refused(lambda given=given, split=split: ClassFolders(given).read(split), "'test' a class, or")

@@ -56,7 +56,6 @@ def labels_of(samples):
     ("columns", "given"),
     [
         ({"path": FILES, "label": LABELS}, None),
-        ({"Image_Path": FILES, "Target": LABELS}, None),
         ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None),
         ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None),
         ({"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS}, None),
@@ -222,19 +221,13 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
 @pytest.mark.parametrize(
     ("files", "values", "dataset"),
     [
-        (["train.csv", "0.png"], {}, "csv"),
-        (["train.csv", "train/0.png", "test/1.png"], {}, "csv"),
         (["train.csv", "train/0.png", "masks/0.png"], {}, "csv"),
         (["train.csv", "images/0.png", "test/1.png"], {"image_root": "images"}, "csv"),
-        (["train.csv", "images/0.png", "test/1.png"], {}, "csv"),
         (["train.csv", "train_images/0.png", "test_images/1.png", "train_tfrecords/0.tfrec"], {}, "csv"),
         (["train.csv", "train_images/a/0.png", "train_images/b/0.png", "test_images/1.png"], {}, "folder"),
         (["train.csv", "images/a/0.png", "images/b/0.png"], {}, "folder"),
         (["train.csv", "train_station/0.png", "car/0.png"], {}, "folder"),
-        (["train.csv", "freight_train/0.png", "passenger_train/0.png"], {}, "folder"),
         (["train.csv", "test_positive/0.png", "test_negative/0.png"], {}, "folder"),
-        (["train.csv", "photo/0.png", "picture/0.png"], {}, "folder"),
-        (["train.csv", "a/0.png", "b/0.png"], {}, "folder"),
         (["train.csv", "train/a/0.png", "train/b/0.png", "test/0.png"], {}, "folder"),
         (["train.csv", "0.png"], {"class_folders": True}, "folder"),
         (["val.csv", "a/0.png"], {}, "folder"),
@@ -253,18 +246,13 @@ def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path
 @pytest.mark.parametrize(
     ("table_name", "folders", "expected"),
     [
-        ("train.csv", ["train_images", "test_images"], "train_images"),
         ("train.csv", ["train_images", "train_masks", "test_images"], "train_images"),
         ("test.csv", ["train_images", "test_images"], "test_images"),
-        ("train.csv", ["images"], "images"),
         ("Training_set.csv", ["train", "test"], "train"),
         ("labels.csv", ["train"], "train"),
         ("labels.csv", ["anything"], "anything"),
         ("labels.csv", ["train", "other"], None),
         ("labels.csv", ["test"], None),
-        ("labels.csv", ["TestImages"], None),
-        ("labels.csv", ["masks"], None),
-        ("train.csv", ["test"], None),
         ("train.csv", ["train_masks"], None),
         ("val.csv", ["train"], None),
     ],
@@ -311,14 +299,6 @@ def test_labels_in_lists_of_one_and_with_invisible_signs(table, tmp_path, cpu):
     for file in (tmp_path / "a.jsonl", table("b.csv", file=FILES, label=labels)):
         train, val = read(file, cpu)
         assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
-
-
-@pytest.mark.parametrize(("name", "path"), [("labels", "{}"), ("train", "../images/{}.png")])
-def test_other_folders_than_those_of_splits_are_not_taken(table, tmp_path, name, path, cpu):
-    """Masks beside labels.csv; paths that lead out of a table's folder."""
-    files = [f"{folder}/{number}.png" for number in range(30) for folder in (name, "images")]
-    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT|is not inside"):
-        read(table(f"{name}.csv", files, id=map(path.format, range(30)), label=LABELS), cpu, checked=True)
 
 
 def test_missing_images_are_one_problem_and_broken_links_another(table, tmp_path, cpu):
@@ -401,16 +381,9 @@ def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, nam
         read(file, cpu, checked=True, columns={"path": "id"})
 
 
-@pytest.mark.parametrize(
-    ("rows", "line"),
-    [
-        (["TRAIN,gs://b/0.jpg,cat", "TEST,gs://b/1.jpg,dog"], "split,image_path,target"),
-        (["0.jpg,cat"], "image_path,target"),
-    ],
-)
-def test_the_line_that_a_table_without_a_header_needs(tmp_path, rows, line, cpu):
-    (tmp_path / "x.csv").write_text("\n".join(rows))
-    with pytest.raises(UserError, match=rf"x\.csv:1: has no header.*write this line above it: {line}$"):
+def test_the_line_that_a_table_without_a_header_needs(tmp_path, cpu):
+    (tmp_path / "x.csv").write_text("TRAIN,gs://b/0.jpg,cat\nTEST,gs://b/1.jpg,dog")
+    with pytest.raises(UserError, match=r"x\.csv:1: has no header.*write this line above it: split,image_path,target$"):
         read(tmp_path / "x.csv", cpu)
 
 
