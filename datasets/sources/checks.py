@@ -96,10 +96,6 @@ def notes_on(train: Samples, val: Samples, test: Samples | None = None) -> list[
         notes.append(Note("log", f"{len(empty)} of {len(classes)} classes have no training image, such as {example}"))
     if train.targets.ndim == 2 and (unlabelled := int((~train.targets.any(axis=1)).sum())):
         notes.append(Note("log", f"{unlabelled} of {len(train)} training images have no label"))
-    single = np.flatnonzero(counts == 1)
-    if len(single):
-        few = f"{len(single)} of {len(counts)} classes"
-        notes.append(Note("warning", f"{few} have one training image, such as {train.class_names[single[0]]!r}"))
     typical = np.median(counts[counts > 0]) if counts.any() else 0
     if 0 < typical < _FEW_IMAGES:
         fix = "add images, or use pretrained weights and check the accuracy on more validation images"

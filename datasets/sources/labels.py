@@ -53,7 +53,7 @@ class LabelledPaths:
     def __init__(self, data: Data) -> None:
         self.root, self._labels = Path(data.data_path), data.labels or ""
         self._files = FoundFiles(self.root)
-        paths, self._notes = _without_masks(images_in(self.root, self._files, set()))
+        paths, self._notes = _without_masks(images_in(self.root, self._files, set()), self._labels)
         if not paths and not self._files.findings:
             raise UserError(f"{self.root}: contains no images; check -data_path")
         try:
@@ -97,18 +97,23 @@ class LabelledPaths:
         if wrong := np.flatnonzero(targets < 0).tolist():
             label, example = labels[wrong[0]], shorten(paths[wrong[0]])
             problem = f"finds the class {shorten(label)}, which train lacks, in" if label else "does not match"
-            fix = "correct it" if label else "correct it, or read class folders: -opts DATA.LABELS=null"
             images = f"{len(wrong)} of {len(paths)} images of {split}, such as {example}"
-            findings.append(f"{self.root}: DATA.LABELS {shorten(self._labels)} {problem} {images}; {fix}")
+            findings.append(f"{self.root}: DATA.LABELS {shorten(self._labels)} {problem} {images}; correct it")
         text = f"{self.root}: DATA.LABELS finds {len(names)} classes, {list_names(names, _MAX_SHOWN)}"
         notes = [*self._notes, Note("log", text), *notes_on_copies(self.root, named_after_images(paths), len(paths))]
         arrays = listing_arrays(StringPacker(paths), targets)
         return Listing(self.root, names, arrays, findings=findings, notes=notes + self._files.notes())
 
 
-def _without_masks(paths: list[str]) -> tuple[list[str], list[Note]]:
-    """The paths except images in folders of masks that all have the name of another image: trimaps/cat_1.png."""
-    of_masks = {path for path in paths if any(re.fullmatch(MASK, one, re.IGNORECASE) for one in path.split("/")[:-1])}
+def _without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[Note]]:
+    """The paths except images in folders of masks that all have the name of another image: trimaps/cat_1.png.
+
+    A folder whose name is a class by DATA.LABELS is none of masks.
+    """
+    of_masks = set[str]()
+    for path in paths:
+        if named := {one for one in path.split("/")[:-1] if re.fullmatch(MASK, one, re.IGNORECASE)}:
+            of_masks |= {path} if named - {*label_in(labels, path).split("/")} else set()
     images = [path for path in paths if path not in of_masks]
     of_both = [{os.path.splitext(os.path.basename(path))[0] for path in part} for part in (of_masks, images)]
     if not of_masks or not of_both[0] <= of_both[1]:

@@ -167,7 +167,7 @@ def _find_images(file: Path, paths: Sequence[str], others: Sequence[Path] = ()) 
     if len(with_images) == 1:
         return with_images[0], {}
     by_name: dict[str, str] = {}
-    files = chain(root.iterdir(), *(folder.rglob("*") for folder in usable))
+    files = chain(root.glob("*"), *(folder.rglob("*") for folder in usable))
     for path in (one for one in files if one.suffix.lower() in _ENDINGS):
         for key in (path.name, path.stem):
             by_name[key] = "" if key in by_name else str(path.relative_to(root))

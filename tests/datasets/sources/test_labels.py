@@ -26,6 +26,7 @@ NUMBERS = "{1,2,3,4,5,6,7,8}"
 READ = {  # files, DATA.LABELS, classes, images of train, val and perhaps test
     "three splits": ([f"{{Train,valid,test_set}}/{{a,b}}-{NUMBERS}.jpg"], r"(\w+)-", ["a", "b"], (16, 16, 16)),
     "wrapped": ([f"x/{{train,test}}/{{a,b}}-{NUMBERS}.jpg"], r"(\w+)-", ["a", "b"], (14, 2, 16)),
+    "a class with the name of masks": ([f"{{gt,suv}}/{NUMBERS}.jpg"], "^([^/]+)/", ["gt", "suv"], (14, 2)),
     "two groups": ([f"{{x,y}}/{{a,b}}_{NUMBERS}.jpg"], "(.)/(.)", ["x/a", "x/b", "y/a", "y/b"], (28, 4)),
     "a named group": ([f"{{a,b}}_{NUMBERS}.jpg"], r"(?P<class>.)_(\d)", ["a", "b"], (14, 2)),
     "numbers": ([f"{{1,2,10}}_{NUMBERS}.jpg"], r"(\d+)_", ["1", "10", "2"], (21, 3)),
