@@ -181,8 +181,8 @@ def dtype_follows_model(options: OptionLayers) -> list[Note]:
 
 
 def rate_follows_tuning(options: OptionLayers) -> list[Note]:
-    """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4, for MODEL.TUNE lora 1e-3; of timm's models of over 50 M parameters
-    5e-5, for lora 2e-4; of those with batch norms and no layer norms 5e-4, but for lora.
+    """With MODEL.HEAD probe, TRAIN.BASE_LR is 2e-4 (MODEL.TUNE lora: 1e-3); for timm's models of over 50 M parameters
+    5e-5 (lora: 2e-4); for timm's models with batch norms and no layer norms 5e-4 (not with lora).
 
     `choose_recipe` sets the rates that need timm's model. Measured in docs/log.md, Rates of fine-tuning.
     """

@@ -89,7 +89,7 @@ def build_transformers(options: TransformersModel, data: Data) -> nn.Module:
         model.patch_embed = SimpleNamespace(grid_size=[side // patch for side in data.input_size])
         tokens = [one for name, one in model.named_parameters() if name.endswith(_TOKENS)]
         model.num_prefix_tokens = sum(one.shape[1] if one.ndim == 3 else 1 for one in tokens)
-        model.attn_drop = nn.Identity()  # to whose hooks each layer shows its attention
+        model.attn_drop = nn.Identity()  # each layer calls its hooks with the attention
         model.global_pool = "avg" if config.model_type in _AVERAGES else "token"
         if not add_mixin(model, _Classifier).get_classifier():
             image = torch.zeros((1, data.image_channels, *data.input_size), device=model.device)

@@ -114,11 +114,6 @@ def escape_control_characters(text: str) -> str:
     )
 
 
-def print_error(message: str) -> None:
-    """Prints why the run ends."""
-    print_escaped(f"error: {message}", sys.stderr)
-
-
 def print_resume(command: str | None) -> None:
     """Prints the command that resumes a run which has failed, if there is one."""
     if command:

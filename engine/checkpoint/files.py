@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,14 +136,11 @@ def find_checkpoint(
         return None
 
     found = call_on_main(search, context)
-    described = found and replace(found, state=found.state | {entry: _describe(found.state[entry]) for entry in LARGE})
+    # Other ranks get meta tensors, but for scalars
+    to_meta = partial(tree_map_only, torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor)
+    described = found and replace(found, state=found.state | {entry: to_meta(found.state[entry]) for entry in LARGE})
     sent = broadcast_object(described, context)
     return found if context.is_main else sent
-
-
-def _describe(entry: Any) -> Any:
-    """The entry with meta tensors, but for scalars."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta") if tensor.dim() else tensor, entry)
 
 
 def _search(resume: str, runs: Sequence[Path], best_first: bool, locks: ExitStack | None) -> Iterator[Path]:

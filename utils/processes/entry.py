@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from utils.errors import Findings, Unavailable, UserError, print_error, print_resume, to_single_line
+from utils.errors import Findings, Unavailable, UserError, print_escaped, print_resume, to_single_line
 from utils.processes.launch import has_launcher, rank_of_process
 from utils.signals import Interrupted, raise_on_signals
 from utils.status import record_run_end
@@ -35,7 +35,7 @@ def run_and_report_errors(main: Callable[[list[str]], int], argv: list[str]) -> 
         if "-debug" in argv or "--debug" in argv:
             raise
         if not error.is_printed:
-            print_error(message)
+            print_escaped(f"error: {message}", sys.stderr)
             print_resume(resume)
         return error.status
     except Interrupted as signal:
