@@ -90,7 +90,7 @@ class SampleDropBlock(Block):
         self, x: torch.Tensor, attn_mask: torch.Tensor | None = None, **attention: Any
     ) -> torch.Tensor:
         kept = None
-        if self.training and self.drops_samples[x.is_cuda]:
+        if self.training and self.drops_samples[int(x.is_cuda)]:
             kept = num_kept_samples(len(x), self.drop_rate)
         if kept is None or attn_mask is not None:
             return super().forward(x, attn_mask, **attention)
