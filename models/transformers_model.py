@@ -139,7 +139,11 @@ class _Classifier(nn.Module):
 
     @fused_attn.setter
     def fused_attn(self: Any, is_fused: bool) -> None:
-        self.set_attn_implementation("sdpa" if is_fused else "eager")
+        try:
+            self.set_attn_implementation("sdpa" if is_fused else "eager")
+        except ValueError:
+            problem = f"MODEL.ATTENTION: transformers has no fused attention of {type(self).__name__}"
+            raise UserError(f"{problem}; use auto") from None
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
         return tuple(child for name, child in self.named_children() if name.endswith("classifier"))

@@ -258,3 +258,5 @@ def test_rates_of_other_types(kind):
     with torch.device("meta"):
         model, _ = build_model(options, Data(), torch.device("meta"))
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 3)
+    with torch.device("meta"), pytest.raises(UserError, match=r"^MODEL\.ATTENTION: [^\n]*$"):  # no fused attention
+        build_model(options.model_copy(update={"attention": "fused"}), Data(), torch.device("meta"))
