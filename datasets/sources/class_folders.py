@@ -175,11 +175,9 @@ def other_form(root: Path, files: Collection[str] | None = None) -> str | None:
     if table := next(filter(Path.is_file, tables), None):
         path = table.parent if table.name == "train.csv" else table
         return f"to read the table {table}: -dataset=csv -data_path={shlex.quote(str(path))}"
-    if {"imagelabels.mat", "setid.mat"} <= {*files}:
-        move = f"mv {shlex.quote(str(root))} {shlex.quote(str(root.parent / 'flowers-102'))}"
-        return f"{move}, then -dataset=torchvision/Flowers102 -data_path={shlex.quote(str(root.parent))}"
     if name := next((name for name in files if name.lower().endswith(_OTHER_FORMS)), None):
-        return f"{shorten(name)} is not read: save or unpack it as a folder of images per class, or as a table"
+        fix = "-dataset=torchvision/NAME, or save or unpack it as a folder of images per class, or as a table"
+        return f"{shorten(name)} is not read: use {fix}"
     return None
 
 

@@ -133,3 +133,5 @@ def test_a_list_has_paths_with_or_without_labels(tmp_path):
         *(f"{tmp_path}/a.jpg", f"{tmp_path}/b c.jpg", f"{tmp_path}/d e.jpg", "/abs/f.jpg", f"{tmp_path}/../g.jpg"),
         f"{tmp_path}/a.jpg",
     ]
+    samples = unlabelled(str(tmp_path / "list.TXT"), Data())
+    assert samples.listed_name(1) == "b c.jpg" and samples.listed_name(5) == "a.jpg"

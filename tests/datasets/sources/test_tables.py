@@ -329,9 +329,6 @@ def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, train
     folder = "train" if root and root.endswith("train") and not trained else "test"
     ending = ".png" if folder == "test" else ""
     assert images.name(0) == str(tmp_path / folder / f"0a{ending}")
-    (tmp_path / "list.txt").write_text("test/1.png 3\n./test/0a.png\n")
-    images = unlabelled(str(tmp_path / "list.txt"), options(tmp_path))
-    assert [images.listed_name(index) for index in range(2)] == ["test/1.png", "./test/0a.png"]
     with open(file, newline="") as lines:
         assert [row["id"] for row in csv.DictReader(lines)] == ids
 
