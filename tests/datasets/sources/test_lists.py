@@ -18,21 +18,10 @@ from utils.errors import UserError
 from utils.notes import Note
 
 
-@pytest.fixture
-def lists(tmp_path):
-    """Writes the two lists, and the image that stands first in them."""
+def test_imagenet_lists(tmp_path):
     write_image(tmp_path / "train" / "a b" / "x 1.JPEG", colour=(250, 0, 0))
-
-    def write(text, split="train"):
-        (tmp_path / f"{split}_list.txt").write_bytes(text.encode())
-        return options(tmp_path)
-
-    return write
-
-
-def test_imagenet_lists(lists):
-    given = lists("train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
-    samples = Lists(given).read("train")
+    (tmp_path / "train_list.txt").write_bytes(b"train/a b/x 1.JPEG 3\n\n  \ntrain/missing.JPEG\t 0\r\n")
+    samples = Lists(options(tmp_path)).read("train")
     assert names_of(samples) == ["train/a b/x 1.JPEG", "train/missing.JPEG"]
     assert samples.targets.tolist() == [3, 0]
     assert samples.targets.dtype == np.int64
