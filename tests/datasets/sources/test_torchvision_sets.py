@@ -232,7 +232,7 @@ def test_a_download_is_checked_and_leaves_no_parts(is_whole, server, cpu, tmp_pa
     monkeypatch.setattr(theirs.MNIST, "mirrors", [f"{server.as_uri()}/"])
     given = options(tmp_path / "new/data", dataset="torch/mnist", download=True, batch_size=1)
     if not is_whole:
-        with pytest.raises(UserError, match=r"MNIST cannot be read .*t10k-labels"):
+        with pytest.raises(UserError, match="MNIST cannot be read"):
             read(given, cpu)
         assert not list((tmp_path / "new/data").iterdir())
         return
