@@ -9,7 +9,8 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from inspect import signature
 from io import BytesIO
 from pathlib import Path
@@ -39,9 +40,10 @@ class TorchvisionSet(Source):
 
     def read(self, split: str) -> Samples:
         is_whole = split == "test" or "val" in self.splits_of(self.data)
-        whole = self._read(split if is_whole else "train")
+        whole = self._read(split) if is_whole else self._train
         if isinstance(whole, ImageFiles) and not is_whole:
-            return ImageFiles(split_listing(whole.listing, split, self.splitter))
+            listing = replace(whole.listing, findings=[], notes=[])  # the split adds its own
+            return ImageFiles(split_listing(listing, split, self.splitter))
         if is_whole or not isinstance(whole, ImageArray):
             return whole
         names = StringPacker(f"train/{index}" for index in range(len(whole))).strings()
@@ -59,6 +61,10 @@ class TorchvisionSet(Source):
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
         return "test" in cls.splits_of(data), None
+
+    @cached_property
+    def _train(self) -> Samples:
+        return self._read("train")
 
     def _read(self, split: str) -> Samples:
         """All images of an official split. Raises UserError: it is missing or damaged, or cannot be downloaded."""
