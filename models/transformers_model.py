@@ -21,7 +21,7 @@ from configs.schema.families.family import TransformersModel
 from models.blocks import add_mixin
 from models.timm_model import check_image_size, errors_of_building
 from utils.errors import UserError
-from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, read_config
+from utils.file_formats.hf_folder import FLIPS, read_config
 from utils.system import require
 from utils.torch_compat import has_forward_hooks
 
@@ -174,9 +174,7 @@ def read_folder(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def published_config(folder: Path) -> dict[str, Any]:
-    """preprocessor_config.json, as transformers reads it, as a `pretrained_cfg` of timm; empty without this file."""
-    if not (folder / PREPROCESSOR).is_file():
-        return {}
+    """preprocessor_config.json, as transformers reads it, as a `pretrained_cfg` of timm. Raises OSError without it."""
     values = _library().AutoImageProcessor.from_pretrained(folder, **_FILES).to_dict()
     size, pct = values["size"], values.get("crop_pct")  # the latter is ConvNeXt's
     side = size.get("shortest_edge") or size["height"]

@@ -270,8 +270,10 @@ def read_record(weights: str) -> WeightsRecord | None:
         if isinstance(error, UserError):
             raise
         reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        problem = f"{path.parent}: {CONFIG} or {PREPROCESSOR} is damaged, or of a newer transformers ({reason})"
-        raise UserError(f"{problem}; update the package, or download the folder again") from error
+        problem = (
+            f"{path.parent}: {CONFIG} or {PREPROCESSOR} is missing, damaged, or of a newer transformers ({reason})"
+        )
+        raise UserError(f"{problem}; update the package, or download the whole folder again") from error
 
 
 def record_of(content: dict[str, Any], options: Any) -> WeightsRecord:

@@ -248,6 +248,9 @@ def test_a_wrong_configuration_or_preprocessor_ends_in_one_line(tmp_path):
         (tmp_path / "preprocessor_config.json").write_text(content)  # else the mean would be the default, silently
         with pytest.raises(UserError, match=r"^[^\n]*preprocessor_config\.json[^\n]*$"):
             read_record(str(tmp_path))
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(UserError, match=r"^[^\n]*preprocessor_config\.json[^\n]*$"):
+        read_record(str(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["cvt", "levit"])  # a list of rates per stage, an int
