@@ -18,9 +18,9 @@ WEIGHTS = "-pretrained=x.pth"
 NO_EFFECT = "MODEL.*DROPOUT MODEL.DROPPATH MODEL.GRAD_CHECKPOINTING AMP.* EVAL.* LOGGERS DATA.DATA_PATH "
 NO_EFFECT += "DATA.COLUMNS DATA.ENCODING MODEL.TUNE "  # an evaluation copies them to its final options, or sets them
 NO_EFFECT += "TRAIN.MINUTES"  # a line of the screen names them
-# Used, and not read here: with -amp, of tables and shards, of rules, and of data that are split.
-IF = "AMP.* DATA.BATCH_SIZE* DATA.CACHE_* DATA.COLUMNS DATA.ENCODING DATA.IMAGE_ROOT DATA.SHUFFLE_SHARDS DATA.FOLD "
-IF += "DATA.SPLIT_SEED DATA.VAL_FRACTION MODEL.NAME NAME EVAL.ENABLED"
+# Used, and not read here: with -amp, of tables, shards and torchvision's sets, of rules, and of data that are split.
+IF = "AMP.* DATA.BATCH_SIZE* DATA.CACHE_* DATA.KWARGS DATA.COLUMNS DATA.ENCODING DATA.IMAGE_ROOT DATA.SHUFFLE_SHARDS "
+IF += "DATA.FOLD DATA.SPLIT_SEED DATA.VAL_FRACTION MODEL.NAME NAME EVAL.ENABLED"
 
 
 def matches(key: str, patterns: list[str]) -> bool:

@@ -62,4 +62,4 @@ def test_rounds_of_the_entry_script_and_of_a_train_py(tmp_path):
     result = json.loads((tmp_path / "a.json").read_text())
     assert len(result["ratios"]["jpeg / timm"]) == 2 and result["environment"]["batch size"] == 4
     assert min(result["figures"]["jpeg"]["peak_memory_bytes"]) > 1e8
-    assert result["figures"]["timm"].keys() == {"images_per_second", "cpu_seconds_per_second"}
+    assert result["figures"]["timm"].keys() == {"images_per_second", "cpu_seconds_per_second", "seconds_to_first_line"}
