@@ -31,6 +31,7 @@ from utils.system import seconds_since_start
 _TIMED_STEPS, _WARM_STEPS, _MAX_TIMED_BATCHES = 20, 2, 16
 _MAX_SHARE = 0.1  # of the time of a run, for the timed steps; half as much for more than four batches of an evaluation
 _END_SECONDS = 4.0  # for the pictures and the page at the end
+_USED_SHARE = 0.97  # of the time for steps and evaluations
 
 
 def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, solved: Solved | None) -> Plan:
@@ -118,13 +119,20 @@ def evaluation_seconds(ends: list[float], timed: int, batch: int, images: int) -
 
 
 def epochs_in(seconds: float, step: float, pause: float, steps_per_epoch: int) -> tuple[int, int]:
-    """The fewest epochs that use the time, and the steps of each, at most `steps_per_epoch`; one step if it is short.
+    """The fewest epochs that use `_USED_SHARE` of the time, and the steps of each; one step if the time is short.
 
-    step, pause: seconds of a step, and between two epochs.
+    step, pause: seconds of a step, and between two epochs. Where no number of epochs uses so much, as few short epochs,
+    it is the one that uses most.
     """
-    epochs = max(1, math.ceil(seconds / (steps_per_epoch * step + pause)))
-    steps = int((seconds / epochs - pause) / step)
-    return epochs, min(max(steps, 1), steps_per_epoch)
+    fewest, choices = max(1, int(seconds / (steps_per_epoch * step + pause))), list[tuple[float, int, int]]()
+    for epochs in range(fewest, 2 * fewest + 2):
+        steps = min(max(1, int((seconds / epochs - pause) / step)), steps_per_epoch)
+        used = epochs * (steps * step + pause)
+        if used <= seconds or epochs == 1:
+            choices.append((used, -epochs, steps))
+    enough = (choice for choice in choices if choice[0] >= _USED_SHARE * seconds)
+    _, epochs, steps = next(enough, max(choices))
+    return -epochs, steps
 
 
 def _schedule(train: Train, epochs: int) -> dict[str, object]:

@@ -35,6 +35,15 @@ def test_the_time_is_used(seconds, expected):
     assert epochs == 1 or seconds - epochs < epochs * (steps + 1) <= seconds
 
 
+@pytest.mark.parametrize("steps_per_epoch", [1, 2, 7, 28, 400])
+def test_short_epochs_use_the_time(steps_per_epoch):
+    """76 epochs of 7 steps, not 77 of 6, which would end 13% early."""
+    for seconds in (20.0, 107.0, 288.0):
+        epochs, steps = epochs_in(seconds, 0.18, 0.138, steps_per_epoch)
+        assert 0.95 * seconds <= epochs * (steps * 0.18 + 0.138) <= seconds and steps <= steps_per_epoch
+    assert epochs_in(107.0, 0.18, 0.138, 7) == (76, 7)
+
+
 @pytest.mark.parametrize("timed", [10, 30, 35])
 @pytest.mark.parametrize("images", [4, 40, 5000])
 def test_an_evaluation_starts_its_workers_once(timed, images):
