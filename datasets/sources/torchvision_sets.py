@@ -1,7 +1,7 @@
 """The classification sets of torchvision.datasets with their official splits, read by torchvision's own classes.
 
 These parse the annotations and check MD5 sums: CIFAR's batches, which are pickles, are opened only if they are the
-official ones. Image files are decoded as those of a folder.
+official ones. Image files are decoded as in class folders.
 """
 
 import os

@@ -31,7 +31,7 @@ SHARDED_OPTIMIZERS = {"adam", "adamw", "adamwdl", "lamb", "lars", "lion", "nadam
 _KEYS = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY", "layer_decay": "TRAIN.LAYER_DECAY"} | {
     name: f"TRAIN.OPTIMIZER.{name.upper()}" for name in ("betas", "eps", "momentum")
 }
-# The further arguments of `create_optimizer_v2` that a YAML file can hold; those of Muon choose its AdamW by name.
+# The further arguments of `create_optimizer_v2` that a YAML file can hold; with Muon, two choose its AdamW by name.
 _GROUPING = {"filter_bias_and_bn", "layer_decay_min_scale", "layer_decay_no_opt_scale"}
 _GROUPING_OF_MUON = {"fallback_list", "fallback_no_weight_decay"}
 _PADDLEVIT_NAMES = {"adamwdl": "adamw"}  # AdamW with layer decay, which TRAIN.LAYER_DECAY sets here
