@@ -17,7 +17,7 @@ from configs.schema import Config, Data, Train
 from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys, model_type
 from configs.schema.data import AUTO, of_channels, properties_of
-from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS, NOT_IN_TIMM
+from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten
 from utils.errors import UserError, did_you_mean
@@ -83,9 +83,6 @@ def _check_family(layers: OptionLayers) -> None:
         raise UserError(f"{origin}MODEL.TYPE is {shorten(name)}: give one of {known}")
     if (family := name.lower()) in MODEL_SECTIONS:
         return
-    if family in NOT_IN_TIMM:
-        title, nearest = NOT_IN_TIMM[family]
-        raise UserError(f"{origin}MODEL.TYPE {name}: timm has no {title}; the nearest families: {', '.join(nearest)}")
     if family == "regnet":  # whose YAML file was not verified
         timms = "MODEL.TYPE=timm MODEL.NAME=regnety_160"
         raise UserError(f"{origin}MODEL.TYPE {name}: use -opts {timms}, which reads PaddleViT's weights of it")

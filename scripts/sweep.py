@@ -40,7 +40,7 @@ from utils.errors import Unavailable, UserError
 from utils.files import atomic_write, own_file, read_json
 from utils.processes.entry import run_and_report_errors
 from utils.processes.launch import SHUTDOWN_SECONDS, end_with_parent, stop_processes
-from utils.status import SWEEP, newest_runs
+from utils.status import STATUS, SWEEP, run_name
 from utils.system import own_share
 
 ENTRY = Path(__file__).parents[1] / "main_single_gpu.py"
@@ -131,6 +131,16 @@ def read_values(text: str) -> Sequence[Any]:
     if re.fullmatch(r"\d+[-:]\d+", text):
         raise UserError(f"-set: {text} is no range; write 0..4 for 0 to 4")
     return re.split(r",(?![^\[{]*[\]}])", text)
+
+
+def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
+    """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
+    runs: dict[str, tuple[Path, str] | None] = {}
+    for path in sorted(folder.glob("*")):
+        name, status = run_name(path), read_json(path / STATUS)
+        if name != path.name or status.get("checkpoint"):
+            runs[name] = (path, status.get("state", "")) if status.get("checkpoint") else runs.get(name)
+    return runs
 
 
 def _train(root: Path, runs: dict[str, list[str]], environments: list[dict[str, str]]) -> list[str]:

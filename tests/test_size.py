@@ -10,16 +10,16 @@ from conftest import ROOT
 # Lines of Python in the files of a folder, subfolders of the second level apart.
 CEILINGS = {
     ".": 146,
-    "configs": 2461,
-    "configs/schema": 2240,
+    "configs": 2458,
+    "configs/schema": 2208,
     "datasets": 546,
-    "datasets/decoding": 693,
+    "datasets/decoding": 641,
     "datasets/loading": 833,
-    "datasets/shards": 1699,
-    "datasets/sources": 4009,
+    "datasets/shards": 1680,
+    "datasets/sources": 4008,
     "datasets/transforms": 689,
     "engine": 91,
-    "engine/checkpoint": 883,
+    "engine/checkpoint": 882,
     "engine/commands": 308,
     "engine/evaluation": 1326,
     "engine/features": 552,
@@ -32,16 +32,16 @@ CEILINGS = {
     "engine/training": 2716,
     "models": 1460,
     "models/weights": 960,
-    "scripts": 1068,
+    "scripts": 1000,
     "scripts/benchmarks": 1291,
     "scripts/exporting": 590,
     "scripts/kubernetes": 33,
     "scripts/weights": 119,
-    "utils": 2193,
+    "utils": 2167,
     "utils/file_formats": 381,
     "utils/processes": 470,
-    "tests": 1485,
-    "tests/configs": 1201,
+    "tests": 1492,
+    "tests/configs": 1194,
     "tests/datasets": 6752,
     "tests/engine": 11528,
     "tests/fixtures": 72,
@@ -50,7 +50,7 @@ CEILINGS = {
     "tests/stress": 2809,
     "tests/utils": 1733,
 }
-MAX_PRODUCT_FILES = 164
+MAX_PRODUCT_FILES = 158
 
 
 def tracked_files() -> list[Path]:

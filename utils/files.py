@@ -1,4 +1,4 @@
-"""Opening files that a user or a data set names, temporary folders of this process, and atomic writes.
+"""Opening files that a user or a data set names, temporary folders of this process, locks by `flock`, atomic writes.
 
 An atomic write writes a temporary file with a checksum, syncs it and renames it. The checksum (SHA-256) is stored in
 the comment at the end of the ZIP archive that `torch.save` writes, so `torch.load` reads the file as usual.
@@ -6,9 +6,12 @@ the comment at the end of the ZIP archive that `torch.save` writes, so `torch.lo
 
 import errno
 import fcntl
+import functools
 import hashlib
 import io
 import json
+import logging
+import math
 import os
 import shlex
 import shutil
@@ -23,7 +26,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
-from utils.errors import UserError, error_from
+from utils.errors import Unavailable, UserError, error_from
+from utils.status import RUN_LOG
+from utils.threads import wait_for
 
 if TYPE_CHECKING:  # imported late: it takes 500 MB, and `atomic_write` does not need it
     import torch
@@ -164,6 +169,55 @@ def make_own_folder(path: Path) -> None:
 def _not_own(path: Path | str) -> UserError:
     kind = f"a link to {os.readlink(path)}" if os.path.islink(path) else "a pipe or a device"
     return UserError(f"{path}: is {kind}; a run changes its own files only: delete this one, and start again")
+
+
+@contextmanager
+def locked(path: Path, wait_seconds: float = math.inf, fix: str = "") -> Iterator[bool]:
+    """Creates the file `path`, and locks it until the block or the process ends. The file names the process.
+
+    Yields whether it is locked: a file system without `flock`, such as Lustre mounted without `-o flock`, has no locks;
+    a warning says so.
+    Raises UserError: another process has locked it for `wait_seconds`, or it is a link; OSError: the file cannot be
+    created or locked.
+    """
+    operation = fcntl.LOCK_EX if wait_seconds == math.inf else fcntl.LOCK_EX | fcntl.LOCK_NB
+    file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
+    has_locks = True
+
+    def try_lock() -> bool:
+        nonlocal file, has_locks
+        try:
+            fcntl.flock(file, operation)
+        except (BlockingIOError, PermissionError):  # EAGAIN, EACCES
+            return False
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                has_locks = False
+                _warn_without_locks(path.parent)
+                return True
+            if error.errno != errno.ESTALE:
+                raise
+            file.close()  # another host has removed it
+            file = open(path, "a+b", buffering=0, opener=own_file)  # noqa: SIM115 - closed below
+            return False
+        return True
+
+    try:
+        if not (try_lock() or wait_for(try_lock, wait_seconds)):
+            holder = os.pread(file.fileno(), 200, 0).decode(errors="replace").strip() or "another process"
+            raise Unavailable(f"{path.parent}: is in use by {holder}; {fix}")
+        with suppress(OSError):  # a full disk
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield has_locks
+    finally:
+        file.close()
+
+
+@functools.cache
+def _warn_without_locks(folder: Path) -> None:
+    problem = "its file system has no flock, so nothing is locked"
+    logging.getLogger(RUN_LOG).warning(f"{folder}: {problem}; let one run at a time write there")
 
 
 _DIGEST_CHARS = 64

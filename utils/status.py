@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from utils.files import read_json
-
 STATUS = "status.json"
 LAUNCH_FOLDER = "AMPVIT_LAUNCH_FOLDER"  # environment variable of ranks: their main process names the run there
 SWEEP = "sweep.json"  # in the folder of a sweep with TRAIN.MINUTES: of each run, the options that may change its speed
@@ -27,13 +25,3 @@ def record_run_end(state: str, exit_status: int = 1, **values: Any) -> str | Non
 def run_name(folder: Path) -> str:
     """The name of the folder of a run, without date, time and number."""
     return re.sub(r"-\d{8}-\d\d-\d\d(-\d+)?$", "", folder.name)
-
-
-def newest_runs(folder: Path) -> dict[str, tuple[Path, str] | None]:
-    """By the names of the runs in a folder, the newest one with a checkpoint, and its state; None: there is none."""
-    runs: dict[str, tuple[Path, str] | None] = {}
-    for path in sorted(folder.glob("*")):
-        name, status = run_name(path), read_json(path / STATUS)
-        if name != path.name or status.get("checkpoint"):
-            runs[name] = (path, status.get("state", "")) if status.get("checkpoint") else runs.get(name)
-    return runs

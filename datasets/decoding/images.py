@@ -1,17 +1,20 @@
-"""The kinds of images by their first bytes, their decoders, and the error about an image that cannot be used."""
+"""The kinds of images by their first bytes, their sizes, their decoders, and the error about an unusable image."""
 
 import functools
+import os
 import re
+import struct
 
 from PIL import features
 
+from datasets.decoding.partial_jpeg import read_header
 from utils.errors import Unavailable, UserError
 from utils.files import open_regular_file
 from utils.system import is_installed
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 PHOTO_EXTENSIONS = (".heic", ".heif", ".avif")  # JPEGs have them, too: the first bytes decide
-HEAD_BYTES = 32
+HEAD_BYTES, TAIL_BYTES = 4096, 1024  # cameras and editors append bytes after the end of the image
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # not EPS: Pillow runs Ghostscript for it
 _SIGNATURES = {
     b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"II*\0": "TIFF",
@@ -20,6 +23,8 @@ _SIGNATURES = {
 # The brands of an ISO base media file, whose first box is ftyp: still images and sequences of images.
 _AVIF_BRANDS = (b"avif", b"avis")
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_MANY_BYTES = 1 << 18  # a JPEG with a preview in its EXIF data
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the type of color
 
 
 def kind_of(head: bytes) -> str | None:
@@ -66,6 +71,39 @@ def pillow_formats(kind: str | None) -> tuple[str, ...]:
         pillow_heif.register_heif_opener()
         return ("HEIF",)
     return ("AVIF",) if kind == "AVIF" else FORMATS
+
+
+def size_if_whole(file: int, head: bytes, tail: bytes, num_bytes: int) -> tuple[int, int] | None:
+    """Height and width in pixels of a JPEG, PNG, GIF or WebP whose last part is there; None: a decoder must decide.
+
+    In microseconds. Raises any exception for a damaged file. file: its descriptor. head, tail: its first HEAD_BYTES and
+    last TAIL_BYTES.
+    """
+    kind = kind_of(head)
+    if kind == "JPEG":
+        if b"\xff\xd9" not in tail:
+            return None
+        header = read_header(head) or read_header(os.pread(file, _MANY_BYTES, 0))
+        return header and (header.height, header.width)
+    if kind == "PNG":
+        width, height, depth, color, *methods, interlace = struct.unpack_from(">IIBBBBB", head, 16)
+        is_known = depth in _PNG_DEPTHS.get(color, ()) and methods == [0, 0] and interlace < 2
+        return (height, width) if is_known and b"IEND" in tail and b"acTL" not in head else None
+    if kind == "GIF":
+        width, height = struct.unpack_from("<HH", head, 6)
+        return (height, width) if tail.endswith(b";") else None
+    if kind == "WEBP":
+        if struct.unpack_from("<I", head, 4)[0] + 8 > num_bytes:
+            return None
+        if head[12:16] == b"VP8X":
+            width, height = (1 + int.from_bytes(head[place : place + 3], "little") for place in (24, 27))
+        elif head[12:16] == b"VP8L":
+            (bits,) = struct.unpack_from("<I", head, 21)
+            width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        else:
+            width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
+        return height, width
+    return None
 
 
 HOW_TO_SKIP = "to skip such images: -opts DATA.ON_BAD_IMAGE=skip"

@@ -26,8 +26,7 @@ from datasets.sources.shared_arrays import PackedStrings, StringPacker, strings_
 from datasets.sources.source import Source
 from datasets.sources.split import Part, Splitter, check_groups
 from utils.errors import UserError, combine_findings, error_from
-from utils.files import atomic_write, open_regular_file
-from utils.locks import locked
+from utils.files import atomic_write, locked, open_regular_file
 from utils.notes import Note
 from utils.system import usable_cores
 from utils.threads import DaemonPool

@@ -23,8 +23,7 @@ import numpy as np
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.decoding.decode import MAX_VALUE, is_affordable, read_grey_values, scale_to_8_bits
-from datasets.decoding.headers import HEAD_BYTES, TAIL_BYTES, size_if_whole
-from datasets.decoding.images import HOW_TO_SKIP, BadImage, MissingImage
+from datasets.decoding.images import HEAD_BYTES, HOW_TO_SKIP, TAIL_BYTES, BadImage, MissingImage, size_if_whole
 from datasets.decoding.partial_jpeg import can_decode_parts
 from datasets.sources.image_files import ImageFiles
 from datasets.sources.names import names_of_labels

@@ -11,7 +11,7 @@ import pytest
 from engine.checkpoint import run_folder
 from engine.checkpoint.run_folder import lock_run_folder
 from utils.errors import Unavailable
-from utils.locks import locked
+from utils.files import locked
 from utils.status import RUN_LOG
 
 

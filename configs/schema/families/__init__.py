@@ -1,1 +1,1 @@
-"""The model families: one file each, or one for families with equal keys; `registry.py` has the table."""
+"""The model families, by the sizes of their blocks; `registry.py` has the table."""

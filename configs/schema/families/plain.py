@@ -1,6 +1,9 @@
-"""Transformers whose blocks all have the same size: DeiT, BEiT, CaiT, XCiT, MAE; CrossViT has two such branches."""
+"""Models whose blocks all have the same size: DeiT, BEiT, CaiT, XCiT, MAE, and CrossViT with two such branches; without
+attention: MLP-Mixer, ResMLP, gMLP, ConvMixer.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,9 +16,11 @@ from configs.schema.families.family import (
     HALF,
     Family,
     PlainTransformer,
+    Rename,
     arguments,
     family_defaults,
     per_stage,
+    shifted,
 )
 from configs.schema.model import Model
 from configs.schema.section import Counts, Floats, Section, as_tuple, option
@@ -174,9 +179,12 @@ CROSSVIT = Family(
 )
 
 
-class MAEEncoder(Section):
+class Blocks(Section):
     embed_dim: int = option(768, "channels of a token", ge=1)
     depth: int = option(12, "number of blocks", ge=1)
+
+
+class MAEEncoder(Blocks):
     num_heads: int = option(12, "attention heads per block", ge=1)
 
 
@@ -215,4 +223,96 @@ MAE_FINETUNING = Family(
         "TRAIN.RAND_AUGMENT_LAYERS and RAND_AUGMENT_MAGNITUDE have an effect; PaddleViT's MAE always uses 2 and 9",
     ],
     differs="a fixed position embedding by the number of the token, as in PaddleViT, in place of a learned one",
+)
+
+
+class ResMLPKeys(Blocks):
+    patch_size: int = option(16, "height and width of a patch, pixels", ge=1)
+    mlp_ratio: float = option(4.0, "hidden channels of the MLP / EMBED_DIM", gt=0)
+
+
+class GatedMLPKeys(Blocks):
+    mlp_ratio: float = option(6.0, "channels before the gate, which halves them / EMBED_DIM", gt=0)
+
+
+class Mixer(Model):
+    """MLP-Mixer (Tolstikhin et al., 2021)."""
+
+    size_multiple: ClassVar[int | str] = 16
+    type: Literal["mixer"] = "mixer"
+    mixer: Blocks = Blocks()
+
+
+class ResMLP(Model):
+    """ResMLP (Touvron et al., 2021)."""
+
+    size_multiple: ClassVar[int | str] = "mixer.patch_size"
+    type: Literal["resmlp"] = "resmlp"
+    mixer: ResMLPKeys = ResMLPKeys()
+
+
+class GatedMLP(Model):
+    """gMLP (Liu et al., 2021)."""
+
+    size_multiple: ClassVar[int | str] = 16
+    type: Literal["gatedmlp"] = "gatedmlp"
+    mixer: GatedMLPKeys = GatedMLPKeys()
+
+
+_mlp = partial(arguments, "img_size mixer.embed_dim", num_blocks="mixer.depth", dropout="proj_drop_rate")
+_MLP_TRAINING = {"WARMUP_EPOCHS": 20, "WEIGHT_DECAY": 0.1, "BASE_LR": 1e-3, "END_LR": 1e-5}
+
+MIXER = Family(
+    title="MLP-Mixer",
+    keys=Mixer,
+    arguments=_mlp(),
+    defaults=family_defaults(data=HALF, model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
+    renames=[(r"^patch_embed\.patch_embed\.", "stem.proj."), (r"^mixer_layers\.", "blocks.")],
+)
+RESMLP = replace(
+    MIXER,
+    title="ResMLP",
+    keys=ResMLP,
+    arguments=_mlp("mixer.patch_size mixer.mlp_ratio"),
+    defaults=family_defaults(model={"DROPPATH": 0.1}, train=_MLP_TRAINING),
+)
+GATED_MLP = replace(
+    MIXER,
+    title="gMLP",
+    keys=GatedMLP,
+    arguments=_mlp("mixer.mlp_ratio"),
+    norm_eps={r"blocks\.\d+\.mlp_channels\.gate\.norm": 1e-6},
+)
+
+
+class Convolutions(Section):
+    dim: int = option(1536, "channels", ge=1)
+    depth: int = option(20, "number of blocks", ge=1)
+    kernel_size: int = option(9, "height and width of the depthwise convolution, patches; odd", ge=1)
+    patch_size: int = option(7, "height and width of a patch, pixels", ge=1)
+    activation: Literal["GELU", "ReLU"] = option("GELU", "activation function")
+
+
+class ConvMixer(Model):
+    """ConvMixer (Trockman and Kolter, 2022)."""
+
+    type: Literal["convmixer"] = "convmixer"
+    cnn: Convolutions = Convolutions()
+
+
+def _convmixer_renames(model: ConvMixer) -> Sequence[Rename]:
+    head = model.cnn.depth + 5  # PaddleViT numbers the stem, the blocks, the pooling and the head together
+    return [
+        (rf"^{head}\.", "head."),
+        (r"^([0-2])\.", r"stem.\1."),
+        (r"^(\d+)\.", shifted("blocks.", ".", by=-3)),
+    ]
+
+
+CONVMIXER = Family(
+    title="ConvMixer",
+    keys=ConvMixer,
+    arguments=arguments("cnn.dim cnn.depth cnn.kernel_size cnn.patch_size cnn.activation"),
+    defaults=family_defaults(train=_MLP_TRAINING),
+    renames=_convmixer_renames,
 )
