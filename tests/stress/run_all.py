@@ -1,7 +1,7 @@
 """Runs all programs of this folder, and prints one table. Needs no network and no GPU.
 
     python tests/stress/run_all.py -quick     # about 3 minutes on two cores
-    python tests/stress/run_all.py            # about 40 minutes: all faults, the docs, launchers
+    python tests/stress/run_all.py            # about 40 minutes: all faults, launchers
 
 The exit status is 1 if a test fails. A test is skipped, with the reason, where a program or root's rights are missing.
 """
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from results import Result, parser, report, show_progress
 
 _QUICK = (("fault_bench.py", "-quick"), ("fuzz.py", "-n", "30"))
-_ALL = (("fault_bench.py",), ("fuzz.py",), ("doc_commands.py",), ("try_clusters.py",))
+_ALL = (("fault_bench.py",), ("fuzz.py",), ("try_clusters.py",))
 
 
 def main() -> int:

@@ -147,7 +147,6 @@ def test_a_run_keeps_text_and_hash_of_its_plugins(plugin, digits_argv, tmp_path,
 
 
 def test_the_plugin_of_the_page_is_trained_used_and_exported(tmp_path, cpu):
-    """tests/stress/doc_commands.py runs the page's commands."""
     code = re.findall(r"`my_parts.py`:.*?```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.S)[0]
     (tmp_path / "my_parts.py").write_text(code)
     plugin = f"-plugin={tmp_path / 'my_parts.py'}"
