@@ -111,27 +111,18 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
             shown = pixels.flip(1) if kind == "mobilevit" else pixels  # in the order BGR
             wanted, found = source(pixel_values=shown).logits, model.eval()(pixels)
     assert torch.allclose(found, wanted, atol=1e-5) and wanted.std() > 1e-3
-    argv = [
-        f"-model=local-dir:{tmp_path / 'hf'}",
-        f"-pretrained={tmp_path / 'hf'}",
-        f"-data_path={images}",
-        "-batch_size=8",
-    ]
-    argv += [
-        f"-output={tmp_path / 'out'}",
-        "-epochs=2",
-        "-lr=1e-3",
-        "-dataset=folder",
-        "-opts",
-        "TRAIN.WARMUP_EPOCHS=0",
-    ]
-    whole = train([*argv, "TRAIN.LAYER_DECAY=0.7", "MODEL.DROPOUT=0.0"], cpu)
-    stopped = train([*argv, "TRAIN.LAYER_DECAY=0.7", "TRAIN.MAX_STEPS=4", f"SAVE={tmp_path / 'stopped'}"], cpu)
-    resumed = train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
-    assert_same_state(states(whole)["model"], states(resumed)["model"])
+    weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-lr=1e-3", "-epochs=2"]
+    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'out'}"]
+    argv = [*weights, *data, "-opts", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.LAYER_DECAY=0.7", "MODEL.DROPOUT=0.0"]
+    resumes = kind in ("vit", "mobilevit")  # without and with batch norms
+    whole = train(argv if resumes else [*argv, "TRAIN.MAX_STEPS=2"], cpu)
     before, after = model.state_dict(), states(whole)["model"]
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before if "classifier" not in name)
+    if resumes:
+        stopped = train([*argv, "TRAIN.MAX_STEPS=4", f"SAVE={tmp_path / 'stopped'}"], cpu)
+        train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
+        assert_same_state(after, states(stopped)["model"])
 
 
 def exported(checkpoint: Path, target: Path):
@@ -143,7 +134,7 @@ def exported(checkpoint: Path, target: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2", "convnext", "mobilevit", "siglip"])
+@pytest.mark.parametrize("kind", ["vit", "deit", "convnext", "mobilevit"])
 def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(kind, images, tmp_path, cpu):
     sources = {"hf": save(tmp_path / "hf", kind)}
     if kind != "deit":  # which squashes, then crops
@@ -161,22 +152,20 @@ def test_predictions_equal_transformers_own_to_the_image_also_after_an_export(ki
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
-@pytest.mark.parametrize("kind", ["vit", "dinov3_vit"])
-def test_levels_and_tuning(kind, level, images, tmp_path, cpu):
+@pytest.mark.parametrize(
+    ("kind", "level", "option"),
+    [
+        ("dinov3_vit", "O1", "MODEL.TUNE=lora"),
+        ("vit", "O2", "MODEL.TUNE=last:1"),
+        ("vit", "O3", "MODEL.GRAD_CHECKPOINTING=true"),
+    ],
+)
+def test_levels_and_tuning(kind, level, option, images, tmp_path, cpu):
     save(tmp_path / "hf", kind)
-    argv = [
-        f"-pretrained={tmp_path / 'hf'}",
-        f"-data_path={images}",
-        f"-output={tmp_path / 'out'}",
-        "-epochs=1",
-        "-amp",
-    ]
-    argv += [f"-model=local-dir:{tmp_path / 'hf'}", "-dataset=folder", "-batch_size=8", "-amp_dtype=bfloat16"]
-    options = {"O1": "MODEL.TUNE=lora", "O2": "MODEL.TUNE=last:1", "O3": "MODEL.GRAD_CHECKPOINTING=true"}
-    folder = train(
-        [*argv, "-opts", f"AMP.LEVEL={level}", options[level], "MODEL.HEAD=probe", "DATA.CLASSES=natural"], cpu
-    )
+    weights = [f"-model=local-dir:{tmp_path / 'hf'}", f"-pretrained={tmp_path / 'hf'}", "-amp", "-amp_dtype=bfloat16"]
+    data = ["-dataset=folder", f"-data_path={images}", "-batch_size=8", f"-output={tmp_path / 'out'}", "-epochs=1"]
+    options = [f"AMP.LEVEL={level}", option, "MODEL.HEAD=probe", "DATA.CLASSES=natural"]
+    folder = train([*weights, *data, "-opts", *options], cpu)
     assert all(tensor.isfinite().all() for tensor in states(folder)["model"].values())
 
 
@@ -207,12 +196,8 @@ def test_layers_attention_and_recomputation(tmp_path, cpu):
 
 
 def test_a_folder_of_transformers_describes_a_model_without_the_package(tmp_path, monkeypatch):
-    content = {
-        "model_type": "vit",
-        "architectures": ["ViTForImageClassification"],
-        "id2label": {"0": "a"},
-        "dtype": "float16",
-    }
+    content = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": {"0": "a"}}
+    content["dtype"] = "float16"
     (tmp_path / "config.json").write_text(json.dumps(content))
     config = parse_command_line([f"-model=local-dir:{tmp_path}"]).config
     assert (config.model.type, config.model.name) == ("transformers", "ViTForImageClassification")

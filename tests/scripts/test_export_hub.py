@@ -18,64 +18,64 @@ from scripts import export
 from scripts.exporting import hub
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel
+from utils.system import is_installed
 
 GREY = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.4]", "DATA.IMAGENET_STD=[0.2]"]
 STEM = [
     "MODEL.STEM=resnet10t", "MODEL.PATCH_SIZE=16", "DATA.IMAGE_SIZE=32", "MODEL.GLOBAL_POOL=avg",
     "MODEL.INIT_VALUES=0.1",
 ]  # fmt: skip
-# In another process, which does not know this program.
+# In another process, which does not know this program: "grey" has timm's model, "stem" code of its own.
 READ = """
+import os
 import sys
-import torch
-images = torch.load("../images.pt")
-kwargs = {}
-if "stem" in sys.argv:
-    import vit_stem
-    kwargs["trust_remote_code"] = True
 import timm
-logits = [timm.create_model("local-dir:.", pretrained=True).eval()(images)]
-if "transformers" in sys.argv:
-    from transformers import AutoImageProcessor, AutoModelForImageClassification
-    model = AutoModelForImageClassification.from_pretrained(".", **kwargs).eval()
-    logits.append(model(pixel_values=images).logits)
-    assert model.config.id2label == {i: "abcdefghij"[i] for i in range(10)}
-    from PIL import Image
-    processor = AutoImageProcessor.from_pretrained(".", **kwargs)
-    image = Image.new("L" if images.shape[1] == 1 else "RGB", (50, 40), 128)
-    pixels = processor(image)["pixel_values"]
-    transform = timm.data.create_transform(**timm.data.resolve_data_config(model.config.pretrained_cfg))
-    assert torch.equal(pixels, transform(image)[None])
-torch.save(logits, "../logits.pt")
+import torch
+from PIL import Image
+for folder in ("grey", "stem"):
+    os.chdir(folder)
+    images = torch.load("../images.pt")[:, : 1 if folder == "grey" else 3]
+    if folder == "stem":
+        import vit_stem
+    logits = [timm.create_model("local-dir:.", pretrained=True).eval()(images)]
+    if "transformers" in sys.argv:
+        from transformers import AutoImageProcessor, AutoModelForImageClassification
+        kwargs = {"trust_remote_code": True} if folder == "stem" else {}
+        model = AutoModelForImageClassification.from_pretrained(".", **kwargs).eval()
+        logits.append(model(pixel_values=images).logits)
+        assert model.config.id2label == {i: "abcdefghij"[i] for i in range(10)}
+        processor = AutoImageProcessor.from_pretrained(".", **kwargs)
+        image = Image.new("L" if folder == "grey" else "RGB", (50, 40), 128)
+        transform = timm.data.create_transform(**timm.data.resolve_data_config(model.config.pretrained_cfg))
+        assert torch.equal(processor(image)["pixel_values"], transform(image)[None])
+    torch.save(logits, "logits.pt")
+    os.chdir("..")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("has_stem", "channels"), [(False, 1), (True, 3)])
-def test_timm_transformers_and_this_program_have_equal_logits(has_stem, channels, tmp_path):
-    options = [*TINY_VIT, *(GREY if channels == 1 else []), *(STEM if has_stem else [])]
-    config = parse_command_line(["-dataset=digits", "-opts", *options]).config
-    model = build_model(config.model, config.data, torch.device("cpu"))[0].eval()
-    torch.nn.init.normal_(model.head.weight)
-    weights = config.with_model(pretrained=str(tmp_path / "best.pth"))
-    write_export(model, TrainedModel(weights, list("abcdefghij"), []), None, "hf", folder := tmp_path / "hf")
-
-    images = torch.randn(3, channels, *config.data.input_size)
-    expected = model(images).detach()
-    torch.save(images, tmp_path / "images.pt")
-    has_transformers = (
-        subprocess.run([sys.executable, "-c", "import transformers"], capture_output=True).returncode == 0
-    )
-    argv = ["stem"] * has_stem + ["transformers"] * has_transformers
+def test_timm_transformers_and_this_program_have_equal_logits(tmp_path):
+    torch.save(torch.randn(3, 3, 32, 32), tmp_path / "images.pt")
+    cases = {"grey": [*TINY_VIT, *GREY, "DATA.IMAGE_SIZE=32"], "stem": [*TINY_VIT, *STEM]}
+    models = {}
+    for name, options in cases.items():
+        config = parse_command_line(["-dataset=digits", "-opts", *options]).config
+        models[name] = build_model(config.model, config.data, torch.device("cpu"))[0].eval()
+        torch.nn.init.normal_(models[name].head.weight)
+        weights = config.with_model(pretrained=str(tmp_path / "best.pth"))
+        write_export(models[name], TrainedModel(weights, list("abcdefghij"), []), None, "hf", tmp_path / name)
+    argv = ["transformers"] * is_installed("transformers")
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
-    subprocess.run([sys.executable, "-c", READ, *argv], cwd=folder, env=environment, check=True)
-    logits = torch.load(tmp_path / "logits.pt")
-    assert len(logits) == 1 + has_transformers
-    logits += [create_model(f"local-dir:{folder}", pretrained=True).eval()(images)]  # as -model=local-dir:FOLDER
-    own = parse_command_line(["-dataset=digits", f"-pretrained={folder}", "-opts", *options]).config
-    logits += [build_model(own.model, own.data, torch.device("cpu"), EVALUATE)[0].eval()(images)]
-    for other in logits:
-        torch.testing.assert_close(other.detach(), expected, atol=1e-5, rtol=0)
+    subprocess.run([sys.executable, "-c", READ, *argv], cwd=tmp_path, env=environment, check=True)
+    for name, model in models.items():
+        images = torch.load(tmp_path / "images.pt")[:, : 1 if name == "grey" else 3]
+        logits = torch.load(tmp_path / name / "logits.pt")
+        assert len(logits) == 1 + len(argv)
+        logits += [create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()(images)]  # as -model=local-dir:
+        own = parse_command_line(["-dataset=digits", f"-pretrained={tmp_path / name}", "-opts", *cases[name]]).config
+        logits += [build_model(own.model, own.data, torch.device("cpu"), EVALUATE)[0].eval()(images)]
+        for other in logits:
+            torch.testing.assert_close(other.detach(), model(images).detach(), atol=1e-5, rtol=0)
 
 
 @pytest.fixture
