@@ -79,14 +79,6 @@ def one_is_killed(context: ProcessContext) -> None:
     all_reduce_sum(torch.zeros(1), context)
 
 
-def one_fails_one_ignores_signals(context: ProcessContext) -> None:
-    """Rank 0 handles no signals and no closed connections, like a process that waits for its GPU."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if context.rank == 1:
-        raise Unavailable("disk: full")
-    time.sleep(600)
-
-
 def one_fails_and_its_exit_hangs(context: ProcessContext) -> None:
     """Python waits at exit for a thread, which stands for one that waits for a disk or a GPU."""
     if context.rank == 1:

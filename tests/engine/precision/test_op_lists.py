@@ -54,10 +54,10 @@ def test_all_ops_in_fp32_give_fp32_gradients():
 
 
 @pytest.mark.parametrize(
-    "lists", [{"black": ("softmax", "gelu")}, {"black": ("blocks.1.*",), "white": ("layer_norm",)}]
+    ("compiled", "lists"),
+    [("whole", {"black": ("softmax", "gelu")}), ("blocks", {"black": ("blocks.1.*",), "white": ("layer_norm",)})],
 )
-@pytest.mark.parametrize("compiled", ["whole", "blocks"])
-def test_compiled_equals_eager(lists, compiled):
+def test_compiled_equals_eager(compiled, lists):
     model, listed = listed_vit(**lists)
     expected = gradients(model, listed)
     torch._dynamo.reset()

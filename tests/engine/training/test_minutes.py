@@ -67,7 +67,11 @@ def counts_of(context, argv):
 
 @pytest.mark.parametrize(
     ("count", "batch", "timed", "steps"),
-    [(1, 16, (16, 248, 16, 360), 22), (1, 50, (8, 360, 50, 360), 22), (2, 8, (16, 256, 16, 360), 11)],
+    [
+        (1, 16, (16, 248, 16, 360), 22),
+        (1, 50, (8, 360, 50, 360), 22),
+        pytest.param(2, 8, (16, 256, 16, 360), 11, marks=pytest.mark.slow),
+    ],
 )
 def test_the_last_sixteen_batches_of_each_rank_are_timed(tmp_path, cpu, ranks, count, batch, timed, steps):
     """Of the 1,437 training images and 360 validation images of the digits."""

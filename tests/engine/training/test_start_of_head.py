@@ -100,7 +100,7 @@ def test_epoch_0_is_the_probe_and_a_resumed_run_is_exact(backbone, probed, tmp_p
     assert rows(part) == table
 
 
-@pytest.mark.parametrize("options", [(), ("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
+@pytest.mark.parametrize("options", [("MODEL.TUNE=lora",), ("MODEL.TUNE=last:1", "TRAIN.MODEL_EMA=true")])
 def test_all_kinds_of_tuning_and_an_average_start_from_it(backbone, probed, tmp_path, cpu, options):
     flags = tuned(tmp_path, backbone, *options, "TRAIN.MAX_STEPS=1", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0")
     last, probe = torch.load(train(flags, cpu) / "last.pth"), torch.load(probed / "best.pth")["model"]
