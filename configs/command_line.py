@@ -19,7 +19,7 @@ from configs.flags import (
 from configs.help import print_help
 from configs.load import RUN_OPTIONS, OptionLayers, add_options, nest, read_layers
 from configs.parts import Plugin, check_plugins, open_plugin
-from configs.resolve import complete
+from configs.resolve import follow_options
 from configs.schema import Config
 from configs.schema.data import AUTO, properties_of
 from configs.schema.section import MAX_NAME_CHARS
@@ -122,7 +122,7 @@ def parse_command_line(argv: list[str], prog: str = "main_single_gpu.py", set_op
     layers = read_layers(arguments, evaluates=bool(arguments.eval or prediction))
     add_options(layers, set_options, "-set")
     plugin_notes = _add_plugins(layers, [open_plugin(path) for path in arguments.plugin])
-    config, layers, notes = complete(layers)
+    config, layers, notes = follow_options(layers)
     if arguments.profile:
         others = {"-dry_run": arguments.dry_run, "-eval": config.eval.enabled, "-resume": config.model.resume}
         others["MODEL.TUNE probe"] = config.model.tune.solves_head
@@ -180,11 +180,14 @@ _STEPS = (
     "MODEL.LORA.* MODEL.DROPOUT MODEL.ATTENTION_DROPOUT MODEL.DROPPATH MODEL.GRAD_CHECKPOINTING AMP.*_LOSS_SCALING "
     "AMP.INCR_* AMP.DECR_* AMP.MAX_SKIPPED_STEPS"
 )
+_PROBE = (  # of TRAIN all but SMOOTHING: `probe_has_one_epoch` gives them their defaults
+    "TRAIN.[!S]* TRAIN.SQRT_* EVAL_RAW DATA.GLOBAL_BATCH_SIZE DATA.BALANCED_SAMPLING DATA.REPEATED_AUGMENTATION "
+    "DATA.MEMORY_GB MODEL.GRAD_CHECKPOINTING MODEL.HEAD MODEL.BATCH_NORM"
+)
 _EVAL = f"{_SAVING} {_CROPS} {_STEPS}"
 _PREDICT = f"{_EVAL} EVAL.SAVE_LOGITS EVAL.BEST_METRIC DATA.ON_BAD_IMAGE"
-# By command, patterns of keys. The rule of MODEL.TUNE probe (configs/resolve.py) names the keys of its training steps.
-_UNUSED = {
-    "probe": f"{_SAVING} {_CROPS} DATA.MEMORY_GB MODEL.GRAD_CHECKPOINTING MODEL.HEAD MODEL.BATCH_NORM",
+_UNUSED = {  # by command, patterns of keys
+    "probe": f"{_SAVING} {_CROPS} {_PROBE}",
     "profile": f"{_SAVING} LOGGERS EVAL.* EVAL_RAW MODEL.HEAD TRAIN.MINUTES TRAIN.PATIENCE",
     "eval": _EVAL,
     "predict": _PREDICT,

@@ -11,12 +11,14 @@ from pydantic_core import ErrorDetails
 from configs.flags import FLAGS, OTHER_NAMES
 from configs.schema import Model
 from configs.schema.config import known_keys, model_type
+from configs.schema.data import AUTO
 from configs.schema.families.registry import MODEL_SECTIONS
 from configs.schema.model import FIXED_KEYS
 from configs.schema.section import MAX_NAME_CHARS
 from configs.weights import OF_EVERY_MODEL, architecture, read_entries, weight_options
 from configs.yaml_io import KeyPath, format_value, parse_value, read_yaml, shorten
 from utils.errors import Finding, UserError, combine_findings, did_you_mean
+from utils.files import read_json
 from utils.status import STATUS
 
 FINETUNED = "vit_small_patch16_224"  # timm's model of finetune.yaml and probe.yaml
@@ -187,6 +189,9 @@ def read_layers(arguments: argparse.Namespace, evaluates: bool) -> OptionLayers:
     if file := recipe or _find_run_options(arguments.resume, weights):
         layers.add_recipe(Path(file))
         is_stored = Path(file).name == RUN_OPTIONS and Path(file).with_name(STATUS).exists()
+        given = read_json(Path(file).with_name("run.json")).get("given") if is_stored else None
+        if isinstance(given, dict) and given.get("TRAIN.COMPILE", AUTO) == AUTO:
+            layers.remove("TRAIN.COMPILE")  # chosen by `compilation_follows_steps`, perhaps for another device
         if is_stored and not (evaluates or arguments.resume):
             layers.remove("SAVE")  # the new run is no member of the sweep in whose folder that run is
     elif weights and not arguments.resume:

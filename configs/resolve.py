@@ -1,8 +1,8 @@
 """The rules by which options follow from others, from weights and from facts about the data; `-h RULES` prints them.
 
-The first sentence of a rule's docstring states it; a value that is given wins, unless the rule says otherwise. The
-rules of options change the layers of the command line, and return lines for the log; then the options are checked once.
-The rules of weights (configs/weights.py) and of facts change the checked options, when the facts are known.
+They apply in three steps: `follow_options` when the command line is read, `follow_weights` (configs/weights.py) when
+the weights of the run are known, `follow_facts` when its data, ranks and device are. The first sentence of a rule's
+docstring states it; a value that is given wins, unless the rule says otherwise.
 """
 
 import copy
@@ -16,7 +16,7 @@ from configs.load import OptionLayers, decode_quoted, flatten, is_contradiction,
 from configs.schema import Config, Data, Train
 from configs.schema.compute import PRESETS
 from configs.schema.config import known_keys, model_type
-from configs.schema.data import AUTO, of_channels, properties_of
+from configs.schema.data import AUTO, properties_of
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.weights import NORMALIZATION, WEIGHT_RULES, described_model
 from configs.yaml_io import format_value, shorten
@@ -26,8 +26,6 @@ from utils.metric_table import metrics_of
 from utils.notes import Note
 
 WARMUP, EPOCHS = "TRAIN.WARMUP_EPOCHS", "TRAIN.NUM_EPOCHS"
-_SIZE, _EVAL_SIZE = "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"
-_PROBE_DATA = {"DATA.GLOBAL_BATCH_SIZE": None, "DATA.BALANCED_SAMPLING": False, "DATA.REPEATED_AUGMENTATION": 1}
 _WITHOUT_AMP = ("AMP.ENABLED", "AMP.PRESET", "AMP.TF32", "AMP.MAX_SKIPPED_STEPS")  # have an effect without -amp
 # Keys of PaddleViT's earlier YAML files and their present names.
 _RENAMED = {
@@ -41,13 +39,13 @@ _UNUSED = (
 )  # fmt: skip
 # Unknown keys if they are on.
 _UNUSED_IF_OFF = (
-    "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID", "MODEL.TRANS.PATCH_GRID",
-    "TRAIN.MULTI_SCALE_SAMPLER_DDP",
+    "DATA.NEAR_COPIES", "MODEL.ATTN_HEAD_SIZE", "MODEL.DISTILL", "MODEL.RESUME_EMA", "MODEL.TRANS.HYBRID",
+    "MODEL.TRANS.PATCH_GRID", "TRAIN.MULTI_SCALE_SAMPLER_DDP",
 )  # fmt: skip
 _OF_STEP_DECAY = ("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", "TRAIN.LR_SCHEDULER.DECAY_RATE")
 
 
-def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
+def follow_options(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
     """The checked options of a command line, their layers with all that follows from them, and lines for the log.
 
     Raises UserError: a line for each mistake: an unknown key, a wrong type or value, contradictory options.
@@ -65,12 +63,12 @@ def complete(given: OptionLayers) -> tuple[Config, OptionLayers, list[Note]]:
         errors = invalid.errors(include_url=False)
         wrong = [error for error in errors if not is_contradiction(error)]
         if decoded := decode_quoted(wrong, given):
-            config, layers, notes = complete(given)
+            config, layers, notes = follow_options(given)
             return config, layers, [Note("log", f"Texts read as values: {', '.join(decoded)}"), *notes]
         raise mistakes_in(wrong or errors, layers) from None
     if failure:
         raise failure
-    return config, layers, notes
+    return probe_has_one_epoch(config), layers, notes
 
 
 def _check_family(layers: OptionLayers) -> None:
@@ -224,15 +222,6 @@ def amp_keys_need_amp(options: OptionLayers) -> list[Note]:
     return [Note("warning", f"{', '.join(unused)}: no effect without -amp")] if unused else []
 
 
-def normalization_follows_channels(options: OptionLayers) -> list[Note]:
-    """With DATA.IMAGE_CHANNELS 1, a mean and a standard deviation of RGB that are not given with it are averaged."""
-    level = options.level("DATA.IMAGE_CHANNELS")
-    for key in (f"DATA.{key}" for key in NORMALIZATION):
-        if (values := options.get(key)) is not None and level > options.level(key):
-            options.set(key, of_channels(values, options.get("DATA.IMAGE_CHANNELS")))
-    return []
-
-
 def loss_follows_labels(options: OptionLayers) -> list[Note]:
     """DATA.MULTI_LABEL: LOSS.NAME is bce, as no other loss accepts several labels."""
     if options.get("DATA.MULTI_LABEL") is True:
@@ -276,35 +265,6 @@ def warmup_follows_epochs(options: OptionLayers) -> list[Note]:
     return [Note("screen", f"{change}: NUM_EPOCHS is {epochs}")]
 
 
-def probe_has_one_epoch(options: OptionLayers) -> list[Note]:
-    """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; optimizer, order and steps have no effect.
-
-    Raises UserError: the strategy shards the model; no batch size.
-    """
-    if options.get("MODEL.TUNE") != "probe" or options.get("EVAL.ENABLED"):
-        return []
-    try:
-        Config.model_validate(options.values)
-    except ValidationError as invalid:
-        if not all(map(is_contradiction, invalid.errors())):  # a wrong value, which `complete` names or decodes
-            return []
-    if (strategy := options.get("PARALLEL.STRATEGY", "ddp")) != "ddp":
-        raise UserError(f"PARALLEL.STRATEGY {strategy}: MODEL.TUNE probe needs whole models; set it to ddp")
-    train = Train().model_dump(mode="json", by_alias=True, exclude={"smoothing"})  # which the loss of the probe has
-    used = dict(flatten({"TRAIN": train, "EVAL_RAW": False, **_PROBE_DATA})) | {EPOCHS: 1, WARMUP: 0}
-    unused = [key for key, value in options.given().items() if used.get(key, value) != value]
-    size = options.get(_EVAL_SIZE)
-    if size in (None, AUTO):
-        size = options.get(_SIZE, Data.model_fields["batch_size"].default)
-    if size == AUTO:
-        raise UserError("DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval")
-    present = {EPOCHS, WARMUP, *(key for key, _ in flatten(options.values))}
-    changed = {key: value for key, value in used.items() if key in present}
-    for key, value in (changed | {_SIZE: 1, _EVAL_SIZE: size}).items():
-        options.set(key, value)
-    return [Note("warning", f"MODEL.TUNE probe: {', '.join(unused)} have no effect")] if unused else []
-
-
 RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
     data_set_follows_path,
     model_follows_source,
@@ -314,14 +274,22 @@ RULES: tuple[Callable[[OptionLayers], list[Note]], ...] = (
     rate_follows_tuning,
     defaults_follow_family,
     amp_keys_need_amp,
-    normalization_follows_channels,
     loss_follows_labels,
     batch_of_rate_follows_rate,
     distillation_follows_teacher,
     token_follows_distillation,
     warmup_follows_epochs,
-    probe_has_one_epoch,
 )
+
+
+def probe_has_one_epoch(options: Config) -> Config:
+    """MODEL.TUNE probe: NUM_EPOCHS is 1, images are read by BATCH_SIZE_EVAL; keys without effect get their defaults."""
+    if not options.model.tune.solves_head or options.eval.enabled:
+        return options
+    train = Train(NUM_EPOCHS=1, WARMUP_EPOCHS=0, SMOOTHING=options.train.smoothing)
+    size = {"batch_size": 1, "batch_size_eval": options.data.eval_batch_size}
+    order = {"global_batch_size": None, "balanced_sampling": False, "repeated_augmentation": 1}
+    return options.with_data(**size, **order).model_copy(update={"train": train, "eval_raw": False})
 
 
 @dataclass(frozen=True)
@@ -339,7 +307,7 @@ class Facts:
     eager_seconds: float = 0.0
 
 
-def resolve(options: Config, facts: Facts) -> Config:
+def follow_facts(options: Config, facts: Facts) -> Config:
     """Applies the rules of facts. A resolved run stays as it is: a resumed run is resolved again from `config.yaml`.
 
     Raises UserError: the global batch is not a multiple of the batch size over all ranks; `EVAL.BEST_METRIC` does not
@@ -379,8 +347,8 @@ COMPILE_SECONDS = 40.0  # an estimate: half the time in which a benchmark on an 
 
 def compilation_follows_steps(options: Config, facts: Facts) -> Config:
     """TRAIN.COMPILE auto is default on a GPU if the blocks of the model share a graph, and the steps to come save over
-    40 s: with AMP 15% of their time in O1, 6% in O2; a resumed run keeps its value. Else it stays auto, which is none:
-    also with DETERMINISTIC, -profile, plugins or a sharded model.
+    40 s: with AMP 15% of their time in O1, 6% in O2; on a GPU a resumed run keeps its value. Else it stays auto, which
+    is none: also with DETERMINISTIC, -profile, plugins or a sharded model.
     """
     if options.train.compile != AUTO or facts.compile:
         return options if options.train.compile != AUTO else options.with_train(compile=facts.compile)
@@ -413,7 +381,8 @@ def recipe_follows_data(
     return name, min(most, max(fewest, round(epochs * (1854 / images) ** 0.5)))
 
 
-ALL_RULES: tuple[Callable[..., object], ...] = (*RULES, *WEIGHT_RULES, *FACT_RULES, recipe_follows_data)
+ALL_RULES: list[Callable[..., object]]
+ALL_RULES = [*RULES, probe_has_one_epoch, *WEIGHT_RULES, *FACT_RULES, recipe_follows_data]
 
 
 def check_best_metric(options: Config) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.schema import Config, Data, Model
-from configs.schema.data import of_channels, properties_of
+from configs.schema.data import properties_of
 from configs.schema.families.family import OWN_KEYS
 from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
@@ -165,7 +165,7 @@ class Followed:
     differing: dict[str, Note]
 
 
-def follow(
+def follow_weights(
     options: Config,
     given: Mapping[str, Collection[str]],
     record: WeightsRecord | None,
@@ -239,8 +239,6 @@ def preprocessing_follows_weights(
     trained = {key: tuple(value) if isinstance(value, list) else value for key, value in known.items()}
     now = options.data.model_dump(by_alias=True)
     taken = {key: value for key, value in trained.items() if key not in given}
-    for key in taken.keys() & set(NORMALIZATION):
-        taken[key] = of_channels(taken[key], (now | taken)["IMAGE_CHANNELS"])
     differing = {
         key: Note("warning", f"DATA.{key} is {now[key]}, but {source} has {value}")
         for key, value in trained.items()

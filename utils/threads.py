@@ -1,18 +1,16 @@
-"""Background threads that delay no exit, waits with a limit, and lines about long waits.
+"""Background threads that delay no exit, and waits with a limit.
 
 Python waits at exit for the threads of a `ThreadPoolExecutor`, and for all of its calls that have not begun. Use it for
 work that must be complete, such as a checkpoint. Use `DaemonPool` for work that may be lost, such as a request to a
 server, which may take TIMEOUT_SECONDS.
 """
 
-import math
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from ctypes import c_double
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -64,8 +62,6 @@ def _end(calls: _Calls, num_threads: int) -> None:
 
 _QUIET_SECONDS = 10.0
 _POLL_SECONDS = 0.2
-_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
-_told_at = c_double(-math.inf)  # when `tell_wait` printed its last line
 
 
 def wait_for(is_true: Callable[[], object], limit_seconds: float, describe: Callable[[], str] | None = None) -> bool:
@@ -87,22 +83,3 @@ def wait_for(is_true: Callable[[], object], limit_seconds: float, describe: Call
             print_escaped(describe(), sys.stderr)
             describe = None
         time.sleep(min(_POLL_SECONDS, limit_seconds - seconds))
-
-
-def share_waits(told_at: c_double | None = None) -> c_double:
-    """The time of the last line, in shared memory. Each loading worker calls it with the result of its rank's call."""
-    from multiprocessing.sharedctypes import RawValue  # imported late: it takes time, and -h needs none of it
-
-    global _told_at
-    _told_at = RawValue(c_double, _told_at.value) if told_at is None else told_at
-    return _told_at
-
-
-def tell_wait(message: str, waited_seconds: float) -> None:
-    """Prints a line about a long wait, one in half a minute for a rank and its loading workers together.
-
-    There is no lock: at worst, two threads print at once.
-    """
-    if waited_seconds >= _SILENT_SECONDS and time.monotonic() - _told_at.value > _TELL_SECONDS:
-        _told_at.value = time.monotonic()
-        print(f"----- {message}", file=sys.stderr, flush=True)

@@ -104,15 +104,18 @@ class Config(Section):
             yield f"MODEL.PRETRAINED timm needs MODEL.TYPE timm, not {model.type}; use -model=NAME -pretrained=timm"
         if eval.enabled and not (model.pretrained or model.resume):
             yield "EVAL.ENABLED needs weights; give -pretrained or -resume"
-        if eval.enabled and data.batch_size == AUTO and not data.batch_size_eval:
+        is_probe = model.tune.solves_head and not eval.enabled
+        if (eval.enabled or is_probe) and data.batch_size == AUTO and not data.batch_size_eval:
             yield "DATA.BATCH_SIZE auto is for training steps; give -batch_size_eval"
         if train.teacher_weights and train.distillation_type == "none" and not eval.enabled:
             fix = "set TRAIN.DISTILLATION_TYPE to hard (as PaddleViT's scripts) or soft, or remove the teacher"
             yield f"TRAIN.TEACHER_WEIGHTS needs a distillation; {fix}"
-        if eval.suspects and not eval.enabled and (not model.tune.solves_head or data.multi_label):
+        if eval.suspects and not eval.enabled and (not is_probe or data.multi_label):
             yield "EVAL.SUSPECTS needs MODEL.TUNE probe and one label per image; set it to false"
         if self.eval_raw and not train.model_ema:
             yield "EVAL_RAW needs an average of the weights; set TRAIN.MODEL_EMA=true or remove EVAL_RAW"
+        if is_probe and self.parallel.strategy != "ddp":
+            yield f"PARALLEL.STRATEGY {self.parallel.strategy}: MODEL.TUNE probe needs whole models; set it to ddp"
         if model.tune.kind == "lora" and "lamb" in train.optimizer.name.lower() and not eval.enabled:
             steps = "LAMB's steps are in proportion to the weights, and LoRA's B starts as zero"
             yield f"TRAIN.OPTIMIZER.NAME: {steps}; set it to AdamW"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from configs.parts import DEVICE_AUGMENTATIONS, HOST_AUGMENTATIONS
 from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, Range, Section, option
@@ -37,13 +37,6 @@ def secret_in_url(path: str) -> str | None:
     if mark and scheme.lower() != "file":
         return f"the {scheme} URL contains '?' or '#'; give the URL of a folder or a pattern, without a query"
     return None
-
-
-def of_channels(values: Any, channels: Any) -> Any:
-    """The mean or standard deviation of RGB as one of gray, the average, and of gray as one of RGB."""
-    if not isinstance(values, list | tuple) or {len(values), channels} != {1, 3}:
-        return values
-    return (sum(values) / len(values),) * channels
 
 
 class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field that is called kwargs
@@ -115,7 +108,7 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     cache_dir: Path | None = option(None, "data set tar: folder for indexes and shards; null: ~/.cache/ampvit")
     cache_gb: float = option(0.0, "data set tar: size of the cache of remote shards, GB; 0: no cache", ge=0, le=10**6)
     num_workers: int | None = option(None, "per rank; null: one per core, 2 fewer with a GPU; data in memory: 0", ge=0)
-    imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
+    imagenet_mean: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1; of RGB averaged for gray images")
     imagenet_std: Floats = option((0.5, 0.5, 0.5), "per channel, of pixels in 0..1")
     val_fraction: float | None = option(None, "validation share of data without that split; null: default", gt=0, lt=1)
     folds: int | None = option(None, "cross-validation: folds of data without a validation split", ge=2, le=100)
@@ -160,18 +153,11 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
     def eval_batch_size(self) -> int:
         return self.batch_size_eval or self.micro_batch
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_runs(cls, values: Any) -> Any:
-        """Runs of version 0.2 have the option NEAR_COPIES, which did not change a training."""
-        if isinstance(values, dict) and values.get("NEAR_COPIES") is False:
-            return {key: value for key, value in values.items() if key != "NEAR_COPIES"}
-        return values
-
     def model_post_init(self, context: Any) -> None:
-        """A mean and a standard deviation that are not given have IMAGE_CHANNELS values."""
-        for name in {"imagenet_mean", "imagenet_std"} - self.model_fields_set:
-            self.__dict__[name] = of_channels(getattr(self, name), self.image_channels)
+        """Mean and standard deviation of RGB become the ones of gray, the average, and of gray the ones of RGB."""
+        for name in ("imagenet_mean", "imagenet_std"):
+            if {len(values := getattr(self, name)), self.image_channels} == {1, 3}:
+                self.__dict__[name] = (sum(values) / len(values),) * self.image_channels
 
     def _problems(self) -> Iterator[str]:
         if problem := secret_in_url(self.data_path):

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from utils.notes import Note
 from utils.status import RANK_LOG, RUN_LOG
 from utils.system import own_share
 from utils.tables import read_rows, safe_cell
-from utils.threads import share_waits
 from utils.torch_compat import tree_map_only
 
 warnings.filterwarnings("ignore", message="This DataLoader will create")  # the log compares workers and cores
@@ -159,7 +157,7 @@ class Loader:
             prefetch_factor=PREFETCH_FACTOR if workers else None,
             timeout=min(POLL_SECONDS, self.timeout_seconds) if workers else 0,
             persistent_workers=workers > 0,
-            worker_init_fn=partial(start_worker, share_waits()) if workers else None,
+            worker_init_fn=start_worker if workers else None,
             multiprocessing_context="forkserver" if workers else None,
         )
         if workers:

@@ -1,7 +1,6 @@
 """Loading workers: their number, the server that forks them, their end, and errors about workers that fail."""
 
 import atexit
-import ctypes
 import errno
 import functools
 import math
@@ -28,7 +27,6 @@ from utils.processes.entry import repair_standard_streams
 from utils.processes.launch import end_with_parent, inherited_import_path
 from utils.signals import TERMINATION_SIGNALS, kill_children, signal_name
 from utils.system import CoreShare
-from utils.threads import share_waits
 from utils.torch_compat import loader_workers, pinning_has_ended, release_loader_event, start_loader
 
 POLL_SECONDS = 5.0  # between two checks for workers that have died
@@ -144,9 +142,8 @@ def _serve(listener: int, alive: int, *key: int) -> NoReturn:
         os._exit(0)
 
 
-def start_worker(told_at: ctypes.c_double, worker: int) -> None:
+def start_worker(worker: int) -> None:
     """Runs in a worker."""
-    share_waits(told_at)
     repair_standard_streams()
     end_with_server()
 

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -15,16 +16,19 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from torch.utils.data import get_worker_info
+
 from datasets.shards.index import LOCAL_VERSION, Shard
 from datasets.shards.records import chunks_of
 from utils.errors import Unavailable
 from utils.files import open_regular_file
 from utils.system import require
-from utils.threads import DaemonPool, tell_wait
+from utils.threads import DaemonPool
 
 _T = TypeVar("_T")
 _HEAD_THREADS = 32
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 2.0
+_SILENT_SECONDS, _TELL_SECONDS = 3.0, 30.0
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 CHECK = "check DATA.DATA_PATH"
 
@@ -323,6 +327,18 @@ class ShardStore:
                 if waited + pause_seconds > min(problem.retry_seconds, until_last_call):
                     tried = f", after {waited:.0f} s of attempts" if problem.retry_seconds else ""
                     raise problem.error(f"{url}: {problem.text}{tried}; {problem.fix}") from None
-            tell_wait(f"the run waits for {url}: {problem.text}", waited)
+            _tell_wait(f"the run waits for {url}: {problem.text}", waited)
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
+
+
+_told_at = -math.inf  # when `_tell_wait` printed its last line
+
+
+def _tell_wait(message: str, waited_seconds: float) -> None:
+    """Prints a line about a long wait, one in half a minute. Of loading workers, the first one does it for all."""
+    global _told_at
+    worker, now = get_worker_info(), time.monotonic()
+    if waited_seconds >= _SILENT_SECONDS and now - _told_at > _TELL_SECONDS and not (worker and worker.id):
+        _told_at = now
+        print(f"----- {message}", file=sys.stderr, flush=True)

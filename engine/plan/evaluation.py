@@ -16,14 +16,14 @@ from timm.models import get_arch_pretrained_cfgs, is_model
 from configs.command_line import Command
 from configs.flags import Prediction
 from configs.parts import check_plugins
-from configs.resolve import Facts, resolve
+from configs.resolve import Facts, follow_facts
 from configs.schema import Config
 from configs.schema.data import IMAGENET_CLASSES, properties_of
 from configs.schema.model import Model
 from configs.weights import (
     OF_EVERY_MODEL,
     WeightsRecord,
-    follow,
+    follow_weights,
     model_follows_weights,
     prediction_needs_no_labels,
 )
@@ -114,7 +114,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
         options = prediction_needs_no_labels(options, record, has_path=prediction.path is not None)
     samples, names_note = _read(options, record, split or "all", prediction, context)
     facts = Facts(context.world_size, classes=number_of_classes(options.data.dataset, [samples]))
-    config = resolve(options, facts).with_data(columns=data.columns, encoding=data.encoding)
+    config = follow_facts(options, facts).with_data(columns=data.columns, encoding=data.encoding)
     check_same_options(config, context)
     if not prediction:
         check_images([samples], config.data, context, _DECODE_SECONDS)
@@ -160,7 +160,7 @@ def options_of_weights(command: Command) -> tuple[Config, WeightsRecord | None, 
         changed = check_plugins(record.plugins, options.plugins, f"{options.model.pretrained}: ")
         notes += [warning for warning in changed if warning not in command.notes]
     embeds = command.prediction is not None and command.prediction.embeds  # images as a probe, a training, sees them
-    followed = follow(options, given, record, evaluates=True, as_published=not embeds)
+    followed = follow_weights(options, given, record, evaluates=True, as_published=not embeds)
     options = followed.options
     if options.model.num_classes is None and options.model.pretrained and not embeds:
         options = options.with_model(num_classes=outputs_of_weights(options.model, options.data))

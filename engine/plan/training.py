@@ -16,10 +16,10 @@ from configs.command_line import Command
 from configs.compare import check_same_architecture, experiment_mismatch, shared_options, with_defaults
 from configs.load import RUN_OPTIONS
 from configs.parts import check_plugins
-from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, resolve
+from configs.resolve import Facts, accumulation_follows_global_batch, check_best_metric, follow_facts
 from configs.schema import Config
 from configs.schema.data import AUTO
-from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow, refuse_sharded
+from configs.weights import NORMALIZATION, Followed, WeightsRecord, follow_weights, refuse_sharded
 from configs.yaml_io import format_value, parse_value
 from datasets.loading.loader import epoch_layout, shard_windows
 from datasets.registry import has_test_split, read_samples
@@ -124,7 +124,7 @@ def plan_training(
     checkpoint, or the weights.
 
     find_batch_size: for DATA.BATCH_SIZE auto. locks: receives the lock of the folder of a resumed run.
-    Raises UserError: as `resolve`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
+    Raises UserError: as `follow_facts`, `read_samples` and `check_images`; no such checkpoint; a logger cannot be used.
     """
     config, ranks = command.config, context.world_size
     if context.is_main:
@@ -141,7 +141,7 @@ def plan_training(
         check_plugins(resumed["PLUGINS"], config.plugins, "the checkpoint: ")
     plan_batches(config, ranks)  # a wrong global batch or metric ends the run before the data is read
     check_best_metric(config)
-    followed = follow(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
+    followed = follow_weights(config, {"DATA": {field.upper() for field in config.data.model_fields_set}}, record)
     config, data = followed.options, followed.options.data
     known_names, known_split = (found.state["class_names"], record.split) if found and record else (None, None)
     place, splitter = as_read_before(data, known_split), Splitter(data, known_split)
@@ -157,7 +157,7 @@ def plan_training(
     classes = number_of_classes(data.dataset, splits)
     size, compiled = (resumed.get(key) for key in ("DATA.BATCH_SIZE", "TRAIN.COMPILE"))
     facts = Facts(ranks, classes, size, compiled if context.device.type == "cuda" else None)
-    config = resolve(config, facts)
+    config = follow_facts(config, facts)
     check_same_options(config, context)
     if config.data.batch_size == AUTO:
         size, note = find_batch_size(config, context)
@@ -193,7 +193,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
     The estimate follows from FLOPs and the MFU of ViT-B/16. Smaller models do not reach it: their steps take longer.
     """
     config, train, device, seconds, problem = plan.config, plan.config.train, context.device, 0.0, ""
-    always = resolve(config, replace(facts, eager_seconds=math.inf))
+    always = follow_facts(config, replace(facts, eager_seconds=math.inf))
     if device.type != "cuda" or plan.found or always.train.compile == train.compile:
         return config
     model = nn.Module()
@@ -207,7 +207,7 @@ def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger
         steps = min((train.num_epochs - train.last_epoch) * plan.layout.steps_per_epoch, train.max_steps or math.inf)
         seconds = steps * plan.batch.global_size * (about.flops_per_image or 0) / (_EAGER_MFU * peak)
         seconds = 30 * train.minutes if train.minutes else seconds  # -minutes compiles twice
-    decided = resolve(config, replace(facts, eager_seconds=seconds))
+    decided = follow_facts(config, replace(facts, eager_seconds=seconds))
     if decided.train.compiles:
         try:
             check_compiler(device)

@@ -16,7 +16,7 @@ from itertools import cycle
 import torch
 
 from configs.batch_plan import EpochLayout, plan_batches
-from configs.resolve import Facts, resolve
+from configs.resolve import Facts, follow_facts
 from configs.schema import Config
 from datasets.batch import Batch
 from datasets.loading.workers import end_with_server, start_worker_server
@@ -127,7 +127,7 @@ _ENDLESS = 10**6  # samples: more than any trial trains
 
 def build_state(config: Config, context: ProcessContext) -> TrainState:
     """Model, optimizer and precision of a training run, without data set, log file or checkpoints."""
-    config = resolve(config, Facts(context.world_size))
+    config = follow_facts(config, Facts(context.world_size))
     layout = EpochLayout(_ENDLESS, plan_batches(config, context.world_size), config.seed)
     state, _ = build_train_state(config, context, layout)
     return state

@@ -19,7 +19,7 @@ from torch import nn
 
 from configs.load import OptionLayers, model_sections
 from configs.parts import LOSSES
-from configs.resolve import complete
+from configs.resolve import follow_options
 from configs.schema import Config, Data, Distillation, Model
 from configs.schema import Loss as LossOptions
 from configs.weights import NORMALIZATION, WeightsRecord, architecture
@@ -341,7 +341,7 @@ def _find_model(
         data = dict(zip(_PREPROCESSING, (size, channels, list(published.mean), list(published.std)), strict=True))
     preprocessing = {key: value for key, value in data.items() if key in _PREPROCESSING}
     try:
-        config, *_ = complete(OptionLayers({"MODEL": model, "DATA": preprocessing}))
+        config, *_ = follow_options(OptionLayers({"MODEL": model, "DATA": preprocessing}))
     except UserError as error:
         raise error_from(error, f"TRAIN.TEACHER_MODEL {name}: {error}; choose another teacher") from None
     if checkpoint:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from configs.batch_plan import plan_batches
 from configs.compare import with_defaults
-from configs.load import RUN_OPTIONS, OptionLayers
-from configs.resolve import EPOCHS, complete
+from configs.load import RUN_OPTIONS
+from configs.resolve import EPOCHS, probe_has_one_epoch
 from configs.schema.model import Tune
 from configs.schema.train import Train
 from configs.yaml_io import read_yaml
@@ -103,8 +103,7 @@ def fit_into_minutes(plan: Plan, context: ProcessContext, logger: RunLogger, sol
 
 
 def _as_probe(plan: Plan, context: ProcessContext) -> Plan:
-    probe = plan.config.with_model(tune=Tune("probe")).model_dump(by_alias=True)
-    config = complete(OptionLayers(probe))[0]  # the rule of MODEL.TUNE probe
+    config = probe_has_one_epoch(plan.config.with_model(tune=Tune("probe")))
     return replace(plan, config=config, batch=plan_batches(config, context.world_size))
 
 

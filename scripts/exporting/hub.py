@@ -5,7 +5,6 @@ of timm's has, the folder also has the code of the model.
 """
 
 import json
-import math
 import re
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from torch import nn
 
 from configs.schema.data import properties_of
 from engine.report.contents import RunContents, read_contents
+from engine.report.overview import interval_of
 from engine.run.cost import count_parameters
 from engine.run.facts import Environment, TrainingData
 from models.build import CONSTRUCTORS
@@ -29,7 +29,7 @@ from scripts.weights.trained_model import Forward, TrainedModel
 from utils.errors import UserError, hide_passwords, to_single_line
 from utils.file_formats.hf_folder import FLIPS, PREPROCESSOR, WEIGHTS
 from utils.metric_table import METRICS
-from utils.tables import to_float
+from utils.tables import markdown_table, to_float
 
 _ROOT = Path(__file__).parents[2]
 _VIT, _VIT_WITH_STEM = "vit_base_patch16_224", "vit_stem"  # names whose arguments can all be given
@@ -197,27 +197,15 @@ def _metrics(run: RunContents | None, weights: str) -> str:
     result = run.values["result"] if run else {}
     if not run or Path(str(result.get("checkpoint"))).name != weights:
         return "No figures: these weights are not the best ones in the folder of their run."
-    shown = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)]
-    rows = [["images", "number", *(metric.title for metric in shown)], ["---"] * (2 + len(shown))]
-    for split, values in (("validation", result | run.figures), ("test", run.test_result)):
-        count, cells = int(to_float(values.get("samples")) or 0), []
-        for metric in shown:
-            value = to_float(values.get(metric.name))
-            is_share = value is not None and count and metric.name in ("top1", "top5")
-            interval = " ({:.1f} to {:.1f}%)".format(*_wilson_interval(value, count)) if is_share else ""
-            cells.append(metric.text(value) + interval)
-        rows += [[split, f"{count:,}", *cells]] if count else []
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    note = "In parentheses: 95% confidence intervals (Wilson). The epoch was chosen on the validation images."
-    return "\n".join([*lines, "", note])
-
-
-def _wilson_interval(percent: float, count: int) -> tuple[float, float]:
-    """The 95% confidence interval of a share of `count` images, in percent (Wilson, 1927)."""
-    share, z = percent / 100, 1.96
-    center, spread = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    scale = 100 / (1 + z * z / count)
-    return scale * (center - spread), scale * (center + spread)
+    shown, rows = [metric for metric in METRICS.values() if metric.name in run.figures and run.shows(metric)], []
+    splits = (("validation", run.evaluation, result | run.figures), ("test", run.test, run.test_result))
+    for split, evaluation, values in splits:
+        texts = {metric: metric.text(to_float(values.get(metric.name))) for metric in shown}
+        texts[run.metric] += interval_of(run, evaluation)
+        count = int(to_float(values.get("samples")) or 0)
+        rows += [[split, f"{count:,}", *texts.values()]] if count else []
+    table = markdown_table(["images", "number", *(metric.title for metric in shown)], rows)
+    return f"{table}\n\nThe epoch was chosen on the validation images."
 
 
 def _without_folders(command: str, names_data_path: bool) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.command_line import parse_command_line, to_yaml
 from configs.compare import changed_options
-from configs.resolve import Facts, resolve
+from configs.resolve import Facts, follow_facts
 from configs.schema import Amp, Config
 from configs.schema.compute import PRESETS
 from configs.yaml_io import parse_value, write_yaml
@@ -25,7 +25,7 @@ def options(*keys: str) -> Config:
 
 
 def steps_of(num_ranks: int, *keys: str) -> int:
-    return resolve(options(*keys), Facts(num_ranks)).train.accum_iter
+    return follow_facts(options(*keys), Facts(num_ranks)).train.accum_iter
 
 
 def test_accumulation_follows_from_the_number_of_ranks():
@@ -73,10 +73,10 @@ def test_the_batch_sizes_and_ranks_of_the_error_work(total, num_ranks, batch_siz
 
 
 def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
-    first = resolve(options(*GLOBAL_BATCH), replace(FACTS, ranks=2))
-    assert resolve(first, replace(FACTS, ranks=2)) == first
+    first = follow_facts(options(*GLOBAL_BATCH), replace(FACTS, ranks=2))
+    assert follow_facts(first, replace(FACTS, ranks=2)) == first
     (tmp_path / "config.yaml").write_text(to_yaml(first))
-    resumed = resolve(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, replace(FACTS, ranks=4))
+    resumed = follow_facts(parse_command_line([f"-cfg={tmp_path / 'config.yaml'}"]).config, replace(FACTS, ranks=4))
     assert (first.train.accum_iter, resumed.train.accum_iter) == (6, 3)
     assert resumed.model_copy(update={"train": first.train}) == first
 
@@ -96,10 +96,10 @@ def test_a_resumed_run_is_resolved_again_for_its_ranks(tmp_path):
 def test_a_metric_that_does_not_apply_to_the_data_is_refused(metric, multi_label, classes, problem):
     config = options(f"EVAL.BEST_METRIC={metric}", f"DATA.MULTI_LABEL={multi_label}", "DATA.DATASET=csv")
     if problem is None:
-        assert resolve(config, Facts(classes=classes)).eval == config.eval
+        assert follow_facts(config, Facts(classes=classes)).eval == config.eval
     else:
         with pytest.raises(UserError) as error:
-            resolve(config, Facts(classes=classes))
+            follow_facts(config, Facts(classes=classes))
         assert f"EVAL.BEST_METRIC {metric} does not apply to {problem}" in str(error.value)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from conftest import TINY_VIT, noise_folder, train
 
-from configs.command_line import parse_command_line, unused_keys
+from configs.command_line import parse_command_line, to_yaml, unused_keys
+from configs.compare import changed_options
 from configs.load import flatten
 from configs.schema import Config
 from configs.schema.section import Section
@@ -41,11 +42,21 @@ def matches(key: str, patterns: list[str]) -> bool:
         (["-cfg=configs/vit_digits.yaml", "-profile", "-opts", "SAVE_FREQ=1"], "-profile does not use SAVE_FREQ"),
         (["-cfg=configs/vit_digits.yaml", "-lr=1", "-opts", "DATA.HFLIP_PROB=0"], ""),
         (["-cfg=configs/probe.yaml", "-opts", "DATA.HFLIP_PROB=0"], "MODEL.TUNE probe does not use DATA.HFLIP_PROB"),
+        (["-cfg=configs/finetune.yaml", "-lr=1", "-opts", "MODEL.TUNE=probe"], "MODEL.TUNE probe does not use -lr"),
+        (["-cfg=configs/probe.yaml", "-opts", "TRAIN.SMOOTHING=0.1"], ""),
     ],
 )
 def test_what_a_command_does_not_use_is_named(argv, named):
     notes = [str(note) for note in parse_command_line(argv).notes if "does not use" in note.text]
     assert notes == ([f"Warning: {named}"] if named else [])
+
+
+def test_a_probe_changes_only_keys_that_it_is_said_not_to_use():
+    argv = ["-cfg=configs/finetune.yaml", "-batch_size=8", "-opts", "DATA.BALANCED_SAMPLING=true"]
+    full, probe = (to_yaml(parse_command_line([*argv, f"MODEL.TUNE={tune}"]).config) for tune in ("full", "probe"))
+    changed = changed_options(full, probe)
+    assert changed["TRAIN.NUM_EPOCHS"] == (10, 1) and changed["DATA.BALANCED_SAMPLING"] == (True, False)
+    assert {key for key in changed if not matches(key, unused_keys("probe"))} == {"MODEL.TUNE", "DATA.BATCH_SIZE"}
 
 
 def keys_of_sections(section: type[Section], above: str = "") -> dict[tuple[str, str], str]:

@@ -1,13 +1,12 @@
 import math
 import os
-from ctypes import c_double
 
 import pytest
 
+from datasets.shards import store as waits
 from datasets.shards.index import Shard
 from datasets.shards.store import ShardStore
 from tests.datasets.shards.range_server import SECRET, body, etag, no_answer, range_server, status
-from utils import threads as waits
 from utils.errors import Unavailable
 
 DATA = bytes(range(256)) * 4000
@@ -135,7 +134,7 @@ def test_one_line_without_secrets_at_once_or_after_attempts(server, problem):
 
 def test_a_long_wait_is_printed_once(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(waits, "_SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(waits, "_told_at", c_double(-math.inf))
+    monkeypatch.setattr(waits, "_told_at", -math.inf)
     with range_server(tmp_path) as server:
         url = server.url
     with pytest.raises(Unavailable, match="connection is refused"):

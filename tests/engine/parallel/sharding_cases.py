@@ -15,7 +15,7 @@ from torch import nn
 
 from configs.batch_plan import EpochLayout, plan_batches
 from configs.command_line import parse_command_line
-from configs.resolve import Facts, resolve
+from configs.resolve import Facts, follow_facts
 from datasets.batch import Batch
 from engine.checkpoint.files import find_checkpoint
 from engine.checkpoint.run_folder import FORMAT
@@ -38,7 +38,7 @@ FSDP = ["PARALLEL.STRATEGY=fsdp"]
 
 
 def build(options: list[str], context: ProcessContext, base: Sequence[str] = BASE) -> TrainState:
-    config = resolve(parse_command_line(["-opts", *base, *options]).config, Facts(context.world_size))
+    config = follow_facts(parse_command_line(["-opts", *base, *options]).config, Facts(context.world_size))
     layout = EpochLayout(1000, plan_batches(config, context.world_size), config.seed)
     return build_train_state(config, context, layout)[0]
 

@@ -1,5 +1,6 @@
 """TRAIN.COMPILE auto: default on a GPU if the steps to come save more than compiling costs. The GPU has only a name."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from fake_gpu import CONTEXT
 
 from configs.batch_plan import plan_batches
 from configs.command_line import parse_command_line
-from configs.resolve import COMPILE_SECONDS, SAVED_SHARE, Facts, resolve
+from configs.resolve import COMPILE_SECONDS, SAVED_SHARE, Facts, follow_facts
 from engine.plan.training import Plan, compile_if_it_pays, plan_training
 from engine.run.log import RunLogger
 from utils.errors import UserError
@@ -18,7 +19,7 @@ VIT_B = ("-image_size=224", "-batch_size=256", "-amp")  # 1,437 images of the di
 
 
 def chosen(facts: Facts, *options: str) -> str:
-    return resolve(parse_command_line(["-opts", *options]).config, facts).train.compile
+    return follow_facts(parse_command_line(["-opts", *options]).config, facts).train.compile
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -32,12 +33,27 @@ def test_the_steps_to_come_save_more_than_compiling_costs(level):
     ("SEED=1",), (*AMP, "AMP.LEVEL=O3"), (*AMP, "DETERMINISTIC=true"), (*AMP, "PARALLEL.STRATEGY=fsdp"),
 ])  # fmt: skip
 def test_without_a_measured_gain_nothing_is_compiled(options):
-    assert chosen(LONG, *options) == "auto" and not resolve(parse_command_line([]).config, LONG).train.compiles
+    assert chosen(LONG, *options) == "auto" and not follow_facts(parse_command_line([]).config, LONG).train.compiles
 
 
 def test_a_value_that_is_given_and_the_value_of_a_resumed_run_stay():
     assert [chosen(LONG, *AMP, f"TRAIN.COMPILE={value}") for value in ("none", "model")] == ["none", "model"]
     assert [chosen(replace(LONG, compile=value), *AMP) for value in ("auto", "none", "max")] == ["auto", "none", "max"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "auto"), ({"TRAIN.COMPILE": "default"}, "default"), (None, "default")]
+)
+def test_the_chosen_value_of_a_run_is_chosen_again_for_the_device_of_the_next_start(tmp_path, given, expected):
+    """A run on a GPU that is resumed on a CPU is not compiled; a value that the user gave stays."""
+    (tmp_path / "config.yaml").write_text("TRAIN: {COMPILE: default}")
+    (tmp_path / "run.json").write_text(json.dumps({"given": given}))
+    (tmp_path / "status.json").touch()
+    config = parse_command_line([f"-resume={tmp_path}"]).config
+    assert config.train.compile == expected and follow_facts(config, LONG).train.compile == expected
+    assert (
+        follow_facts(config, replace(LONG, compile="default")).train.compile == "default"
+    )  # of the checkpoint, on a GPU
 
 
 @pytest.fixture

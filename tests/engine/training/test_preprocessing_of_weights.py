@@ -15,7 +15,7 @@ from timm.models import save_for_hf
 
 from configs.command_line import parse_command_line
 from configs.schema import Data
-from configs.weights import WeightsRecord, follow
+from configs.weights import WeightsRecord, follow_weights
 from configs.yaml_io import read_yaml
 from datasets.decoding.decode import LazyImage
 from datasets.transforms.device import Normalize
@@ -41,7 +41,7 @@ def completed(*argv: str) -> tuple[Data, str, list[str]]:
     config = parse_command_line(list(argv)).config
     given = {field.upper() for field in config.data.model_fields_set}
     with patch.object(weights_record, "read_record", return_value=None):  # no file
-        followed = follow(config, {"DATA": given}, weights_record.weights_record(config.model))
+        followed = follow_weights(config, {"DATA": given}, weights_record.weights_record(config.model))
     return followed.options.data, followed.sources, [note.text for note in followed.differing.values()]
 
 
@@ -67,7 +67,8 @@ _MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 def evaluated(name: str, **follows) -> Data:
     """DATA of an evaluation of weights that timm publishes."""
     config = _TIMM.with_model(name=name)
-    return follow(config, {}, weights_record.weights_record(config.model), evaluates=True, **follows).options.data
+    record = weights_record.weights_record(config.model)
+    return follow_weights(config, {}, record, evaluates=True, **follows).options.data
 
 
 def test_an_evaluation_of_each_published_model_has_timms_values():
@@ -116,14 +117,14 @@ def test_a_run_of_squashed_images_has_no_crop():
         WeightsRecord("it", {}, {}, evaluation=values),
     )
     found = [
-        follow(options, given, record, evaluates).options.data.crop_pct
+        follow_weights(options, given, record, evaluates).options.data.crop_pct
         for record, evaluates in ((None, False), (foreign, False), (own, True), (foreign, True), (None, True))
     ]
     assert found == [1, 1, 1, 0.9, 0.9]
     resized = options.with_data(resize="crop")
-    assert follow(resized, {}, foreign, evaluates=True).options.data.crop_pct == 0.875
-    assert follow(resized, {}, own, evaluates=True).options.data.crop_pct == 1
-    assert follow(options, {"DATA": ["RESIZE"]}, None, evaluates=True).options.data.crop_pct == 1
+    assert follow_weights(resized, {}, foreign, evaluates=True).options.data.crop_pct == 0.875
+    assert follow_weights(resized, {}, own, evaluates=True).options.data.crop_pct == 1
+    assert follow_weights(options, {"DATA": ["RESIZE"]}, None, evaluates=True).options.data.crop_pct == 1
 
 
 RGB, HALF = [0.485, 0.456, 0.406], [0.5, 0.5, 0.5]
