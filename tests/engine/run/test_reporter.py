@@ -3,6 +3,8 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from engine.run.facts import Model
 from engine.run.log import RunLogger
 from engine.run.loggers import LoggerGroup
 from engine.run.record import read_metrics
-from engine.run.reporter import Reporter, StepReport
+from engine.run.reporter import Reporter, step_lines
 from utils.errors import UserError
 from utils.metrics import BatchSums, Metrics, MetricSums
 from utils.tables import read_rows
@@ -118,7 +120,7 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     monkeypatch.setattr(run.reporter.timer, "totals", lambda: TimerTotals(0.2 * now, 0.0, 4 * now, 3 * now))
     for _ in range(2):
         run.epoch(*[(1.0, 1.0, False)] * STEPS)
-        figures = run.reporter.last.figures
+        figures = [row for row in read_metrics(tmp_path)[0] if row["kind"] == "report"][-1]
         assert figures["data_wait_share"] == pytest.approx(0.2) and figures["launch_bound_share"] == 0.75
     assert re.findall(r"time left: (\S+)", run.log)[0] == "3.0s"  # of the second epoch
     for row in run.rows("metrics.csv"):
@@ -126,40 +128,42 @@ def test_waits_of_the_gpu(tmp_path, cpu, monkeypatch):
     assert run.log.count("wait 20%") == run.log.count("launch-bound 75%") == 2 * STEPS
 
 
-REPORT = StepReport(
-    epoch=1,
-    num_epochs=300,
-    epoch_step=21,
-    steps_per_epoch=1251,
-    step=21,
-    latest=Metrics({"loss": 6.9077, "top1": 0.0}, 20480, 0, 1.2345),
-    average=Metrics({"loss": 6.9077, "top1": 0.1}, 20480, 0, 1.2345),
-    figures={
-        "lr": 0.000095, "images_per_second": 2850.4, "data_wait_share": 0.004, "tflops_per_second": 307.2,
-        "model_flops_utilization": 0.3105, "loss_scale": 1.0, "skipped_steps": 0, "peak_memory_bytes": 20_100_000_000,
-    },
-    is_scaled=False,
-    seconds_left=36_180.0,
-)  # fmt: skip
+FIGURES = {
+    "lr": 0.000095, "images_per_second": 2850.4, "data_wait_share": 0.004, "tflops_per_second": 307.2,
+    "model_flops_utilization": 0.3105, "loss_scale": 65536.0, "skipped_steps": 0, "peak_memory_bytes": 20_100_000_000,
+}  # fmt: skip
+LATEST = Metrics({"loss": 6.9077, "top1": 0.0}, 20480, 0, 1.2345)
 PADDLEVIT = "Epoch[001/300], Step[0020/1251], Lr: 0.000095, Loss: 6.9077 (6.9077), Avg Acc: 0.10%"
 
 
-def changed(**changes) -> StepReport:
-    fields = {name: value for name, value in changes.items() if hasattr(REPORT, name)}
-    figures = {name: value for name, value in changes.items() if name not in fields}
-    return replace(REPORT, **fields, figures=REPORT.figures | figures)
+def lines(cpu, latest=LATEST, shows_scale=False, **figures) -> list[str]:
+    progress = EpochProgress(0, 1251, 1251, MetricSums(cpu.device), done_steps=21, lr=0.000095)
+    average = replace(LATEST, values={"loss": 6.9077, "top1": 0.1})
+    return step_lines(progress, 300, latest, average, FIGURES | figures, 36_180.0, shows_scale)
 
 
-def test_a_usual_report_is_one_line():
-    assert REPORT.log_lines(REPORT) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
+def test_a_usual_report_is_one_line(cpu):
+    assert lines(cpu) == [f"{PADDLEVIT}, 2850 img/s, 20.1G, left 10h03m"]
 
 
-def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
-    scaled = changed(is_scaled=True, loss_scale=65536.0)
-    halved = changed(is_scaled=True, loss_scale=32768.0)
-    assert scaled.log_lines()[1:] == ["  loss scale 65536"]
-    assert scaled.log_lines(scaled) == REPORT.log_lines(REPORT)
-    assert halved.log_lines(scaled)[1:] == ["  loss scale 32768"]
+def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes(tmp_path, cpu):
+    assert lines(cpu, shows_scale=True) == [*lines(cpu), "  loss scale 65536"]
+    run = SimulatedRun(tmp_path, cpu)
+    scales = iter((4.0, 4.0, 2.0))
+    run.reporter.scaler = scaler = SimpleNamespace(dynamic=True, skipped=0)
+
+    def next_scale() -> None:
+        scaler.get_scale = partial(float, next(scales))
+
+    run.before_report = next_scale
+    run.epoch(*[(1.0, 1.0, False)] * STEPS)
+    assert re.findall(r"Step\[0*(\d)/|loss scale (\d)", run.log) == [
+        ("0", ""),
+        ("", "4"),
+        ("1", ""),
+        ("2", ""),
+        ("", "2"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,12 +171,12 @@ def test_a_loss_scale_appears_in_the_first_report_and_when_it_changes():
     [
         ({"data_wait_share": 0.049}, ""),
         ({"data_wait_share": 0.05}, "wait 5%"),
-        ({"latest": replace(REPORT.latest, grad_norm=2.4)}, ""),
-        ({"latest": replace(REPORT.latest, grad_norm=24.6)}, "grad norm 24.6 (mean 1.23)"),
+        ({"latest": replace(LATEST, grad_norm=2.4)}, ""),
+        ({"latest": replace(LATEST, grad_norm=24.6)}, "grad norm 24.6 (mean 1.23)"),
         ({"skipped_steps": 7}, ""),  # before the last report
-        ({"skipped_steps": 7, "latest": replace(REPORT.latest, skipped_samples=128)}, "skipped steps 7"),
+        ({"skipped_steps": 7, "latest": replace(LATEST, skipped_samples=128)}, "skipped steps 7"),
     ],
 )
-def test_a_value_appears_if_it_is_unusual(changes, shown):
-    text, usual = ", ".join(changed(**changes).log_lines(REPORT)), REPORT.log_lines(REPORT)
+def test_a_value_appears_if_it_is_unusual(cpu, changes, shown):
+    text, usual = ", ".join(lines(cpu, **changes)), lines(cpu)
     assert shown in text if shown else text == usual[0]
