@@ -126,7 +126,7 @@ def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     """The tables of the page, '-' where a run has no value; below them, the first options that differ."""
     parts = []
     for table in results(runs):
-        rows = [[runs[index].name, *(text or "-" for text, _ in cells)] for index, cells in table.rows]
+        rows = [[runs[index].name, *(text or "-" for text in cells)] for index, cells in table.rows]
         lines = [f"{table.caption}:", aligned_table(["run", *table.header], rows, _MAX_COLUMN_CHARS), *table.notes]
         parts.append("\n".join(lines))
     if groups:

@@ -6,8 +6,8 @@ with the arrow keys.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from configs.yaml_io import format_value
 from engine.report.contents import LARGEST, RunContents, points
 from engine.run.record import Row
-from utils.metric_table import METRICS
+from utils.metric_table import METRICS, Metric
 from utils.tables import format_duration
 
 MAX_NAME_CHARS = 60
@@ -61,7 +61,7 @@ _LOG_RANGE = 100.0  # curves of positive values that vary more than this are dra
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps the values low to high to a position from 0 to 1. Logarithmic axes have positive limits."""
+    """Maps the values low to high to a position from 0 to 1; a logarithmic axis, their decimal logarithms."""
 
     low: float
     high: float
@@ -69,22 +69,20 @@ class Axis:
     is_log: bool = False
 
     def position(self, value: float) -> float:
-        scale: Callable[[float], float] = math.log if self.is_log else float
-        return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
+        return ((math.log10(value) if self.is_log else value) - self.low) / (self.high - self.low)
 
 
-def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log_base: int | None = None) -> Axis:
+def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log: bool = False) -> Axis:
     """An axis whose limits are round numbers around the values.
 
     integers: all ticks are whole numbers, and the limits are the lowest and the highest value.
-    log_base: logarithmic, if all values are positive and vary by more than a factor of 100; base 2 or 10.
+    log: logarithmic, if all values are positive and vary by more than a factor of 100.
     """
     low, high = min(values), max(values)
-    if log_base and low > 1 / LARGEST and high / low > _LOG_RANGE:
-        first, last = math.floor(math.log(low, log_base) + 1e-9), math.ceil(math.log(high, log_base) - 1e-9)
-        powers = range(first, last + 1, max(1, math.ceil((last - first) / max_ticks)))
-        ticks = tuple(float(log_base) ** exponent for exponent in powers)
-        return Axis(float(log_base) ** first, float(log_base) ** last, ticks, is_log=True)
+    if log and low > 1 / LARGEST and high / low > _LOG_RANGE:
+        powers = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+        axis = axis_of(powers, max_ticks, integers=True)
+        return replace(axis, ticks=tuple(10.0**power for power in axis.ticks), is_log=True)
     if high - low < 1e-12 * max(abs(low), abs(high), 1e-300):
         margin = abs(low) / 2 or 1.0
         low, high = (low, high + max(1, 1e-9 * high)) if integers else (low - margin, high + margin)
@@ -148,22 +146,22 @@ class Series:
 class Chart:
     """Curves in one frame.
 
-    unit: of the values, '' if they have none. log_base: of the y axis, if the values vary by more than a factor of
-    100. best: a marked point.
+    unit: of the values, '' if they have none. log: whether the y axis is logarithmic if the values vary by more than a
+    factor of 100. best: a marked point.
     """
 
     title: str
     x_label: str
     series: list[Series]
     unit: str = ""
-    log_base: int | None = None
+    log: bool = False
     best: Point | None = None
 
     @property
     def axes(self) -> tuple[Axis, Axis]:
         points = [point for series in self.series for point in series.points]
         x_axis = axis_of([x for x, _ in points], 6, integers=True)
-        return x_axis, axis_of([y for _, y in points], 5, log_base=self.log_base)
+        return x_axis, axis_of([y for _, y in points], 5, log=self.log)
 
     @property
     def note(self) -> str:
@@ -197,87 +195,65 @@ class Chart:
 
 @dataclass(frozen=True)
 class Curves:
-    """A chart: its title, and the name of the curve of each column of `metrics.csv`.
+    """The curves of a chart: their names by column. Runs are compared by the first column.
 
-    x_label: 'epoch', or 'step' for a column of the reports. factor: from the column's unit to `unit`. compared: the
-    column that a chart of several runs shows. unused: a curve with this value only is left out. multi_label: the chart
-    is for these runs only; None: for all runs.
+    metric: of all columns. x_label: 'epoch', or 'step' for a column of the reports. factor: from the column's unit to
+    `unit`. unused: a curve with this value only is left out.
     """
 
     title: str
     columns: dict[str, str]
-    compared: str
     unit: str = ""
     x_label: str = "epoch"
     factor: float = 1.0
-    log_base: int | None = None
+    log: bool = False
     unused: float | None = None
-    multi_label: bool | None = None
+    metric: Metric | None = None
 
-    def points(self, rows: Iterable[Row], column: str) -> list[tuple[float, float]]:
-        """Returns (epoch or step, value) of the rows; empty if the column has no value, or the unused one only."""
+    def points(self, run: RunContents, column: str) -> list[Point]:
+        """(epoch or step, value) of the run; empty if the column has no value for it, or the unused one only."""
+        if self.metric and not run.shows(self.metric):
+            return []
+        rows = run.reports if self.x_label == "step" else run.epochs
         found = [(x, y * self.factor) for x, y in points(rows, self.x_label, column)]
         return found if {y for _, y in found} - {self.unused} else []
 
 
-CURVES = (
-    Curves("Loss", {"train_loss": "training", "val_loss": "validation", "raw_val_loss": "validation, raw weights"},
-           "val_loss", log_base=10),
-    Curves("Top-1", {"train_top1": "training", "val_top1": "validation", "val_top5": "validation top-5",
-                     "raw_val_top1": "validation, raw weights"}, "val_top1", unit="%", multi_label=False),
-    Curves("Training hit@1", {"train_top1": "training hit@1"}, "train_top1", unit="%", multi_label=True),
-    Curves("Mean AP", {"val_mean_ap": "validation", "raw_val_mean_ap": "validation, raw weights"}, "val_mean_ap",
-           unit="%"),
-    Curves("Means over classes", {"val_macro_f1": "macro F1", "val_balanced_accuracy": "balanced accuracy",
-                                  "val_min_recall": "minimum recall",
-                                  "val_specificity": "specificity"}, "val_macro_f1", unit="%"),
-    Curves("F1 of several labels", {"val_micro_f1": "micro F1", "val_sample_f1": "F1 per image"}, "val_micro_f1",
-           unit="%", multi_label=True),
-    Curves("AUROC", {"val_auroc": "validation", "raw_val_auroc": "validation, raw weights"}, "val_auroc", unit="%"),
-    Curves("Weighted kappa", {"val_quadratic_kappa": "quadratic", "val_linear_kappa": "linear"}, "val_quadratic_kappa",
-           unit="%"),
-    Curves("Learning rate", {"lr": "learning rate"}, "lr", x_label="step"),
-    Curves("Gradient norm", {"grad_norm": "gradient norm"}, "grad_norm", x_label="step", log_base=10),
-    Curves("Loss scale", {"loss_scale": "loss scale"}, "loss_scale", x_label="step", log_base=2, unused=1),
-    Curves("Skipped steps", {"skipped_steps": "skipped steps, total"}, "skipped_steps", x_label="step", unused=0),
-    Curves("Throughput", {"images_per_second": "images per second"}, "images_per_second", unit="images/s"),
-    Curves("Data wait", {"data_wait_share": "share of the time"}, "data_wait_share", unit="% of the time", factor=100),
-    Curves("Peak memory", {"peak_memory_bytes": "peak memory"}, "peak_memory_bytes", unit="GB", factor=1e-9),
-)  # fmt: skip
+_CURVES = (
+    Curves("Learning rate", {"lr": "learning rate"}, x_label="step"),
+    Curves("Gradient norm", {"grad_norm": "gradient norm"}, x_label="step", log=True),
+    Curves("Loss scale", {"loss_scale": "loss scale"}, x_label="step", log=True, unused=1),
+    Curves("Throughput", {"images_per_second": "images per second"}, unit="images/s"),
+    Curves("Data wait", {"data_wait_share": "share of the time"}, unit="% of the time", factor=100),
+)
 
 
-def curves_of_run(run: RunContents) -> list[Chart]:
+def _curves_of_metric(metric: Metric) -> Curves:
+    splits = {"val": "validation", "train": "training", "raw_val": "validation, raw weights"}
+    columns = {f"{split}_{metric.name}": name for split, name in splits.items()}
+    is_loss = metric.name == "loss"
+    return Curves(metric.title, columns, "" if is_loss else "%", log=is_loss, metric=metric)
+
+
+def curves_of(runs: Sequence[RunContents], compared: bool = False) -> list[Chart]:
+    """The charts of the loss, of top-1 and macro F1, of the metrics that decide, and of `_CURVES`.
+
+    All curves of one run, with its best epoch; compared: a curve of each run, in the colour of its position.
+    """
     charts = []
-    for table in CURVES:
-        columns = enumerate(table.columns.items())
-        series = [Series(name, _points(run, table, column), index) for index, (column, name) in columns]
-        charts += _chart(table, table.title, series, run.best if f"val_{run.metric.name}" in table.columns else None)
+    metrics = (METRICS["loss"], METRICS["top1"], *(run.metric for run in runs), METRICS["macro_f1"])
+    for table in (*map(_curves_of_metric, dict.fromkeys(metrics)), *_CURVES):
+        first = next(iter(table.columns))
+        curves = [(run, first, run.name) for run in runs if compared]
+        curves = curves or [(runs[0], column, name) for column, name in table.columns.items()]
+        found = ((name, table.points(run, column), index) for index, (run, column, name) in enumerate(curves))
+        if series := [Series(name, of_curve, index) for name, of_curve, index in found if of_curve]:
+            title = (
+                f"Validation {table.title}" if compared and table.metric else table.title[0].upper() + table.title[1:]
+            )
+            best = runs[0].best if table.metric is runs[0].metric and not compared else None
+            charts.append(Chart(title, table.x_label, series, table.unit, table.log, best))
     return charts
-
-
-def curves_of_runs(runs: Sequence[RunContents]) -> list[Chart]:
-    """A curve of each run in each chart, in the colour of its position."""
-    charts = []
-    for table in CURVES:
-        series = [Series(run.name, _points(run, table, table.compared), index) for index, run in enumerate(runs)]
-        is_name = table.title[:2].isupper()  # AUROC, F1
-        title = f"Validation {table.title if is_name else table.title[0].lower() + table.title[1:]}"
-        charts += _chart(table, title if table.compared.startswith("val_") else table.title, series)
-    return charts
-
-
-def _points(run: RunContents, table: Curves, column: str) -> list[Point]:
-    """The points of a curve; none if the chart or the metric is not for this run."""
-    is_other, metric = table.multi_label not in (None, run.is_multi_label), METRICS.get(column.removeprefix("val_"))
-    if is_other or (metric and not run.shows(metric)):
-        return []
-    return table.points(run.reports if table.x_label == "step" else run.epochs, column)
-
-
-def _chart(table: Curves, title: str, series: list[Series], best: tuple[int, float] | None = None) -> list[Chart]:
-    """The chart of the curves that have values; empty if there are none."""
-    series = [one for one in series if one.points]
-    return [Chart(title, table.x_label, series, table.unit, table.log_base, best)] if series else []
 
 
 def element_id(kind: str, title: str) -> str:

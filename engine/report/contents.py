@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from configs.compare import with_defaults
 from configs.load import RUN_OPTIONS, flatten
-from configs.parts import PLUGINS_FOLDER
 from configs.schema import Config
 from configs.yaml_io import read_yaml
 from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
@@ -73,8 +72,8 @@ class RunContents:
 
     options: all options by dotted key. values: of `run.json`. epochs: the rows of `metrics.csv`.
     evaluation: of the validation images, or of `-eval`. test: of the held-out test images.
-    The others are for the page only: reports: the rows of the log lines of training. plugins: their texts by name and
-    hash. suspects: the first rows of the list of suspect labels. problems: a line for each file that cannot be read.
+    The others are for the page only: reports: the rows of the log lines of training. suspects: the first rows of the
+    list of suspect labels. problems: a line for each file that cannot be read.
     """
 
     folder: Path
@@ -84,7 +83,6 @@ class RunContents:
     evaluation: Evaluation | None = None
     test: Evaluation | None = None
     reports: list[Row] = field(default_factory=list)
-    plugins: dict[str, str] = field(default_factory=dict)
     suspects: Rows = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -104,9 +102,9 @@ class RunContents:
         return self.options["DATA.MULTI_LABEL"] is True
 
     def shows(self, metric: Metric) -> bool:
-        """Returns whether the model has as many classes as the metric needs; for grades, also whether one decides."""
-        has_order = self.metric.is_ordinal or not metric.is_ordinal
-        return has_order and (to_float(self.options["MODEL.NUM_CLASSES"]) or 1) >= metric.min_classes
+        """Returns whether the metric is for such labels, and for so many classes; for grades, whether one decides."""
+        fits = metric.multi_label in (None, self.is_multi_label) and metric.is_ordinal <= self.metric.is_ordinal
+        return fits and (to_float(self.options["MODEL.NUM_CLASSES"]) or 1) >= metric.min_classes
 
     @property
     def metric(self) -> Metric:
@@ -226,8 +224,6 @@ def read_contents(folder: Path) -> RunContents:
     none: tuple[list[Row], int] = ([], 0)
     rows, damaged = read(read_metrics, folder, none)
     problems += [f"metrics.jsonl: {damaged} damaged rows are left out"] if damaged else []
-    copies = sorted((folder / PLUGINS_FOLDER).glob("[!.]*#sha256=*"))
-    plugins = [one for one in copies if one.is_file() and not one.is_symlink()]  # no other file of the reader's
     evaluations = [
         Evaluation(folder / name, read_evaluation(folder / name)) if (folder / name).is_dir() else None
         for name in (EVALUATION, TEST_EVALUATION)
@@ -240,7 +236,6 @@ def read_contents(folder: Path) -> RunContents:
         evaluation=evaluations[0],
         test=evaluations[1],
         reports=[row for row in rows if row["kind"] == "report"],
-        plugins={path.name: read(Path.read_text, path, "") for path in plugins},
         suspects=read(_read_suspects, folder / SUSPECTS, []),
         problems=problems,
     )

@@ -6,20 +6,32 @@ not been trained enough, or overfits. Differences within their standard error ar
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from configs.compare import differing_from_defaults
 from configs.load import RUN_OPTIONS
-from configs.schema.data import properties_of
 from configs.weights import PLACE, SPLIT
-from engine.report.charts import duration, gigabytes, number, option, percent
+from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import Evaluation, RunContents, best_epoch, points
-from engine.run.facts import Attention, Devices, Environment, EvaluationData, Model, Preprocessing, Start, TrainingData
+from engine.run.facts import (
+    Attention,
+    Devices,
+    Environment,
+    EvaluationData,
+    Fact,
+    Model,
+    Preprocessing,
+    Start,
+    TrainingData,
+)
 from engine.run.record import BASELINES
+from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub
 from utils.metric_table import METRICS
 from utils.tables import to_float
 
@@ -28,18 +40,17 @@ Tiles = list[tuple[str, str, str]]  # (name, value, remark) of numbers; '' for n
 
 def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
     """The result, first, and the figures that say what it is worth; all other figures."""
-    evaluated = run.evaluation.values if run.evaluation else {}
     metric, rest = run.metric, [METRICS[name] for name in run.figures if name not in (run.metric.name, "macro_f1")]
     epoch = "" if run.score is not None else "no evaluation"
     epoch = f"epoch {run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else epoch
-    ece, ece_epoch = to_float(evaluated.get("ece")), evaluated.get("epoch")
-    is_older = run.best and ece_epoch != run.best[0]
-    epoch += "" if is_older else interval_of(run, run.evaluation)
-    test_images = f"{number(to_float(run.test_result.get('samples')))} held-out images{interval_of(run, run.test)}"
+    test_images = f"{number(to_float(run.test_result.get('samples')))} held-out images"
     speed, classes, split = run.measured("images_per_second"), class_tiles(run), run.split
+    score, test = (f"{metric.text(value)}{error_of(run, files)}" for value, files in (
+        (run.score, run.evaluation), (run.test_score, run.test)
+    ))  # fmt: skip
     result, *first = [
-        (f"{'' if run.is_evaluation else 'best '}{split} {metric.title}", metric.text(run.score), epoch.lstrip(", ")),
-        (f"test {metric.title}", metric.text(run.test_score), test_images),
+        (f"{'' if run.is_evaluation else 'best '}{split} {metric.title}", score, epoch),
+        (f"test {metric.title}", test, test_images),
         (
             "pixel baseline",
             percent(run.measured("pixel_baseline")),
@@ -49,24 +60,17 @@ def tiles_of(run: RunContents) -> tuple[Tiles, Tiles]:
         *classes[-1:],
         ("training time", duration(run.measured("train_seconds")), "without evaluations"),
     ]
+    ece = run.evaluation.values.get("ece") if run.evaluation else None
     others = [
         *classes[:-1],
         *((f"{split} {one.title}", one.text(run.figures[one.name]), "") for one in rest if run.shows(one)),
         ("k-NN top-1", percent(run.measured("knn_top1")), "on the features of the start"),
         ("L2 penalty", number(run.measured("probe_l2")), "of the probe, on standardized features"),
-        ("calibration error", percent(ece), f"ECE of epoch {ece_epoch}" if is_older else "ECE"),
+        ("calibration error", percent(to_float(ece)), "ECE"),
         ("images/s", "" if speed is None else number(round(speed, 1)), "all devices"),
         ("peak memory", gigabytes(run.measured("peak_memory_bytes")), ""),
     ]
     return [result, *(tile for tile in first if tile[1])], [tile for tile in others if tile[1]]
-
-
-def interval_of(run: RunContents, evaluation: Evaluation | None) -> str:
-    """', 95% CI 86.1 to 92.3%, by group' of the metric that decides; '' if it is not known."""
-    limits = evaluation.values.get("interval") if evaluation else None
-    low, high = map(to_float, limits) if isinstance(limits, list | tuple) and len(limits) == 2 else (None, None)
-    groups = ", by group" if run.options["DATA.GROUPS"] else ""
-    return "" if low is None or high is None else f", 95% CI {low:.1f} to {high:.1f}%{groups}"
 
 
 def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
@@ -74,12 +78,15 @@ def error_of(run: RunContents, evaluation: Evaluation | None) -> str:
 
     Of another metric, of 0 and 100%, and by group, it is a quarter of the width of the 95% interval.
     """
-    if not interval_of(run, evaluation) or not evaluation:
+    values = evaluation.values if evaluation else {}
+    limits, images = values.get("interval"), to_float(values.get("samples"))
+    low, high = map(to_float, limits) if isinstance(limits, list | tuple) and len(limits) == 2 else (None, None)
+    is_older = run.best and values.get("epoch") not in (None, run.best[0])
+    if low is None or high is None or is_older:
         return ""
-    low, high = evaluation.values["interval"]
-    share, error = (to_float(evaluation.values.get("top1")) or 0.0) / 100, 0.0
-    if run.metric.name == "top1" and not run.options["DATA.GROUPS"]:
-        error = 100 * math.sqrt(share * (1 - share) / evaluation.values["samples"])
+    share, error = (to_float(values.get("top1")) or 0.0) / 100, 0.0
+    if run.metric.name == "top1" and not run.options["DATA.GROUPS"] and images:
+        error = 100 * math.sqrt(share * (1 - share) / images)
     return f" +/- {error or (high - low) / 3.92:.2f}%"
 
 
@@ -152,69 +159,30 @@ def status_of(run: RunContents) -> tuple[str, str]:
     return "The state of the run is not known.", ""
 
 
+_FACTS: dict[str, tuple[type[Fact], ...]] = {  # on the page by name, with the text of their log lines
+    "Data": (TrainingData, EvaluationData),
+    "Preprocessing": (Preprocessing,),
+    "Devices": (Devices,),
+    "Attention": (Attention,),
+    "Environment": (Environment,),
+}
+
+
 def details_of(run: RunContents) -> dict[str, str]:
-    """Model, data, devices and options of the training or the evaluation, by name."""
-    options = run.options
-    devices, attention, trained = run.fact(Devices), run.fact(Attention), run.fact(Model)
-    data = run.fact(EvaluationData) if run.is_evaluation else run.fact(TrainingData)
-    model = [str(options["MODEL.NAME"]), f"family {options['MODEL.TYPE']}", trained.size if trained else ""]
-    dataset = options["DATA.DATASET"]
-    details = {
-        "Model": ", ".join(filter(None, model)),
-        "Weights" if run.is_evaluation else "Initial weights": str(
-            options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
-        ),
-        "Evaluated weights": "exponential moving average (EMA)" if evaluates_average(run) else "",
-        "Data": f"{dataset}, {options['DATA.DATA_PATH']}" if properties_of(dataset).has_files else dataset,
-        "Images": data.images if data else "",
-        "Preprocessing": str(run.fact(Preprocessing) or "").removeprefix("Preprocessing: "),
-        "Devices": devices.hardware if devices else "",
-        "Precision": devices.precision if devices else "",
-        "Attention": ", ".join(attention.kernels) if attention else "",
+    """Model, data, devices and environment, by name; '' if it is not known."""
+    options, trained, environment = run.options, run.fact(Model), run.fact(Environment)
+    weights = options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
+    known = {name: next(filter(None, map(run.fact, kinds)), "") for name, kinds in _FACTS.items()}
+    resumes = run.values["starts"] - 1
+    return {
+        "Model": f"{options['MODEL.NAME']} ({options['MODEL.TYPE']}){f', {trained.size}' if trained else ''}",
+        "Weights" if run.is_evaluation else "Initial weights": str(weights),
+        "Data set": f"{options['DATA.DATASET']}, {options['DATA.DATA_PATH']}",
+        **{name: str(fact).removeprefix(f"{name}: ") for name, fact in known.items()},
+        "Hosts": ", ".join(dict.fromkeys(environment.hosts)) if environment else "",
+        "Command": environment.command if environment else "",
+        "Started": f"{run.values['started'] or ''}{f', resume {resumes}' if resumes > 0 else ''}",
     }
-    if run.is_evaluation:
-        details["Test-time augmentation"] = str(options["EVAL.TTA"])
-    else:
-        started, resumes = str(run.values["started"] or ""), run.values["starts"] - 1
-        if started and resumes > 0:
-            started += f", resumed {resumes} time{'s' * (resumes > 1)}: this is the latest start"
-        details |= {"Training": _training(run), "Started": started}
-    if environment := run.fact(Environment):
-        hosts = dict.fromkeys(environment.hosts)
-        details |= {"Environment": str(environment), "Hosts": ", ".join(hosts), "Command": environment.command}
-    return {name: text for name, text in details.items() if text}
-
-
-def evaluates_average(run: RunContents) -> bool:
-    """Returns whether the evaluated weights are an average; `-pretrained` does not say which weights its file has."""
-    has_average = run.options["TRAIN.MODEL_EMA"] is True
-    return has_average and bool(not run.is_evaluation or run.options["MODEL.RESUME"])
-
-
-def _training(run: RunContents) -> str:
-    options = run.options
-    if options["MODEL.TUNE"] == "probe":
-        return f"linear probe, seed {option(options['SEED'])}"
-    epochs, learning_rate, seed = (option(options[key]) for key in ("TRAIN.NUM_EPOCHS", "TRAIN.BASE_LR", "SEED"))
-    is_scaled = options["TRAIN.LINEAR_SCALED_LR"] or options["TRAIN.SQRT_SCALED_LR"]
-    return (
-        f"{epochs} epoch{'s' * (epochs != '1')}, {options['TRAIN.OPTIMIZER.NAME']}, peak learning rate {learning_rate}"
-        f"{' before scaling' if is_scaled else ''}, {_batch_size(run)}, seed {seed}"
-    )
-
-
-def _batch_size(run: RunContents) -> str:
-    """'batch size 32 × 4 accumulation steps × 2 devices = 256'."""
-    factors: dict[str, Any] = {
-        "batch size": run.options["DATA.BATCH_SIZE"],
-        "accumulation steps": run.options["TRAIN.ACCUM_ITER"],
-        "devices": run.values.get("world_size"),
-    }
-    (first, size), *others = factors.items()
-    shown = [f"{first} {option(size)}", *(f"{option(factor)} {name}" for name, factor in others if factor != 1)]
-    if len(shown) > 1 and all(isinstance(factor, int) for factor in factors.values()):
-        return f"{' × '.join(shown)} = {math.prod(factors.values()):,}"
-    return shown[0]
 
 
 _RISE, _MAX_GAP, _OVERFITS = 2.0, 2.0, 10.0  # points, or the noise: of a rise; of training above validation
@@ -255,9 +223,6 @@ def _checks(run: RunContents) -> Iterator[Check]:
     rises = _rises(val, images) and not run.values.get("stopped_early")
     longer = _command(run, f"-resume={run.folder.absolute()}", f"-epochs={2 * options['TRAIN.NUM_EPOCHS']}")
 
-    def again(option: str) -> str:
-        return _command(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts", option)
-
     better = _better_rivals(run)
     _, other, rival, scores = max(better, default=(0.0, 0.0, "", ""))
     average, raw = (run.measured(name) or 0.0 for name in ("average_score", "raw_score"))
@@ -265,7 +230,9 @@ def _checks(run: RunContents) -> Iterator[Check]:
     is_worse = bool(average and raw) and metric.sign * (raw - average) > least and not (better and raw < other)
     text = "The average of the weights is worse than the raw weights of the last epoch"
     text = f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}."
-    yield Check(is_worse, text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else again("TRAIN.MODEL_EMA_WARMUP=true"))
+    yield Check(
+        is_worse, text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else _again(run, "TRAIN.MODEL_EMA_WARMUP=true")
+    )
 
     subject = "Each epoch" if rival == "probe_score" else "The model"
     has_one = len(val) == 1 < options["TRAIN.NUM_EPOCHS"]
@@ -273,7 +240,7 @@ def _checks(run: RunContents) -> Iterator[Check]:
     if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
         command = longer
     elif rival not in BASELINES and any(key == "probe_score" for _, _, key, _ in better):
-        command = again(f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
+        command = _again(run, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
     yield Check(bool(better), f"{subject} is worse than the {_RIVALS.get(rival)}: {scores}.", command)
 
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED) or not (train and val):
@@ -348,22 +315,47 @@ def _rises(values: list[float], images: float) -> bool:
 
 _OF_DATA = {f"DATA.{key}" for key in (*PLACE[1:], *SPLIT, "ON_BAD_IMAGE", "GREY_RANGE", "RESIZE")}
 _OF_DATA |= {"DATA.CACHE_DIR", "DATA.CACHE_GB", "DATA.NUM_WORKERS", "SAVE"}
+_PROBED = "vit_small_patch16_224"  # timm's model of probe.yaml and finetune.yaml
 _OF_TRAINING = ("NUM_CLASSES", "RESUME", "TUNE", "HEAD", "BATCH_NORM", "GRAD_CHECKPOINTING", "LORA")  # of MODEL
 
 
 def _other_tuning(run: RunContents) -> str:
-    """A probe on the same data, read with the same options; after one, a fine-tuning. With the weights of the run."""
-    recipe = "finetune" if run.options["MODEL.TUNE"] == "probe" else "probe"
-    options = {key: value for key, (value, _) in differing_from_defaults(run.options).items() if key in _OF_DATA}
-    if run.options["MODEL.PRETRAINED"]:
-        own = (key for key in run.options if key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING)
-        differing = differing_from_defaults(run.options).keys() | {"MODEL.TYPE", "MODEL.NAME"}
-        options |= {key: run.options[key] for key in own if key in differing}
-    flags = [f"-cfg={Path(__file__).parents[2] / 'configs' / recipe}.yaml", f"-dataset={run.options['DATA.DATASET']}"]
+    """A probe: of the weights of the run, else of those of probe.yaml; after a probe, a fine-tuning.
+
+    '' if a recipe reads weights of timm that are not here and cannot be downloaded.
+    """
+    options, is_probe = run.options, run.options["MODEL.TUNE"] == "probe"
+    weights = options["MODEL.PRETRAINED"]
+    if weights and not is_probe:
+        return _again(run, "MODEL.TUNE=probe", *["PARALLEL.STRATEGY=ddp"] * (options["PARALLEL.STRATEGY"] != "ddp"))
+    if not weights and not _finds_weights_of_probe():
+        return ""
+    given = {key: value for key, (value, _) in differing_from_defaults(options).items() if key in _OF_DATA}
+    recipe = Path(__file__).parents[2] / "configs" / f"{'finetune' if is_probe else 'probe'}.yaml"
+    flags = [f"-cfg={recipe}", f"-dataset={options['DATA.DATASET']}"]
     paths = {"data_path": "DATA.DATA_PATH", "output": "SAVE"}
-    flags += [f"-{flag}={options.pop(key)}" for flag, key in paths.items() if key in options]
-    texts = (value if isinstance(value, str) and value.isalpha() else json.dumps(value) for value in options.values())
-    return _command(run, *flags, *(["-opts", *map("=".join, zip(options, texts, strict=True))] if options else []))
+    flags += [f"-{flag}={given.pop(key)}" for flag, key in paths.items() if key in given]
+    if weights and options["MODEL.TYPE"] == "transformers":  # config.json beside the weights has the MODEL.KWARGS
+        folder = os.path.dirname(weights) if os.path.isfile(weights) else weights
+        flags.append(f"-model={weights if weights.startswith(HUB) else LOCAL + folder}")
+    elif weights:
+        own = (key for key in options if key.startswith("MODEL.") and key.split(".")[1] not in _OF_TRAINING)
+        differing = differing_from_defaults(options).keys() | {"MODEL.TYPE", "MODEL.NAME"}
+        given |= {key: options[key] for key in own if key in differing}
+    texts = (value if isinstance(value, str) and value.isalpha() else json.dumps(value) for value in given.values())
+    return _command(run, *flags, *(["-opts", *map("=".join, zip(given, texts, strict=True))] if given else []))
+
+
+@cache
+def _finds_weights_of_probe() -> bool:
+    from models.timm_model import published_on_hub  # imports timm, which a page does not need
+
+    return find_on_hub(*published_on_hub(_PROBED)) is not None
+
+
+def _again(run: RunContents, *options: str) -> str:
+    """The run with other options."""
+    return _command(run, f"-cfg={run.folder.absolute() / RUN_OPTIONS}", "-opts", *options)
 
 
 def _command(run: RunContents, *flags: str) -> str:

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from engine.report import REPORT, TRAIN_BATCH, charts
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, points, read_contents
-from engine.report.overview import details_of, evaluates_average, shift_by_weights, status_of, tiles_of
+from engine.report.overview import details_of, shift_by_weights, status_of, tiles_of
 from engine.report.tables import (
     Group,
     class_table,
@@ -66,8 +66,7 @@ def run_page(run: RunContents) -> str:
         "details": details_of(run),
         "class_names": list(map(str, names)) if isinstance(names, list) else [],
         "train_batch": data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
-        "charts": charts.curves_of_run(run),
-        "evaluates_average": evaluates_average(run),
+        "charts": charts.curves_of([run]),
         "off_defaults": options_off_defaults(run),
         "galleries": list(galleries_of(evaluation)) if evaluation else [],
         "suspects": [(row, data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
@@ -109,7 +108,7 @@ def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], proble
         link = quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
         entries.append({"name": run.name, "index": index, "link": link, "has_curves": bool(run.epochs or run.reports)})
     values = {"runs": entries, "tables": results(runs), "groups": groups, "problems": problems}
-    values |= {"options": compared_options(runs), "charts": charts.curves_of_runs(runs)}
+    values |= {"options": compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
     return _render("comparison.html", values)
 
 

@@ -4,12 +4,10 @@ import base64
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.command_line import unused_keys
 from configs.compare import differing_from_defaults
 from configs.yaml_io import shorten
 from engine.report.charts import duration, gigabytes, number, percent
@@ -28,19 +26,11 @@ _CLASS_COLUMNS = {
 }  # fmt: skip
 _COUNTS = ("count", "predicted")
 
-Cell = tuple[str, str]  # as shown, and to sort by; '' for no value
-
 
 def options_off_defaults(run: RunContents) -> dict[str, tuple[Any, Any]]:
     """(value, default) by dotted key of the options that differ from the defaults."""
-    return {key: pair for key, pair in differing_from_defaults(run.options).items() if _is_shown(run, key)}
-
-
-def _is_shown(run: RunContents, key: str) -> bool:
-    """A probe sets keys of the steps that it does not take."""
-    unused = ("DATA.BATCH_SIZE", "TRAIN.*", *unused_keys("probe")) if run.options["MODEL.TUNE"] == "probe" else ()
-    is_used = key == "TRAIN.SMOOTHING" or not any(fnmatchcase(key, pattern) for pattern in unused)
-    return is_used and key not in OPTIONS_OF_RUN
+    differing = differing_from_defaults(run.options)
+    return {key: pair for key, pair in differing.items() if key not in OPTIONS_OF_RUN}
 
 
 def compared_options(runs: Sequence[RunContents]) -> dict[str, list[Any]]:
@@ -81,7 +71,7 @@ class ResultTable(NamedTuple):
 
     caption: str
     header: list[str]
-    rows: list[tuple[int, list[Cell]]]
+    rows: list[tuple[int, list[str]]]
     notes: list[str]
 
 
@@ -108,7 +98,7 @@ def results(runs: Sequence[RunContents]) -> list[ResultTable]:
     for (is_evaluation, _), members in groupby(enumerate(runs), key=lambda member: _kind(member[1])):
         positions, group = zip(*members, strict=True)
         rows = [_run_row(run) for run in group]
-        header = [column for column in rows[0] if any(row[column][0] for row in rows)]
+        header = [column for column in rows[0] if any(row[column] for row in rows)]
         metric = group[0].metric.title
         caption = (
             f"Evaluations by {metric}: of each split, the best first" if is_evaluation
@@ -142,31 +132,24 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
     ]
 
 
-def _run_row(run: RunContents) -> dict[str, Cell]:
-    """The cells of a run by column."""
+def _run_row(run: RunContents) -> dict[str, str]:
+    """The cells of a run by column; '' for no value."""
     scores = {run.split: run.score} if run.is_evaluation else {"best": run.score, "test": run.test_score}
-    epoch = run.best[0] if run.best else None
-    macro_f1 = run.figures.get("macro_f1")
-    seconds, speed, memory = map(run.measured, ("train_seconds", "images_per_second", "peak_memory_bytes"))
-
-    def cell(value: float | None, text: str) -> Cell:
-        return ("", "") if value is None else (text, f"{value:.8g}")
-
-    def score(split: str) -> Cell:
-        value = scores.get(split)
-        return cell(value, f"{run.metric.text(value)} {run.metric.title}")
-
-    baselines = {name.replace("_", " "): run.measured(name) for name in BASELINES}
+    texts = {
+        split: f"{run.metric.text(value)} {run.metric.title}" for split, value in scores.items() if value is not None
+    }
+    speed = run.measured("images_per_second")
     return {
-        "best validation": score("best"),
-        "epoch": cell(epoch, f"{epoch} of {run.options['TRAIN.NUM_EPOCHS']}"),
-        **{split: score(split) for split in ("validation", "training", "test")},
-        "images without a split": score(""),
-        **{name: cell(value, percent(value)) for name, value in ({"macro F1": macro_f1} | baselines).items()},
-        "training time": cell(seconds, duration(seconds)),
-        "images/s": cell(speed, number(round(speed or 0, 1))),
-        "peak memory": cell(memory, gigabytes(memory)),
-        "state": (run.short_status, run.state),
+        "best validation": texts.get("best", ""),
+        "epoch": f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else "",
+        **{split: texts.get(split, "") for split in ("validation", "training", "test")},
+        "images without a split": texts.get("", ""),
+        "macro F1": percent(run.figures.get("macro_f1")),
+        **{name.replace("_", " "): percent(run.measured(name)) for name in BASELINES},
+        "training time": duration(run.measured("train_seconds")),
+        "images/s": "" if speed is None else number(round(speed, 1)),
+        "peak memory": gigabytes(run.measured("peak_memory_bytes")),
+        "state": run.short_status,
     }
 
 

@@ -15,7 +15,7 @@ for (const heading of document.querySelectorAll("main h2")) {
 const collator = new Intl.Collator("en", { numeric: true });
 
 function sortKey(cell) {
-  const text = cell.dataset.value ?? cell.textContent.trim();
+  const text = cell.textContent.trim();
   const number = Number(text.replace(/[,%]/g, ""));
   return text === "" || text === "–" ? null : Number.isNaN(number) ? text : number;
 }

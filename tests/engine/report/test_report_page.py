@@ -53,7 +53,7 @@ def test_the_page_of_a_finished_run_has_all_parts_in_order(run):
         assert shown in page.text, shown
     assert len(page.all("img")) == 12 and page.all("img")[0]["alt"] == "Image of class fox, predicted as cat"
     captions = {title for tag, title in page.tags if tag == "svg" for title in [title["aria-labelledby"]]}
-    assert len(captions) == 9  # seven curves, the reliability diagram, and the accuracy by coverage
+    assert len(captions) == 8  # six curves, the reliability diagram, and the accuracy by coverage
     assert 'data-name="accuracy" data-x="20 60 100" data-y="95 85 75"' in page.html
 
 
@@ -146,18 +146,18 @@ def test_the_first_row_has_the_result_and_what_it_is_worth(run):
 
 
 @pytest.mark.parametrize("groups", ["null", "patient_id"])
-def test_the_results_of_validation_and_test_have_their_intervals(run, groups):
+def test_the_results_of_validation_and_test_have_their_errors(run, groups):
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("GROUPS: null", f"GROUPS: {groups}"))
     update_json(run / "run.json", result={"top1": 30.0, "test": {"top1": 25.0, "samples": 8}})
     shutil.copytree(run / "evaluation", run / "evaluation-test")
     update_json(run / "evaluation" / "summary.json", interval=[12.34, 45.67])
     update_json(run / "evaluation-test" / "summary.json", interval=[9.96, 40.0])
-    by_group = ", by group" * (groups != "null")
     head = read_page(run).text.partition("Model and data")[0]
-    assert f"30.00% epoch 3 of 300, 95% CI 12.3 to 45.7%{by_group}" in head
-    assert f"25.00% 8 held-out images, 95% CI 10.0 to 40.0%{by_group}" in head
+    binomial, of_interval = 12.5, (45.67 - 12.34) / 3.92  # of top-1 75% of 12 images
+    assert f"30.00% +/- {binomial if groups == 'null' else of_interval:.2f}% epoch 3 of 300" in head
+    assert "25.00% +/- " in head and "8 held-out images" in head
     update_json(run / "evaluation" / "summary.json", epoch=2)  # the files of an earlier epoch
-    assert "12.3" not in read_page(run).text.partition("Model and data")[0]
+    assert "30.00% epoch 3 of 300" in read_page(run).text.partition("Model and data")[0]
 
 
 HOSTILE = (

@@ -19,6 +19,14 @@ FLAT = [50, 60, 60, 60, 60, 60]
 BELOW = {"baseline": (78.4, 10.2)}
 
 
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch) -> dict[str, bool]:
+    """Whether timm's weights of the recipes can be read."""
+    answer = {"weights": True}
+    monkeypatch.setattr("engine.report.overview._finds_weights_of_probe", lambda: answer["weights"])
+    return answer
+
+
 def verdict(folder, train, val, options=(), baseline=(40.0, 10.0), **status) -> tuple[str, str]:
     make_run(folder, 3, ["TRAIN.NUM_EPOCHS=6", *options], **status)
     curves = enumerate(zip(train, val, strict=True), 1)
@@ -158,7 +166,22 @@ def test_a_probe_after_a_fine_tuning_has_its_weights(tmp_path):
     _, command = verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)
     chosen = parse_command_line(flags_of(command)).config.model
     assert (chosen.name, chosen.pretrained, chosen.tune.kind) == ("resnet18", "/my weights.pth", "probe")
-    assert chosen.head == "zero"
+    assert len(command) < 200 and chosen.tune.kind == "probe"
+
+
+def test_a_fine_tuning_after_the_probe_of_a_folder_names_the_folder(tmp_path):
+    kwargs = f"MODEL.KWARGS={{hidden_sizes: {[1] * 200}}}"
+    model = ["MODEL.TYPE=transformers", "MODEL.NAME=ViTForImageClassification", "MODEL.TUNE=probe", kwargs]
+    _, command = verdict(tmp_path / "run", FLAT, FLAT, [*model, "MODEL.PRETRAINED=/my model"], **BELOW)
+    assert flags_of(command) == ["-cfg=configs/finetune.yaml", "-dataset=digits", "-model=local-dir:/my model"]
+
+
+def test_weights_that_cannot_be_reached_are_not_advised(tmp_path, reachable):
+    reachable["weights"] = False
+    text, command = verdict(tmp_path / "run", FLAT, FLAT, **BELOW)
+    assert text and not command
+    model = ["MODEL.TYPE=timm", "MODEL.NAME=resnet18", "MODEL.PRETRAINED=/w.pth"]
+    assert "MODEL.TUNE=probe" in verdict(tmp_path / "tuned", FLAT, FLAT, model, **BELOW)[1]
 
 
 @pytest.mark.parametrize(("counts", "kind"), [((400, 400, 400), "lower rate"), ((600, 595, 5), ""), ((4, 4, 4), "")])
