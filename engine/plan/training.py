@@ -1,7 +1,7 @@
 """The plan of a training run, the checkpoint that -resume names, and the check that all ranks have equal options."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,7 +184,26 @@ def plan_training(
         preprocessing=describe_preprocessing(followed),
         notes=notes,
     )
+    for note in _notes_on_results(config, train):
+        logger.note(note)
     return plan if command.profile else replace(plan, config=compile_if_it_pays(plan, facts, context, logger))
+
+
+def _notes_on_results(config: Config, data: Samples) -> Iterator[Note]:
+    """Values of the loss and of the average that change the result, and that no option that was given shows."""
+    train = config.train
+    if config.loss.class_weights == "balanced":  # as `read_class_weights` has it
+        counts = data.class_counts(config.model.num_logits)
+        counts = counts[counts > 0]
+        others = (len(data) - counts).clip(1)
+        weights = others / counts if config.data.multi_label else len(data) / (len(counts) * counts)
+        yield Note("log", f"LOSS.CLASS_WEIGHTS balanced: from {weights.min():.3g} to {weights.max():.3g}")
+    if train.distillation_type != "none":
+        values = f"alpha {train.distillation_alpha:g}, tau {train.distillation_tau:g}"
+        yield Note("log", f"TRAIN.DISTILLATION_TYPE {train.distillation_type}: {values}")
+    if train.model_ema:
+        warmup = ", warmed up as timm's" * train.model_ema_warmup
+        yield Note("log", f"TRAIN.MODEL_EMA: the average of the weights has decay {train.model_ema_decay:g}{warmup}")
 
 
 def compile_if_it_pays(plan: Plan, facts: Facts, context: ProcessContext, logger: RunLogger) -> Config:

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import read_result, train
+from conftest import read_result, samples_for, train
 
+from configs.command_line import parse_command_line
 from engine.checkpoint.files import load_checkpoint
 from engine.report.contents import best_epoch
 from engine.run.facts import Devices, Environment, Model, Start, TrainingData, read_fact
@@ -223,6 +224,7 @@ def test_a_damaged_fact_is_none(values):
 
 def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv, cpu):
     options = ["TRAIN.MAX_STEPS=3", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_WARMUP=false", "MODEL.TUNE=head"]
+    options += ["TRAIN.MODEL_EMA_DECAY=0.9999", "LOSS.CLASS_WEIGHTS=balanced"]
     folder = train([*digits_argv, *options], cpu)
     before = read_result(folder)
     train([f"-resume={folder}", "-opts", "TRAIN.MAX_STEPS=5"], cpu)
@@ -234,7 +236,10 @@ def test_a_run_records_itself_and_its_log_has_the_lines_of_the_facts(digits_argv
     data = facts[TrainingData]
     assert data == TrainingData(1437, 360, 0, 10, 10, data.validation_digest) and len(data.validation_digest) == 16
     assert all(f" ----- {fact}\n" in log for fact in facts.values())
-    assert any("TRAIN.MODEL_EMA_DECAY" in text for text in run["warnings"])
+    assert any("TRAIN.MODEL_EMA_DECAY" in text for text in run["warnings"]) and "decay 0.9999" in log
+    (samples,) = samples_for(parse_command_line(["-dataset=digits"]).config, cpu, "train")
+    weights = 1437 / (10 * samples.class_counts(10))
+    assert f"balanced: from {weights.min():.3g} to {weights.max():.3g}" in log
     head = 10 * 16 + 10  # classes, embed_dim
     assert (facts[Model].trainable, before["trainable_parameters"]) == (head, head) and before["parameters"] > 20 * head
     assert 0 < before["train_seconds"] < before["total_seconds"]

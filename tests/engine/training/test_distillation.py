@@ -199,6 +199,8 @@ def test_alpha_0_trains_as_without_a_teacher(digits_teacher, tmp_path, cpu):
     """The teacher draws no random numbers, and its gradient has no part in the step."""
     options = [*RANDOM, "TRAIN.MAX_STEPS=4"]
     with_teacher = train(student(tmp_path / "a", digits_teacher, *options, "TRAIN.DISTILLATION_ALPHA=0"), cpu)
+    log = (with_teacher / "log.txt").read_text()
+    assert f"----- Teacher: vit, weights: {digits_teacher} " in log and "alpha 0, tau" in log
     alone = [*options, "TRAIN.TEACHER_WEIGHTS=null"]
     without = train(student(tmp_path / "b", digits_teacher, *alone, kind="none"), cpu)
     assert_same_state(states(with_teacher)["model"], states(without)["model"])
