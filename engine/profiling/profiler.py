@@ -2,11 +2,10 @@
 
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.autograd import DeviceType
@@ -27,20 +26,6 @@ _WARMUP_STEPS, _TIMED_STEPS, _PROFILED_STEPS = 5, 10, 10
 _ENDLESS = 10**6  # epochs
 _QUIET = "99"  # above all levels of KINETO_LOG_LEVEL, to silence its first line on standard error
 _TOP_OPS, _MAX_SENTENCES, _MAX_COLUMN_CHARS = 20, 5, 80
-# Ops that read and write memory more than they compute. torch.compile fuses them. copy_, _to_copy: casts.
-_ELEMENTWISE = re.compile(
-    "aten::(native_|cudnn_)?(add|sub|mul|div|copy|_to_copy|sum|mean|cat|gelu|silu|relu|threshold|sigmoid|hardswish|"
-    "_softmax|layer_norm|group_norm|batch_norm|dropout)(_|_backward|_backward_data)?"
-)
-_DROPOUT_MASK = re.compile("ampvit::random_mask|aten::(random|bernoulli)_")
-
-
-class Op(NamedTuple):
-    """An op, without the time of the ops that it calls."""
-
-    name: str
-    seconds: float  # per step
-    calls: float  # per step
 
 
 @dataclass(frozen=True)
@@ -48,14 +33,14 @@ class Profile:
     """Measurements of a run. Seconds are per step; shares are from 0 to 1.
 
     step_seconds: with the profiler, which slows a step down. host_seconds, gpu_seconds: by phase, see `phase_seconds`.
-    ops: the longest first. data_wait_share, launch_bound_share: see `TimerTotals`, without the profiler; the second is
-    None on a CPU. is_slow_float32: on a GPU that multiplies 16-bit matrices faster.
+    ops: a table of the longest ones. data_wait_share, launch_bound_share: see `TimerTotals`, without the profiler;
+    the second is None on a CPU. is_slow_float32: on a GPU that multiplies 16-bit matrices faster.
     """
 
     step_seconds: float
     host_seconds: dict[str, float]
     gpu_seconds: dict[str, float]
-    ops: list[Op]
+    ops: str
     data_wait_share: float
     launch_bound_share: float | None
     data_in_memory: bool
@@ -79,14 +64,7 @@ def advice(profile: Profile) -> list[str]:
 
 
 def _advice(profile: Profile) -> Iterator[tuple[float, float, str]]:
-    """(share, limit, text) of each part of a step that an option changes, in the order in which to change them.
-
-    No advice says to compile on a CPU: there ViT-Tiny gained 1%.
-    """
-
-    def share_of_ops(names: re.Pattern[str]) -> float:
-        return sum(op.seconds for op in profile.ops if names.fullmatch(op.name)) / profile.step_seconds
-
+    """(share, limit, text) of each part of a step that an option changes, in the order in which to change them."""
     if not profile.data_in_memory:
         smaller = "store the images decoded and small (scripts/make_shards.py -size N, -dataset=tar)"
         yield profile.data_wait_share, 0.05, f"a step is waiting for data: raise -num_workers, or {smaller}"
@@ -96,12 +74,6 @@ def _advice(profile: Profile) -> Iterator[tuple[float, float, str]]:
     if profile.is_slow_float32:
         slow = "the forward and backward pass in float32, on a GPU with fast 16-bit matrix products"
         yield profile.share(Phase.FORWARD, Phase.BACKWARD), 0.5, f"a step is {slow}: train in mixed precision (-amp)"
-    if profile.on_gpu and not profile.is_compiled:
-        fused = "elementwise ops, norms and softmax, which torch.compile fuses: compile the model (-compile)"
-        yield share_of_ops(_ELEMENTWISE), 0.15, f"a step is {fused}"
-    if not profile.on_gpu:
-        off = "set MODEL.DROPOUT and MODEL.ATTENTION_DROPOUT to 0; MODEL.DROPPATH regularizes at a lower cost"
-        yield share_of_ops(_DROPOUT_MASK), 0.05, f"a step is drawing dropout masks: {off}"
     fewer = "take fewer steps per epoch, with a larger -batch_size or -accum_iter"
     yield profile.share(Phase.OPTIMIZER), 0.1, f"a step is the optimizer: {fewer}"
     off = "turn off the augmentations that you need least: DATA.AFFINE_*, TRAIN.MIXUP_ALPHA, TRAIN.CUTMIX_ALPHA"
@@ -119,13 +91,8 @@ def profile_text(profile: Profile) -> str:
     rows.append(row("step, with the profiler", profile.step_seconds, *Phase))
     header = ["phase", "host (ms)", *(["GPU (ms)"] if profile.on_gpu else []), "share"]
     passes = f"the forward and backward pass are {profile.share(Phase.FORWARD, Phase.BACKWARD):.0%} of a step"
-    ops = (
-        (op.name, _ms(op.seconds), f"{op.seconds / profile.step_seconds:.1%}", f"{op.calls:g}")
-        for op in profile.ops[:_TOP_OPS]
-    )
-    op_table = aligned_table(["op, without the ops that it calls", "ms", "share", "calls"], ops, _MAX_COLUMN_CHARS)
     sentences = advice(profile) or [f"No bottleneck found: {passes}."]
-    return "\n\n".join([aligned_table(header, rows, _MAX_COLUMN_CHARS), "\n".join(sentences), op_table])
+    return "\n\n".join([aligned_table(header, rows, _MAX_COLUMN_CHARS), "\n".join(sentences), profile.ops])
 
 
 def _ms(seconds: float) -> str:
@@ -186,7 +153,7 @@ def profile_run(session: Session, outputs: RunOutputs) -> None:
         step_seconds=profiled_seconds / _PROFILED_STEPS,
         host_seconds=host_seconds,
         gpu_seconds=gpu_seconds,
-        ops=_ops(profiler, on_gpu),
+        ops=profiler.key_averages().table(f"self_{'cuda' if on_gpu else 'cpu'}_time_total", _TOP_OPS),
         data_wait_share=waits.data_wait_seconds / seconds,
         launch_bound_share=waits.launch_bound_share,
         data_in_memory=session.plan.train.in_memory,
@@ -224,13 +191,3 @@ def phase_seconds(events: Iterable[Any], steps: int) -> tuple[dict[str, float], 
         if span.start <= stop:
             gpu[phase] += 1e-6 * sum(kernel.duration for kernel in event.kernels) / steps
     return host, gpu
-
-
-def _ops(profiler: torch_profile, on_gpu: bool) -> list[Op]:
-    """The longest first, by their own time; on a GPU by the time of their kernels."""
-    ops = []
-    for row in profiler.key_averages():
-        if row.device_type == DeviceType.CPU and not row.is_user_annotation:
-            microseconds = row.self_device_time_total if on_gpu else row.self_cpu_time_total
-            ops.append(Op(row.key, 1e-6 * microseconds / _PROFILED_STEPS, row.count / _PROFILED_STEPS))
-    return sorted(ops, key=lambda op: -op.seconds)

@@ -1,4 +1,4 @@
-"""Numbers, names and axes as the page shows them, and its charts as SVG: curves and the reliability diagram.
+"""Numbers, names and axes as the page shows them, and its charts as SVG.
 
 A value that is missing is ''. Colours come from the page's style sheet, for light and dark. Each chart has a title and
 a description for screen readers. The elements carry their values, which the page's script reads out at the pointer and
@@ -103,16 +103,8 @@ def _multiples(first: int, last: int, step: float) -> tuple[float, ...]:
 
 
 def tick_label(value: float) -> str:
-    """The number in at most six characters: '0.05', '1,200', '20k', '3.5M', '1e-5'."""
-    if abs(value) >= 1e12:
-        return f"{value:.0e}".replace("e+", "e")
-    for limit, divisor, unit in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / divisor:.3g}{unit}"
-    if 0 < abs(value) < 0.0001:
-        mantissa, exponent = f"{value:.2e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
-    return number(value)
+    """Four significant digits in few characters: '0.05', '1200', '2e4', '1e-5'."""
+    return f"{value:.4g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e")
 
 
 def downsample(points: Sequence[Point]) -> list[Point]:
@@ -172,7 +164,11 @@ class Chart:
         """The drawing. Its polylines have the values of their points as `data-x` and `data-y`."""
         x_axis, y_axis = self.axes
         frame = f"{_LEFT} {WIDTH - _RIGHT} {_TOP} {HEIGHT - _BOTTOM} {x_axis.low:.10g} {x_axis.high:.10g}"
-        parts = [_open_svg(self.title, frame, self.x_label), _grid(x_axis, y_axis, self.x_label)]
+        opened = Markup(
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{{0}}" data-frame="{frame}" '
+            'data-x="{1}"><title id="{0}">{2}</title>'
+        ).format(f"{element_id('svg', self.title)}-title", self.x_label, self.title)
+        parts = [opened, _grid(x_axis, y_axis, self.x_label)]
         parts += [self._curve(series, x_axis, y_axis) for series in self.series]
         if self.best:
             x, y = _pixel(self.best, x_axis, y_axis)
@@ -256,6 +252,18 @@ def curves_of(runs: Sequence[RunContents], compared: bool = False) -> list[Chart
     return charts
 
 
+def reliability(bins: Iterable[Row]) -> Chart | None:
+    """Accuracy by confidence; of a calibrated model, the diagonal. None without a filled bin."""
+    accuracy = points(bins, "confidence", "accuracy")
+    curves = [Series("accuracy", accuracy), Series("calibrated", [(0, 0), (100, 100)], NUM_COLOURS)]
+    return Chart("Accuracy by confidence", "confidence (%)", curves, "%") if accuracy else None
+
+
+def coverage(thresholds: Iterable[Row]) -> Chart | None:
+    accuracy = points(thresholds, "coverage", "accuracy")
+    return Chart("Accuracy by coverage", "coverage (%)", [Series("accuracy", accuracy)], "%") if accuracy else None
+
+
 def element_id(kind: str, title: str) -> str:
     """An HTML id for the title of a chart or section."""
     return f"{kind}-" + "".join(character if character.isalnum() else "-" for character in title.lower())
@@ -265,15 +273,6 @@ def series_class(index: int) -> str:
     """The classes of the style sheet for the curve of this number, and for its entry in the legend."""
     dash = index // NUM_COLOURS % 4
     return f"curve c{index % NUM_COLOURS}" + (f" d{dash}" if dash else "")
-
-
-def _open_svg(title: str, frame: str = "", x_label: str = "") -> Markup:
-    """frame: left, right, top and bottom of the curves in pixels, and the values at its left and right."""
-    i, f = element_id("svg", title), Markup(' data-frame="{}" data-x="{}"').format(frame, x_label) if frame else ""
-    return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{i}-title"{f}>'
-        f'<title id="{i}-title">{escape(title)}</title>'
-    )
 
 
 def _pixel(point: Point, x_axis: Axis, y_axis: Axis) -> Point:
@@ -294,22 +293,3 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Markup:
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick_label(tick)}</text>')
     label = f'<text class="label" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>'
     return Markup("<g>" + "".join(parts) + label + "</g>")
-
-
-def reliability_diagram(bins: Iterable[Row], multi_label: bool = False) -> Markup:
-    """Accuracy by confidence as bars; a calibrated model's bars end at the diagonal. '' without a filled bin.
-
-    bins: rows with the lowest and the highest confidence in percent, the images and their accuracy in percent.
-    """
-    axis = Axis(0, 100, (0, 20, 40, 60, 80, 100))
-    parts = [_grid(axis, axis, f"{'probability' if multi_label else 'confidence'} (%)")]
-    filled = ((*points([row], "low", "high"), *points([row], "count", "accuracy")) for row in bins)
-    for (low, high), (count, accuracy) in (pairs for pairs in filled if len(pairs) == 2):
-        text = f"Confidence {number(low)} to {number(high)}%: accuracy {percent(accuracy)} of {count:,.0f} images."
-        (left, top), (right, bottom) = _pixel((low, accuracy), axis, axis), _pixel((high, 0), axis, axis)
-        box = f'x="{left + 0.5:.1f}" y="{top:.1f}" width="{right - left - 1:.1f}" height="{bottom - top:.1f}"'
-        parts.append(Markup(f'<rect class="bar" {box}><title>{text}</title></rect>'))  # numbers only
-    (left, bottom), (right, top) = _pixel((0, 0), axis, axis), _pixel((100, 100), axis, axis)
-    parts.append(Markup(f'<path class="diagonal" d="M{left} {bottom}L{right} {top}"/>'))
-    has_bars = len(parts) > 2
-    return Markup("").join([_open_svg("Reliability diagram"), *parts, Markup("</svg>")]) if has_bars else Markup("")

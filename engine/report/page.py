@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from engine.report import REPORT, TRAIN_BATCH, charts
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
-from engine.report.contents import Evaluation, RunContents, points, read_contents
+from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.overview import details_of, shift_by_weights, status_of, tiles_of
 from engine.report.tables import (
     Group,
@@ -54,8 +54,6 @@ def run_page(run: RunContents) -> str:
     evaluation = run.evaluation
     status, resume = status_of(run)
     names = run.values["class_names"]
-    coverage = points(evaluation.rows("coverage"), "coverage", "accuracy") if evaluation else []
-    bins = evaluation.rows("calibration", "low", "high", "count", "accuracy") if evaluation else []
     pictures = (run.folder / SUSPECTS).parent / PICTURES
     values = {
         "run": run,
@@ -72,8 +70,8 @@ def run_page(run: RunContents) -> str:
         "suspects": [(row, data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "confusion": _confusion(evaluation) if evaluation else None,
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
-        "coverage": charts.Chart("Accuracy by coverage", "coverage (%)", [charts.Series("accuracy", coverage)], "%"),
-        "reliability": charts.reliability_diagram(bins, run.is_multi_label),
+        "reliability": charts.reliability(evaluation.rows("calibration")) if evaluation else None,
+        "coverage": charts.coverage(evaluation.rows("coverage")) if evaluation else None,
         "shift": shift_by_weights(run),
     }
     return _render("run.html", values)

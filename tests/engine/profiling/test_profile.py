@@ -13,7 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent
 
 from configs.command_line import parse_command_line
 from engine.commands.run import run
-from engine.profiling.profiler import TRACE, Op, Profile, advice, phase_seconds, profile_text
+from engine.profiling.profiler import TRACE, Profile, advice, phase_seconds, profile_text
 from engine.run.cost import Phase
 from utils.distributed import single_process
 from utils.files import read_json
@@ -53,11 +53,8 @@ def test_gpu_work_belongs_to_the_phase_that_launched_it():
 
 NO_TIME = dict.fromkeys(Phase, 0.0)
 SECONDS = {DATA_WAIT: 0.01, TRANSFORM: 0.01, FORWARD: 0.28, BACKWARD: 0.62, OPTIMIZER: 0.06, LOGGING: 0.01}
-GOOD = Profile(1.0, NO_TIME, SECONDS, [], 0.01, 0.0, False, True, False)  # on a GPU, compiled
+GOOD = Profile(1.0, NO_TIME, SECONDS, "", 0.01, 0.0, False, True, False)  # on a GPU, compiled
 GOOD_CPU = replace(GOOD, host_seconds=SECONDS, gpu_seconds=NO_TIME, launch_bound_share=None, is_compiled=False)
-MASKS = [Op("ampvit::random_mask", 0.3, 49)]
-CASTS = [Op(f"aten::{name}", 0.05, 12) for name in ("_to_copy", "copy_", "sum", "cat", "cudnn_batch_norm_backward")]
-ELEMENTWISE = [Op("aten::addmm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::add_", 0.1, 24)]
 
 
 @pytest.mark.parametrize(("profile", "share", "option"), [
@@ -65,16 +62,10 @@ ELEMENTWISE = [Op("aten::addmm", 0.5, 96), Op("aten::gelu", 0.2, 12), Op("aten::
     (replace(GOOD, launch_bound_share=0.6, is_compiled=False), 60, "-compile"),
     (replace(GOOD, launch_bound_share=0.6), 60, "TRAIN.COMPILE=max"),
     (replace(GOOD, is_slow_float32=True), 90, "-amp"),
-    (replace(GOOD, is_compiled=False, ops=ELEMENTWISE), 30, "-compile"),
-    (replace(GOOD, is_compiled=False, ops=CASTS), 25, "-compile"),
-    (replace(GOOD_CPU, ops=MASKS), 30, "MODEL.DROPOUT"),
     (replace(GOOD, gpu_seconds=SECONDS | {OPTIMIZER: 0.25}), 25, "-accum_iter"),
     (replace(GOOD_CPU, host_seconds=SECONDS | {TRANSFORM: 0.15}), 15, "DATA.AFFINE_"),
     (GOOD, None, ""),
     (GOOD_CPU, None, ""),
-    (replace(GOOD, ops=ELEMENTWISE), None, ""),  # compiled
-    (replace(GOOD_CPU, ops=ELEMENTWISE), None, ""),
-    (replace(GOOD, ops=MASKS), None, ""),
     (replace(GOOD, data_wait_share=0.3, data_in_memory=True), None, ""),
 ])  # fmt: skip
 def test_a_part_that_takes_long_has_its_advice(profile, share, option):
@@ -104,8 +95,7 @@ def test_profile_of_a_run(digits_argv, cpu, tmp_path, capsys, monkeypatch):
     parts = [found[phase] for phase in Phase]
     assert min(parts) > 0 and sum(parts) == pytest.approx(found["step, with the profiler"], abs=0.5)
     assert 80 < found["step, with the profiler"] <= 100
-    ops = [share for name, share in found.items() if name.startswith("aten::")]
-    assert len(ops) > 5 and ops == sorted(ops, reverse=True) and sum(ops) < 100
+    assert len(re.findall(r"^ +aten::", text, re.MULTILINE)) > 5
     with gzip.open(folder / TRACE) as file:
         names = [entry.get("name") for entry in json.load(file)["traceEvents"]]
     assert names.count(OPTIMIZER) == 10 and names.count(FORWARD) == 20

@@ -12,7 +12,7 @@ from engine.report.charts import (
     Series,
     axis_of,
     downsample,
-    reliability_diagram,
+    reliability,
 )
 from engine.report.contents import points
 
@@ -77,10 +77,14 @@ def test_numbers_at_the_limits_of_float64_have_a_chart_or_are_left_out(values, l
             assert all(map(math.isfinite, pixels))
 
 
-def test_the_reliability_diagram_has_a_bar_per_filled_bin():
-    rows = [{"low": 0, "high": 50, "count": 0, "accuracy": ""}, {"low": 50, "high": 100, "count": 8, "accuracy": 62.5}]
-    svg = str(reliability_diagram(rows))
-    assert reliability_diagram(rows[:1]) == ""
-    (height,) = map(float, re.findall(r'class="bar" .*?height="([\d.]+)"', svg))
-    low, high = (float(y) for y in re.search(r'class="diagonal" d="M\S+ (\S+)L\S+ (\S+)"', svg).groups())
-    assert height == pytest.approx(0.625 * (low - high), abs=0.1) and "62.50% of 8 images" in svg
+def test_the_reliability_of_filled_bins_is_beside_the_diagonal():
+    rows = [
+        {"confidence": "", "accuracy": ""},
+        {"confidence": 70, "accuracy": 62.5},
+        {"confidence": 90, "accuracy": 80},
+    ]
+    drawn, diagonal = values_at_pixels(str(reliability(rows).svg()))
+    assert reliability(rows[:1]) is None
+    assert np.allclose(drawn, [(70, 62.5), (90, 80)], atol=0.2) and np.allclose(
+        diagonal, [(0, 0), (100, 100)], atol=0.2
+    )
