@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import nn
 
 from configs.schema import Data
@@ -54,11 +54,7 @@ from utils.tables import matrix_text, safe_cell, table_text
 
 _SIDE = 160  # pixels of a picture
 _JPEG_QUALITY = 80
-# RGB from low to high, at equal distances: matplotlib's inferno, without importing it.
-_COLORS = (
-    (0, 0, 4), (22, 11, 57), (66, 10, 104), (106, 23, 110), (147, 38, 103), (188, 55, 84), (221, 81, 58),
-    (243, 120, 25), (252, 165, 10), (246, 215, 70), (252, 255, 164),
-)  # fmt: skip
+_LOW, _MIDDLE, _HIGH = (0, 0, 4), (188, 55, 84), (252, 255, 164)  # RGB of matplotlib's inferno
 
 
 def write_pictures(folder: Path, indices: Sequence[int], samples: Samples, data: Data) -> dict[int, torch.Tensor]:
@@ -161,10 +157,8 @@ def to_picture(crop: torch.Tensor, side: int = _SIDE) -> Image.Image:
 def write_map(path: Path, crop: torch.Tensor, heat: torch.Tensor, side: int = _SIDE) -> None:
     """Writes the gray crop, uint8 (C, H, W), colored by the map (rows, columns) in 0..1, as `to_picture`."""
     gray = to_picture(crop, side).convert("L").convert("RGB")
-    values = F.interpolate(heat[None, None], size=(gray.height, gray.width), mode="bilinear")[0, 0].numpy()
-    points = np.linspace(0, 1, len(_COLORS))
-    colors = np.stack([np.interp(values, points, channel) for channel in np.transpose(_COLORS)], axis=-1)
-    save_picture(Image.blend(gray, Image.fromarray(colors.astype(np.uint8)), 0.6), path)
+    levels = Image.fromarray((255 * heat).byte().numpy()).resize(gray.size, Image.Resampling.BILINEAR)
+    save_picture(Image.blend(gray, ImageOps.colorize(levels, _LOW, _HIGH, _MIDDLE), 0.6), path)
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:

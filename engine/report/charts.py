@@ -91,15 +91,9 @@ def axis_of(values: Sequence[float], max_ticks: int, integers: bool = False, log
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= at_least * (1 - 1e-9))
     if integers:
         step = max(step, 1)
-        return Axis(low, high, _multiples(math.ceil(low / step), math.floor(high / step), step))
+        return Axis(low, high, tuple(step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return Axis(first * step, last * step, _multiples(first, last, step))
-
-
-def _multiples(first: int, last: int, step: float) -> tuple[float, ...]:
-    """The multiples, rounded so that 3 * 0.1 is 0.3."""
-    digits = max(0, 3 - math.floor(math.log10(step)))
-    return tuple(round(index * step, digits) for index in range(first, last + 1))
+    return Axis(first * step, last * step, tuple(step * n for n in range(first, last + 1)))
 
 
 def tick_label(value: float) -> str:

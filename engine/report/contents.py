@@ -31,7 +31,6 @@ from utils.metric_table import METRICS, Metric, best_metric
 from utils.status import UNFINISHED
 from utils.tables import read_rows, to_float, unescaped_cell
 
-SEVERAL = " | "  # between the true classes of an image
 LARGEST = 1e150  # in a chart; the axes of larger numbers, and of numbers below its inverse, are no numbers
 _WITHOUT_PAGE = ("predict-", "embed-", "profile-")  # folders of these commands
 _MAX_STATUS_CHARS = 50

@@ -19,17 +19,7 @@ from configs.load import RUN_OPTIONS
 from configs.weights import PLACE, SPLIT
 from engine.report.charts import duration, gigabytes, number, percent
 from engine.report.contents import Evaluation, RunContents, best_epoch, points
-from engine.run.facts import (
-    Attention,
-    Devices,
-    Environment,
-    EvaluationData,
-    Fact,
-    Model,
-    Preprocessing,
-    Start,
-    TrainingData,
-)
+from engine.run import facts
 from engine.run.record import BASELINES
 from utils.file_formats.hf_folder import HUB, LOCAL, find_on_hub
 from utils.metric_table import METRICS
@@ -159,18 +149,18 @@ def status_of(run: RunContents) -> tuple[str, str]:
     return "The state of the run is not known.", ""
 
 
-_FACTS: dict[str, tuple[type[Fact], ...]] = {  # on the page by name, with the text of their log lines
-    "Data": (TrainingData, EvaluationData),
-    "Preprocessing": (Preprocessing,),
-    "Devices": (Devices,),
-    "Attention": (Attention,),
-    "Environment": (Environment,),
+_FACTS: dict[str, tuple[type[facts.Fact], ...]] = {  # on the page by name, with the text of their log lines
+    "Data": (facts.TrainingData, facts.EvaluationData),
+    "Preprocessing": (facts.Preprocessing,),
+    "Devices": (facts.Devices,),
+    "Attention": (facts.Attention,),
+    "Environment": (facts.Environment,),
 }
 
 
 def details_of(run: RunContents) -> dict[str, str]:
     """Model, data, devices and environment, by name; '' if it is not known."""
-    options, trained, environment = run.options, run.fact(Model), run.fact(Environment)
+    options, trained, environment = run.options, run.fact(facts.Model), run.fact(facts.Environment)
     weights = options["MODEL.PRETRAINED"] or options["MODEL.RESUME"] or "random"
     known = {name: next(filter(None, map(run.fact, kinds)), "") for name, kinds in _FACTS.items()}
     resumes = run.values["starts"] - 1
@@ -287,7 +277,7 @@ def first_epoch_of(run: RunContents) -> str:
 
 def _sample_size(run: RunContents, name: str) -> float:
     """The number of validation images for the noise of a metric: in a mean over classes, small classes count more."""
-    data, classes = run.fact(TrainingData), run.evaluation.classes if run.evaluation else []
+    data, classes = run.fact(facts.TrainingData), run.evaluation.classes if run.evaluation else []
     counts = [count for row in classes if (count := to_float(row.get("count")))]
     if name in _OF_IMAGES or not counts:
         return run.measured("samples") or (data.validation if data else _MANY)
@@ -360,4 +350,4 @@ def _again(run: RunContents, *options: str) -> str:
 
 def _command(run: RunContents, *flags: str) -> str:
     """The command line with these flags for the script of the run, its number of processes and its device."""
-    return f"{(run.fact(Start) or Start('', 0)).program} {shlex.join(flags)}"
+    return f"{(run.fact(facts.Start) or facts.Start('', 0)).program} {shlex.join(flags)}"

@@ -14,19 +14,10 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from engine.report import REPORT, TRAIN_BATCH, charts
+from engine.report import REPORT, TRAIN_BATCH, charts, tables
 from engine.report.charts import MAX_NAME_CHARS, number, option, percent
 from engine.report.contents import Evaluation, RunContents, read_contents
 from engine.report.overview import details_of, shift_by_weights, status_of, tiles_of
-from engine.report.tables import (
-    Group,
-    class_table,
-    compared_options,
-    data_uri,
-    galleries_of,
-    options_off_defaults,
-    results,
-)
 from engine.run.record import PICTURES, SUSPECTS
 from utils.errors import on_one_line, shortened
 from utils.files import atomic_write
@@ -63,11 +54,11 @@ def run_page(run: RunContents) -> str:
         "tiles": tiles_of(run),
         "details": details_of(run),
         "class_names": list(map(str, names)) if isinstance(names, list) else [],
-        "train_batch": data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
+        "train_batch": tables.data_uri(run.folder / TRAIN_BATCH, _MAX_BATCH_BYTES),
         "charts": charts.curves_of([run]),
-        "off_defaults": options_off_defaults(run),
-        "galleries": list(galleries_of(evaluation)) if evaluation else [],
-        "suspects": [(row, data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
+        "off_defaults": tables.options_off_defaults(run),
+        "galleries": list(tables.galleries_of(evaluation)) if evaluation else [],
+        "suspects": [(row, tables.data_uri(pictures / f"{number}.jpg")) for number, row in enumerate(run.suspects)],
         "confusion": _confusion(evaluation) if evaluation else None,
         "pairs": evaluation.rows("confused_pairs", "true", "predicted", "count", "share")[:20] if evaluation else [],
         "reliability": charts.reliability(evaluation.rows("calibration")) if evaluation else None,
@@ -95,7 +86,9 @@ def _evaluated(evaluation: Evaluation) -> str:
     return "Measured on " + ", with the weights ".join(filter(None, parts)) + "." if any(parts) else ""
 
 
-def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], problems: Sequence[str], folder: Path) -> str:
+def comparison_page(
+    runs: Sequence[RunContents], groups: Sequence[tables.Group], problems: Sequence[str], folder: Path
+) -> str:
     """The page that compares runs, which are ranked.
 
     problems: lines about folders that are left out. folder: of the page; its links are relative to it.
@@ -105,8 +98,8 @@ def comparison_page(runs: Sequence[RunContents], groups: Sequence[Group], proble
         page = run.folder / REPORT
         link = quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
         entries.append({"name": run.name, "index": index, "link": link, "has_curves": bool(run.epochs or run.reports)})
-    values = {"runs": entries, "tables": results(runs), "groups": groups, "problems": problems}
-    values |= {"options": compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
+    values = {"runs": entries, "tables": tables.results(runs), "groups": groups, "problems": problems}
+    values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
     return _render("comparison.html", values)
 
 
@@ -125,7 +118,8 @@ def _environment() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"name": _name, "visible": on_one_line, "option": option, "to_float": to_float}
-    environment.filters |= {"number": number, "percent": percent, "class_table": class_table, "evaluated": _evaluated}
+    environment.filters |= {"number": number, "percent": percent, "evaluated": _evaluated}
+    environment.filters["class_table"] = tables.class_table
     environment.globals |= {"element_id": charts.element_id, "series_class": charts.series_class}
     return environment
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from configs.compare import differing_from_defaults
 from configs.yaml_io import shorten
 from engine.report.charts import duration, gigabytes, number, percent
-from engine.report.contents import SEVERAL, Evaluation, RunContents
+from engine.report.contents import Evaluation, RunContents
 from engine.run.facts import EvaluationData, TrainingData
 from engine.run.record import BASELINES, PICTURES, Row
 from utils.metric_table import METRICS, OPERATING
@@ -154,38 +154,26 @@ def _run_row(run: RunContents) -> dict[str, str]:
 
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}
+_MISTAKE = ("kind", "index", "path", "true", "predicted", "probability", "true_probability", "loss")
 _MAX_SHOWN = 24  # of each kind
 _MAX_FILE_BYTES = 32_000  # of a picture: all of them have less than 5 MB
 _KINDS = {".jpg": ("jpeg", b"\xff\xd8\xff"), ".png": ("png", b"\x89PNG")}  # name and first bytes
 
 
-def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The title and the samples of each kind, in the order of `mistakes.csv`; a sample is in the first gallery only."""
+def galleries_of(evaluation: Evaluation) -> Iterator[tuple[str, list[tuple[Row, str, str]]]]:
+    """The title of each kind, and the rows of `mistakes.csv` with picture and attention map; a sample is shown once."""
     shown: set[str] = set()
     for kind, title in _TITLES.items():
-        rows = [row for row in evaluation.rows("mistakes", "kind", "index") if row["kind"] == kind][:_MAX_SHOWN]
+        rows = [row for row in evaluation.rows("mistakes", *_MISTAKE) if row["kind"] == kind][:_MAX_SHOWN]
         if rows:
-            yield title, [_mistake(evaluation, row) for row in rows if row["index"] not in shown]
+            yield title, [(row, *_pictures(evaluation, row)) for row in rows if row["index"] not in shown]
         shown |= {row["index"] for row in rows}
 
 
-def _mistake(evaluation: Evaluation, row: Row) -> dict[str, Any]:
-    """The values that the page shows. is_recognized: the highest losses may include samples that are recognized."""
-    index, true, predicted = str(row["index"]), row.get("true", ""), row.get("predicted", "")
-    loss, true_probability = to_float(row.get("loss")), percent(to_float(row.get("true_probability")))
+def _pictures(evaluation: Evaluation, row: Row) -> tuple[str, str]:
+    index = str(row["index"])
     stem = evaluation.folder / PICTURES / (index if index.isdecimal() else "none")
-    return {
-        "true": true,
-        "predicted": predicted,
-        "path": row.get("path") or f"sample {index}",
-        "probability": percent(to_float(row.get("probability"))),
-        "true_probability": true_probability,
-        "loss": "" if loss is None else f"{loss:.2f}",
-        "is_recognized": true == predicted and true_probability,  # '' if there are several true classes
-        "is_wrong": predicted not in true.split(SEVERAL),
-        "picture": data_uri(stem.with_suffix(".jpg")),
-        "attention": data_uri(stem.with_name(f"{stem.name}-attention.jpg")),
-    }
+    return data_uri(stem.with_suffix(".jpg")), data_uri(stem.with_name(f"{stem.name}-attention.jpg"))
 
 
 def data_uri(path: Path, max_bytes: int = _MAX_FILE_BYTES) -> str:

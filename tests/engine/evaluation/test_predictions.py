@@ -1,7 +1,6 @@
 """The files of a prediction."""
 
 import csv
-import errno
 import json
 import os
 from collections.abc import Iterator
@@ -44,11 +43,10 @@ def prepare(
     ranked=None,
     excel=False,
     json=True,
-    fails=False,
 ) -> tuple[Predictions, Iterator[SampleResults]]:
     """The predictions, and their results. Image 1 cannot be read; the target of image i is i.
 
-    ranked: labels in order, by default ascending. fails: the disk is full after the last image.
+    ranked: labels in order, by default ascending.
     """
     count = len(names)
     labels = np.tile(np.array(ranked or range(len(classes)), dtype=np.int32), (count, 1))
@@ -60,8 +58,6 @@ def prepare(
         for start in range(0, count, chunk):
             values = (column[start : start + chunk] for column in (targets, labels, probabilities, losses))
             yield SampleResults(*values, {1: "is empty (0 bytes)"} if start == 0 else {})
-        if fails:
-            raise OSError(errno.ENOSPC, "No space left on device")
 
     samples = Noise(list(names))
     samples.targets = np.arange(count)
