@@ -1,6 +1,5 @@
 """Folders of runs as a training or an evaluation writes them, small and without training; the reader of their pages."""
 
-import csv
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -107,13 +106,6 @@ def add_evaluation(folder: Path, names: Sequence[str]) -> None:
 
 def update_json(path: Path, **values: Any) -> None:
     write_json(path, json.loads(path.read_text()) | values)
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def write_facts(folder: Path, facts: Iterable[Fact]) -> None:

@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
@@ -13,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.run.log import RunLogger
 from engine.run.loggers import BackgroundLogger, LoggedRun, WandbLogger, check_loggers
-from engine.run.record import RunRecord, read_run
+from engine.run.record import read_run
 from utils.errors import UserError
 
 RESULT = {"top1": 90.0, "finished": True}
@@ -69,12 +68,6 @@ def test_runs_in_tensorboard_and_in_the_libraries(digits_argv, cpu, tmp_path, li
         "----- wandb: wandb-id, offline, in " in log
         and "----- mlflow: run mlflow-id, https://***@host:5000/a@b\n" in log
     )
-
-
-def record_in(folder: Path) -> RunRecord:
-    record = RunRecord()
-    record.open(folder)
-    return record
 
 
 class Faulty:
