@@ -16,7 +16,7 @@ from configs.schema.families.registry import FAMILIES, MODEL_SECTIONS
 from configs.schema.model import FREEZE_BACKBONE
 from configs.schema.train import WEIGHTS_EXTENSIONS
 from utils.errors import Unavailable, UserError, error_from
-from utils.file_formats.hf_folder import is_of_timm, read_metadata, weight_file
+from utils.file_formats.hf_folder import SHARDS, is_of_timm, read_metadata, weight_file
 from utils.files import open_regular_file
 from utils.notes import Note
 
@@ -90,8 +90,8 @@ def format_of(file: Path) -> str:
     the layout of its arrays is unknown.
     Raises UserError: it cannot be read, or is a pointer of Git LFS.
     """
-    if file.suffix.lower() == PADDLE:
-        return PADDLE
+    if file.name == SHARDS or file.suffix.lower() == PADDLE:
+        return SAFETENSORS if file.name == SHARDS else PADDLE
     try:
         with open_regular_file(file) as stream:
             head = stream.read(300)

@@ -36,7 +36,15 @@ from models.timm_model import preprocessing_of, published_preprocessing
 from models.transformers_model import published_config
 from models.weights.read import Weights, has_backing_storage, read_weights
 from utils.errors import UserError
-from utils.file_formats.hf_folder import CONFIG, PREPROCESSOR, WEIGHTS, is_of_timm, read_config, read_metadata
+from utils.file_formats.hf_folder import (
+    CONFIG,
+    PREPROCESSOR,
+    SHARDS,
+    WEIGHTS,
+    is_of_timm,
+    read_config,
+    read_metadata,
+)
 from utils.file_formats.pickles import ArrayRecord, Inert, checked_archive_bytes
 from utils.files import atomic_write, read_json
 
@@ -265,7 +273,7 @@ def read_record(weights: str) -> WeightsRecord | None:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return record_of(content, parse_value(content["options"])) if is_description(content) else None
     except Exception as error:  # a file of another program has any content
-        if path.name != WEIGHTS[0] or is_of_timm(read_json(path.with_name(CONFIG))):
+        if path.name not in (WEIGHTS[0], SHARDS) or is_of_timm(read_json(path.with_name(CONFIG))):
             return None
         if isinstance(error, UserError):
             raise

@@ -26,7 +26,7 @@ from models.transformers_model import read_folder
 from models.tuning import A, merge_adapters
 from models.weights.names import State, google_to_timm, summarize_names
 from utils.errors import UserError, error_from
-from utils.file_formats.hf_folder import CONFIG, LOCAL, WEIGHTS, is_of_timm
+from utils.file_formats.hf_folder import CONFIG, LOCAL, SHARDS, WEIGHTS, is_of_timm
 from utils.file_formats.pickles import (
     ArrayRecord,
     ForbiddenName,
@@ -228,7 +228,7 @@ def _read_torch(file: Path) -> Weights:
 
 
 def _read_safetensors(file: Path) -> Weights:
-    beside = read_json(file.with_name(CONFIG)) if file.name in WEIGHTS else {}
+    beside = read_json(file.with_name(CONFIG)) if file.name in (*WEIGHTS, SHARDS) else {}
     if is_of_timm(beside):
         return Weights({"": load_file(file, device="cpu")})
     return Weights({"": read_folder(file.parent)}, model=f"{LOCAL}{file.parent}")

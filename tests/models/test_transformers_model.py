@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -23,8 +24,10 @@ from engine.training.optimizer import build_optimizer
 from models.blocks import FeatureModel
 from models.build import build_model
 from models.weights.choose import EVALUATE, FINE_TUNE
+from models.weights.read import forget_weights, read_weights
 from scripts import export
 from utils.errors import UserError
+from utils.file_formats import hf_folder
 from utils.tables import read_rows
 
 NAMES = ("cat", "bee", "dog")  # not in their order
@@ -123,6 +126,35 @@ def test_a_family_has_the_logits_of_transformers_trains_and_resumes(kind, images
         stopped = train([*argv, "TRAIN.MAX_STEPS=4", f"SAVE={tmp_path / 'stopped'}"], cpu)
         train([f"-resume={stopped}", "-opts", "TRAIN.MAX_STEPS=null"], cpu)
         assert_same_state(after, states(stopped)["model"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [1, 2])
+def test_weights_in_one_part_and_in_two_are_read_from_a_folder_and_the_cache_of_the_hub(parts, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    folder = tmp_path / "models--org--name" / "snapshots" / "c0ffee"
+    source, _ = save(folder, "vit")
+    if parts == 2:
+        (folder / "model.safetensors").unlink()
+        source.save_pretrained(folder, max_shard_size="60KB")
+    assert len(list(folder.glob("*.safetensors"))) == parts
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text("c0ffee")
+    for name, value in {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": True}.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    hf_folder.download.cache_clear()
+    pixels = torch.randn(2, 3, 32, 32)
+    for place in (f"local-dir:{folder}", "hf:org/name"):
+        argv = [f"-model={place}", f"-pretrained={place.removeprefix('local-dir:')}", "-image_size=32"]
+        config = parse_command_line([*argv, "-opts", "MODEL.NUM_CLASSES=3"]).config
+        model, _ = build_model(config.model, config.data, torch.device("cpu"), EVALUATE)
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(pixels), source(pixel_values=pixels).logits, atol=1e-5, rtol=0)
+        assert read_record(place.removeprefix("local-dir:")).class_names == list(NAMES)
+    max(folder.glob("*.safetensors")).unlink()
+    forget_weights()
+    with pytest.raises(UserError, match=r"^[^\n]*c0ffee[^\n]*$"):
+        read_weights(str(folder))
 
 
 def exported(checkpoint: Path, target: Path):

@@ -16,6 +16,7 @@ from utils.threads import DaemonPool
 
 HUB, LOCAL = ("hf-hub:", "hf:"), "local-dir:"  # prefixes of a model name; timm's but for the short one
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+SHARDS = "model.safetensors.index.json"  # of transformers: the names of several files of weights
 PREPROCESSOR, FLIPS = "preprocessor_config.json", "do_flip_channel_order"  # of transformers; a key: images are BGR
 ANSWER_SECONDS = 6.0  # huggingface_hub itself retries for a minute, and longer if a firewall drops its packets
 
@@ -27,14 +28,17 @@ def model_folder(source: str, flag: str, with_weights: bool = False) -> Path:
     """
     if not source.startswith(HUB):
         return Path(expand_home(source.removeprefix(LOCAL)))
-    repository, fix = source.partition(":")[2], f"download it and {WEIGHTS[0]} by hand, and give {flag}"
+    repository, fix = source.partition(":")[2], f"download the repository by hand, and give {flag}"
     folder = download(repository, (CONFIG,), fix).parent
     same_commit = f"{repository.partition('@')[0]}@{folder.name}"
     of_timm = is_of_timm(read_json(folder / CONFIG))
     if not of_timm:
         download(same_commit, (PREPROCESSOR, CONFIG), fix)  # it may be missing
     if with_weights:
-        download(same_commit, WEIGHTS if of_timm else WEIGHTS[:1], fix)
+        file = download(same_commit, WEIGHTS if of_timm else (WEIGHTS[0], SHARDS), fix)
+        names = read_json(file).get("weight_map") if file.name == SHARDS else None
+        for name in sorted(set(names.values())) if isinstance(names, dict) else ():
+            download(same_commit, (name,), fix)
     return folder
 
 
@@ -46,7 +50,7 @@ def weight_file(source: str) -> str:
     folder = model_folder(source, "-pretrained=FOLDER", with_weights=True)
     if not os.path.isfile(folder / CONFIG):
         return source
-    names = WEIGHTS if is_of_timm(read_config(folder)) else WEIGHTS[:1]
+    names = WEIGHTS if is_of_timm(read_config(folder)) else (WEIGHTS[0], SHARDS)
     if found := next(filter(os.path.isfile, (folder / name for name in names)), None):
         return str(found)
     raise UserError(f"{folder}: has {CONFIG}, but no {' or '.join(names)}; add the weights")
