@@ -27,7 +27,7 @@ from engine.evaluation.session import build_eval_model
 from models.weights.choose import EVALUATE
 from models.weights.fit import load_pretrained
 from models.weights.names import State
-from scripts.flags import add_flag, find_source, script_parser, split_flags, split_sources
+from scripts.flags import add_flag, find_source, new_file, script_parser, split_flags, split_sources
 from scripts.weights.trained_model import TrainedModel, locate_weights, open_trained
 from utils.distributed import single_process
 from utils.errors import UserError, print_escaped
@@ -43,18 +43,15 @@ def main(argv: list[str]) -> int:
     what = "the checkpoints of RUN, or the best weights of several runs or files"
     parser = script_parser("average_checkpoints.py", usage, f"Averages {what}.")
     output = "checkpoint to write (default: average.pth in the first run's folder)"
-    add_flag(parser, "output", type=Path, metavar="FILE", help=output)
+    add_flag(parser, "output", type=new_file, metavar="FILE", help=output)
     flags, rest = split_flags(parser, argv)
     sources = list(dict.fromkeys(map(find_source, paths)))
     if not sources or (len(sources) == 1 and not sources[0].is_dir()):
         raise UserError("give the folder of a run, or several runs or weight files, as the first arguments")
-    if output := flags.output:
-        if output.suffix != ".pth":
-            raise UserError(f"-output {output}: must end with .pth; add it")
-        if output.is_dir() or not output.parent.is_dir():
-            raise UserError(f"-output {output}: is a folder, or its folder does not exist; give the name of a new file")
+    if flags.output and flags.output.suffix != ".pth":
+        raise UserError(f"-output {flags.output}: must end with .pth; add it")
     command = parse_command_line(["-eval", f"-pretrained={sources[0]}", *rest], SCRIPT)
-    write_average(sources, command, output)
+    write_average(sources, command, flags.output)
     return 0
 
 

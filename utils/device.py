@@ -93,32 +93,19 @@ def _has_nvidia_gpu() -> bool:
     return False
 
 
-def check_compute_capability(device: torch.device) -> None:
-    """Raises UserError if this torch has no code for the GPU. Other functions of torch.cuda would warn at length."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        capability = torch.cuda.get_device_capability(device)
-    names = torch.cuda.get_arch_list()
-    is_nvidia = any(name.startswith(("sm_", "compute_")) for name in names)
-    if not is_nvidia or any(_can_run(name, capability) for name in names):
-        return
-    raise Unavailable(
-        f"GPU {torch.cuda.get_device_name(device)} (compute capability {capability[0]}.{capability[1]}): torch "
-        f'{torch.__version__} is built for {", ".join(names)}; install a build for this GPU (see "Get started" on '
-        f"PyTorch's site), or set CUDA_VISIBLE_DEVICES to another GPU; {_ON_CPU}"
-    )
-
-
-def _can_run(architecture: str, capability: tuple[int, int]) -> bool:
-    """Returns whether this is machine code ('sm_90a') of the GPU's generation or PTX ('compute_120'), not newer.
-
-    torch's own check also knows some Jetson devices that do not run the code of their generation; it only warns.
-    """
-    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", architecture)
-    if not match:
-        return False
-    major, minor = int(match[2]), int(match[3])
-    return (major, minor) <= capability and (match[1] == "compute" or major == capability[0])
+def check_runs_kernels(device: torch.device) -> None:
+    """Raises UserError if this torch has no code for the GPU, of which torch itself only warns."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.ones(1, device=device)
+    except RuntimeError as error:
+        if "no kernel image" not in str(error):
+            raise
+        raise Unavailable(
+            f"GPU {torch.cuda.get_device_name(device)}: torch {torch.__version__} has no code for it; install a build "
+            f'for it (see "Get started" on PyTorch\'s site), or set CUDA_VISIBLE_DEVICES to another GPU; {_ON_CPU}'
+        ) from None
 
 
 def device_name(device: torch.device) -> str:

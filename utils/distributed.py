@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from utils.device import check_compute_capability, find_shortage, visible_gpus
+from utils.device import check_runs_kernels, find_shortage, visible_gpus
 from utils.errors import Unavailable, UserError
 from utils.processes.launch import (
     LOOPBACK,
@@ -74,11 +74,12 @@ class ProcessContext:
 def single_process(wanted: str | None = None) -> ProcessContext:
     """The context of a run of one process, on the first visible GPU or else on the CPU. wanted: of -device.
 
-    Raises UserError as `visible_gpus` and `check_compute_capability`.
+    Raises UserError as `visible_gpus` and `check_runs_kernels`; the GPU is full.
     """
     device = torch.device("cuda:0" if visible_gpus(wanted) else "cpu")
     if device.type == "cuda":
-        check_compute_capability(device)
+        with _report_full_gpu():
+            check_runs_kernels(device)
     return ProcessContext(0, 0, 1, 1, device)
 
 
@@ -371,7 +372,7 @@ def _claim_device(store: dist.Store, local_rank: int, local_world_size: int, wan
     if gpus == 0:
         return torch.device("cpu")
     device = torch.device("cuda", local_rank % gpus)
-    check_compute_capability(device)
+    check_runs_kernels(device)
     identity = torch.cuda.get_device_properties(device).uuid
     if store.add(f"processes on {identity}", 1) > 1:
         problem = f"GPUs: {local_world_size} processes on this host, but {gpus} visible to rank {os.environ['RANK']}"

@@ -22,7 +22,6 @@ from utils.errors import UserError
 if TYPE_CHECKING:  # torch is imported later
     import torch.distributed as dist
 
-_MIN_OPEN_FILES = 64  # torch's store waits for minutes where two ranks have fewer
 _REQUIRED = ("torch", "torchvision", "timm", "pydantic", "yaml", "tqdm", "numpy", "PIL", "safetensors")
 
 
@@ -38,16 +37,6 @@ def why_unusable() -> str | None:
         tempfile.gettempdir()
     except OSError as error:
         return f"TMPDIR: {error.strerror}; set it to a folder that can be written"
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if not threads.strip():
-        os.environ.pop("OMP_NUM_THREADS", None)  # libgomp would print lines about an empty value
-    elif not all(count.strip().isdecimal() and int(count) for count in threads.split(",")):
-        return f"OMP_NUM_THREADS is {threads[:40]!r}: must be a number of threads, at least 1; correct or unset it"
-    import resource  # Windows lacks it
-
-    if 0 <= (open_files := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < _MIN_OPEN_FILES:
-        text = f"ulimit -n is {open_files}: too few open files"
-        return f"{text}; raise it to at least {_MIN_OPEN_FILES} (ulimit -n 65536)"
     if missing := ", ".join(_PIP_NAMES.get(module, module) for module in _REQUIRED if not is_installed(module)):
         return f"not installed: {missing}; source .venv/bin/activate, or pip install -r requirements.txt"
     return None

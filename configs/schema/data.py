@@ -13,7 +13,6 @@ from configs.schema.section import Floats, ImageSize, Pair, Path, Probability, R
 from configs.yaml_io import shorten
 from utils.errors import did_you_mean
 
-_BGR_MEAN = (0.406, 0.456, 0.485)  # of ImageNet, as Caffe reads images
 MAX_CROP_PCT = 2  # the border is then half of the crop
 MAX_PIXELS = 64_000_000
 
@@ -172,7 +171,8 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
             yield f"GREY_RANGE {list(self.grey_range)} must ascend, within 0..65535"
         if min(self.imagenet_std) <= 0:
             yield "IMAGENET_STD must be greater than 0"
-        yield from self._problems_of_units()
+        if max(*self.imagenet_mean, *self.imagenet_std) > 1:
+            yield "IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide values of pixels in 0..255 by 255"
         if self.random_crop_scale[1] > 1:
             yield "RANDOM_CROP_SCALE is a fraction of the image, at most 1"
 
@@ -216,25 +216,6 @@ class Data(Section):  # type: ignore[no-redef]  # pydantic's plugin, on a field 
                     yield f"{name} {shorten(expression)} has no group: put the part that names it into parentheses"
             except re.error as error:
                 yield f"{name} {shorten(expression)} is not a regular expression ({error})"
-
-    def _problems_of_units(self) -> Iterator[str]:
-        """Other programs write mean and standard deviation of pixels in 0..255; a deviation of 1 is no scaling there.
-
-        The text has the values in units of 0..1.
-        """
-        mean, std = self.imagenet_mean, self.imagenet_std
-        largest = max(*mean, *std)
-        if largest > 255:
-            yield f"IMAGENET_MEAN and IMAGENET_STD have a value of {largest:g}; give values of pixels in 0..1"
-        unit = 255 if largest > 1 else 1
-        if len(mean) == 3 and all(abs(value / unit - bgr) < 2e-3 for value, bgr in zip(mean, _BGR_MEAN, strict=True)):
-            yield "IMAGENET_MEAN is in the order BGR, and images are RGB: reverse it and IMAGENET_STD"
-        if largest > 1:
-            scaled = {"IMAGENET_MEAN": [value / 255 for value in mean] if max(mean) > 1 else mean}
-            if max(std) > 1 or (max(mean) > 1 and min(std) == 1):
-                scaled["IMAGENET_STD"] = [value / 255 for value in std]
-            keys = " ".join(f"DATA.{key}=[{','.join(f'{v:.6g}' for v in values)}]" for key, values in scaled.items())
-            yield f"IMAGENET_MEAN and IMAGENET_STD are of pixels in 0..1: divide by 255, {keys}"
 
 
 IMAGENET_CLASSES = 1000

@@ -73,8 +73,8 @@ def pillow_formats(kind: str | None) -> tuple[str, ...]:
     return ("AVIF",) if kind == "AVIF" else FORMATS
 
 
-def size_if_whole(file: int, head: bytes, tail: bytes, num_bytes: int) -> tuple[int, int] | None:
-    """Height and width in pixels of a JPEG, PNG, GIF or WebP whose last part is there; None: a decoder must decide.
+def size_if_whole(file: int, head: bytes, tail: bytes) -> tuple[int, int] | None:
+    """Height and width in pixels of a JPEG or PNG whose last part is there; None: a decoder must decide.
 
     In microseconds. Raises any exception for a damaged file. file: its descriptor. head, tail: its first HEAD_BYTES and
     last TAIL_BYTES.
@@ -89,20 +89,6 @@ def size_if_whole(file: int, head: bytes, tail: bytes, num_bytes: int) -> tuple[
         width, height, depth, color, *methods, interlace = struct.unpack_from(">IIBBBBB", head, 16)
         is_known = depth in _PNG_DEPTHS.get(color, ()) and methods == [0, 0] and interlace < 2
         return (height, width) if is_known and b"IEND" in tail and b"acTL" not in head else None
-    if kind == "GIF":
-        width, height = struct.unpack_from("<HH", head, 6)
-        return (height, width) if tail.endswith(b";") else None
-    if kind == "WEBP":
-        if struct.unpack_from("<I", head, 4)[0] + 8 > num_bytes:
-            return None
-        if head[12:16] == b"VP8X":
-            width, height = (1 + int.from_bytes(head[place : place + 3], "little") for place in (24, 27))
-        elif head[12:16] == b"VP8L":
-            (bits,) = struct.unpack_from("<I", head, 21)
-            width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        else:
-            width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
-        return height, width
     return None
 
 

@@ -331,7 +331,7 @@ def _looks_intact(samples: ImageFiles, index: int, fingerprints: np.ndarray) -> 
             head = os.pread(descriptor, HEAD_BYTES, 0)
             tail = os.pread(descriptor, TAIL_BYTES, size - TAIL_BYTES) if size > HEAD_BYTES else head[-TAIL_BYTES:]
             fingerprints[index] = size << 32 | zlib.crc32(tail)
-            sides = size_if_whole(descriptor, head, tail, size)
+            sides = size_if_whole(descriptor, head, tail)
         finally:
             os.close(descriptor)
     except Exception:  # Pillow raises many types on damaged files

@@ -87,8 +87,6 @@ def choose(weights: Weights, model: nn.Module, options: Model, purpose: Purpose)
     if 4 * most < len(body):
         largest = max(weights.states.values(), key=len, default={})
         fix = "give weights of this model with timm's names"
-        if "_conv_stem.weight" in largest:
-            fix = "the names are efficientnet_pytorch's: give -model, such as tf_efficientnet_lite0"
         if weights.architecture:
             fix = f"give -model={weights.architecture}, which the file names"
         text = f"{file}: contains {summarize_names(largest)}, but {most or 'none'} of this model's {len(body)} tensors"

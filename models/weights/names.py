@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
-import timm
 import torch
 from torch import nn
 
@@ -187,22 +186,11 @@ def to_model_names(model: nn.Module, state: State) -> tuple[State, Note | None]:
     """The state with the names of timm's `model`, and a line for the log; `state` itself if it is of another model.
 
     Sources: the names of the authors, by the `checkpoint_filter_fn` of timm's model (Swin, ConvNeXt, DeiT III, BEiT,
-    DINOv2 with registers); the blocks of DINOv2's training in chunks; efficientnet_pytorch, whose tensors have timm's
-    order.
+    DINOv2 with registers); the blocks of DINOv2's training in chunks.
     """
-    own, body = model.state_dict(), body_names(model)
+    body = body_names(model)
     if body <= state.keys():
         return state, None
-    if "_conv_stem.weight" in state:
-        pairs = list(zip(own, state.values(), strict=False))
-        fits = len(own) == len(state) and all(own[name].shape == one.shape for name, one in pairs if name in body)
-        if not fits:
-            return state, None
-        name = f"tf_{getattr(model, 'pretrained_cfg', {}).get('architecture')}"
-        if timm.is_model(name):
-            problem = "this model pads and normalizes otherwise than these weights"
-            return dict(pairs), Note("warning", f"{problem}: use -model={name}")
-        return dict(pairs), Note("log", "names: efficientnet_pytorch's, in timm's order")
     if "blocks.0.norm1.weight" in body:
         state = {re.sub(r"^blocks\.\d+\.(\d+)\.", r"blocks.\1.", name): tensor for name, tensor in state.items()}
     for module in dict.fromkeys(one.__module__ for one in type(model).__mro__):

@@ -57,16 +57,6 @@ def test_no_folder_for_temporary_files(monkeypatch):
     assert problem.startswith("TMPDIR: ") and "/nonexistent" in problem
 
 
-@pytest.mark.parametrize(
-    ("value", "kept"),
-    [("", None), (" ", None), ("4", "4"), ("4,2", "4,2"), ("abc", "abc"), ("0", "0"), ("-1", "-1"), ("1.5", "1.5")],
-)
-def test_threads_of_openmp(monkeypatch, value, kept):
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    is_wrong = kept is not None and kept not in ("4", "4,2")
-    assert bool(why_unusable()) == is_wrong and os.environ.get("OMP_NUM_THREADS") == kept
-
-
 def test_missing_required_packages(monkeypatch):
     for module in ("safetensors", "PIL"):
         monkeypatch.setitem(sys.modules, module, None)

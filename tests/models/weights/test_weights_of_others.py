@@ -320,27 +320,6 @@ CONVNEXT_PAIRS = (
 )
 
 
-def efficientnet_names(model: torch.nn.Module) -> dict:
-    """The names of efficientnet_pytorch, from the parts of timm's blocks."""
-    blocks = [f"blocks.{i}.{j}" for i, stage in enumerate(model.blocks) for j in range(len(stage))]
-    numbers = {name: number for number, name in enumerate(blocks)}
-    expanded = {"conv_pw": "_expand_conv", "bn1": "_bn0", "conv_dw": "_depthwise_conv", "bn2": "_bn1", "bn3": "_bn2"}
-    separable = {"conv_dw": "_depthwise_conv", "bn1": "_bn1", "conv_pw": "_project_conv", "bn2": "_bn2"}
-    parts = {"conv_pwl": "_project_conv", "se.conv_reduce": "_se_reduce", "se.conv_expand": "_se_expand"}
-    top = {"conv_stem": "_conv_stem", "bn1": "_bn0", "conv_head": "_conv_head", "bn2": "_bn1", "classifier": "_fc"}
-    state = {}
-    for name, tensor in model.state_dict().items():
-        block = ".".join(name.split(".")[:3])
-        if block in numbers:
-            layer, _, kind = name.removeprefix(f"{block}.").rpartition(".")
-            own = parts | (expanded if f"{block}.conv_pwl.weight" in model.state_dict() else separable)
-            state[f"_blocks.{numbers[block]}.{own[layer]}.{kind}"] = tensor
-        else:
-            layer, _, kind = name.rpartition(".")
-            state[f"{top[layer]}.{kind}"] = tensor
-    return state
-
-
 def registers(model: torch.nn.Module) -> dict:
     """DINOv2's: the class token has a position of its own."""
     state = renamed(model, ("reg_token", "register_tokens")) | {"mask_token": torch.zeros(1, 48)}
@@ -371,8 +350,6 @@ AUTHORS = {
         lambda: vit(reg_tokens=4, no_embed_class=True, init_values=1e-5), registers,
     ),
     "BEiT": (lambda: vit("beit_base_patch16_224"), lambda model: renamed(model)),
-    "EfficientNet": (lambda: timm.create_model("tf_efficientnet_b0", num_classes=5), efficientnet_names),
-    "EfficientNet-Lite": (lambda: timm.create_model("tf_efficientnet_lite0", num_classes=5), efficientnet_names),
 }  # fmt: skip
 
 
