@@ -4,105 +4,93 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-
-import numpy as np
 
 from configs.schema import Data
 from configs.yaml_io import shorten
 from datasets.sources.class_folders import FoundFiles, images_in, named_after_images, notes_on_copies
-from datasets.sources.image_files import Listing, listing_arrays
+from datasets.sources.image_files import Listing
+from datasets.sources.lists import read_table
 from datasets.sources.names import MASK, label_in, list_names, word_in
-from datasets.sources.shared_arrays import StringPacker
-from utils.errors import UserError
+from datasets.sources.tables import Layout, Row, Table
+from utils.errors import UserError, combine_findings
 from utils.notes import Note
 
 NO_SPLIT = "-opts DATA.CLASS_FOLDERS=true"
 _MAX_SHOWN = 4
 _MAX_TRIED = 100  # images that show quickly that an expression does not fit
 _FIELD = r"(\d+)_"
+_PARTS = ("train", "val", "test", "none")  # none: images without labels
 IDENTIFIER = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z]$|(?<=[a-z])[A-Z]$")  # 10253, patient_3, site A, siteB
 
 
-def split_level(paths: Sequence[str]) -> tuple[int, dict[str, str]] | None:
-    """The level of folders that are splits, and the split of each one: {train,test1}/cat.0.jpg, cat/{train,val}/0.jpg.
+def _by_split(paths: Sequence[str]) -> tuple[int, dict[str, list[str]]]:
+    """The level of folders that are splits, and the paths of each: {train,test1}/cat.0.jpg, cat/{train,val}/0.jpg.
 
-    It is the first level at which a folder has the word of a split; 'none': of images without labels. None without one.
+    It is the first level at which a folder has the word of a split; 'none': of images without labels. Without such a
+    level, all images are of 'train', and it is -1.
     Raises ValueError with the folders: not all of them have such a word, or two have the same one, or none is train.
     """
     parts = [path.split("/")[:-1] for path in paths]
     for level in range(max(map(len, parts), default=0)):
-        names = {folders[level] if level < len(folders) else "" for folders in parts}
+        names = [folders[level] if level < len(folders) else "" for folders in parts]
         words = {name: word_in(name) or "" for name in names}
         if any(words.values()):
             if not all(words.values()) or len(set(words.values())) < len(words) or "train" not in words.values():
-                raise ValueError(list_names(sorted(names - {""}), _MAX_SHOWN))
-            return level, words
-    return None
+                raise ValueError(list_names(sorted(words.keys() - {""}), _MAX_SHOWN))
+            found = {word: list[str]() for word in words.values()}
+            for path, name in zip(paths, names, strict=True):
+                found[words[name]].append(path)
+            return level, found
+    return -1, {"train": [*paths]}
 
 
-class LabelledPaths:
-    """The images in DATA_PATH at any depth, with the labels that DATA.LABELS finds in their paths; see `split_level`.
+class LabelledPaths(Table):
+    """The images in DATA_PATH at any depth, with the labels that DATA.LABELS finds in their paths; see `_by_split`.
 
     folders: of each split with labels; of train DATA_PATH itself if the images come without splits. test: the folder of
     test images, perhaps without labels. With DATA.CLASS_FOLDERS, no folder is a split.
     Raises UserError: a folder cannot be listed, it is not clear which folders are splits, or there are no images.
     """
 
+    has_numbers, layout = False, Layout("path", (), split="split", split_of=dict(zip(_PARTS, _PARTS, strict=True)))
+
     def __init__(self, data: Data) -> None:
-        self.root, self._labels = Path(data.data_path), data.labels or ""
-        self._files = FoundFiles(self.root)
-        paths, self._notes = _without_masks(images_in(self.root, self._files, set()), self._labels)
-        if not paths and not self._files.findings:
-            raise UserError(f"{self.root}: contains no images; check -data_path")
+        self.root = self.file = Path(data.data_path)
+        self.header, self._data, self._files = ["path", "split"], data, FoundFiles(self.root)
+        paths, self.notes = _without_masks(images_in(self.root, self._files, set()), data.labels or "")
+        if not paths or self._files.findings:
+            findings = self._files.findings or [f"{self.root}: contains no images; check -data_path"]
+            raise combine_findings(f"{self.root}: {len(findings)} problems", findings)
         try:
-            found = None if data.class_folders else split_level(paths)
+            level, self._paths_of = (-1, {"train": paths}) if data.class_folders else _by_split(paths)
         except ValueError as names:
             fix = f"give the folder of one as -data_path, or name them so; if none is a split: {NO_SPLIT}"
             raise UserError(f"{self.root}: which of the folders {names} is train, val or test? Then {fix}") from None
-        self._paths_of: dict[str, list[str]] = defaultdict(list)
-        self.folders, self.test = {"train": self.root}, None
-        for path in paths:
-            folders = path.split("/")
-            self._paths_of[found[1][folders[found[0]]] if found else "train"].append(path)
-        if found:
-            place = {split: Path(*one[0].split("/")[: found[0] + 1]) for split, one in self._paths_of.items()}
-            classes = self._classes
-            labelled = [one for one in place if one != "none" and (one != "test" or classes & self._labels_of(one))]
-            self.folders = {split: self.root / place[split] for split in labelled}
-            self.test = self.root / place["test"] if "test" in place else None
+        labels = {split: {label_in(data.labels or "", path) for path in of} for split, of in self._paths_of.items()}
+        place = {split: self.root / Path(*of[0].split("/")[: level + 1]) for split, of in self._paths_of.items()}
+        unread = {"none"} if labels.get("test", set()) & labels["train"] - {""} else {"none", "test"}
+        self.folders = {split: folder for split, folder in place.items() if split not in unread}
+        self.test = place.get("test")
+        if level >= 0:
             shown = ", ".join(f"{split} is {folder.name!r}" for split, folder in sorted(self.folders.items()))
-            self._notes.append(Note("log", f"{self.root}: {shown}"))
-            if unread := sorted(str(place[split]) for split in place.keys() - self.folders.keys()):
-                hint = f"-predict {quote(str(self.root / unread[0]))} labels images"
-                self._notes.append(Note("log", f"{self.root}: not read: {list_names(unread)}; {hint}"))
+            others = [f"; not read: {folder}" for split, folder in place.items() if split in unread]
+            self.notes.append(Note("log", f"{self.root}: {shown}{''.join(others)}"))
 
-    def _labels_of(self, split: str) -> set[str]:
-        return {label_in(self._labels, path) for path in self._paths_of[split]}
-
-    @property
-    def _classes(self) -> set[str]:
-        return self._labels_of("train") - {""}
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        yield from enumerate([path, split] for split, of_split in self._paths_of.items() for path in of_split)
 
     def read(self, split: str) -> Listing:
         """The images of a split, with the labels of the training. Findings: images without a class of the training."""
         if split not in self.folders:
             raise UserError(f"{self.root}: has no folder {split} beside {list_names(sorted(self.folders))}; add it")
-        paths, names = self._paths_of[split], sorted(self._classes)
-        label_of = {name: label for label, name in enumerate(names)}
-        labels = [label_in(self._labels, path) for path in paths]
-        targets = np.array([label_of.get(label, -1) for label in labels], np.int64)
-        findings = [*self._files.findings]
-        if wrong := np.flatnonzero(targets < 0).tolist():
-            label, example = labels[wrong[0]], shorten(paths[wrong[0]])
-            problem = f"finds the class {shorten(label)}, which train lacks, in" if label else "does not match"
-            images = f"{len(wrong)} of {len(paths)} images of {split}, such as {example}"
-            findings.append(f"{self.root}: DATA.LABELS {shorten(self._labels)} {problem} {images}; correct it")
-        text = f"{self.root}: DATA.LABELS finds {len(names)} classes, {list_names(names, _MAX_SHOWN)}"
-        notes = [*self._notes, Note("log", text), *notes_on_copies(self.root, named_after_images(paths), len(paths))]
-        arrays = listing_arrays(StringPacker(paths), targets)
-        return Listing(self.root, names, arrays, findings=findings, notes=notes + self._files.notes())
+        listing, paths = read_table((self, split), (self, "train"), self._data), self._paths_of[split]
+        names = list_names(listing.class_names, _MAX_SHOWN)
+        listing.notes.append(Note("log", f"{self.root}: DATA.LABELS finds {len(listing.class_names)} classes, {names}"))
+        listing.notes += [*notes_on_copies(self.file, named_after_images(paths), len(paths)), *self._files.notes()]
+        return replace(listing, file=None)
 
 
 def _without_masks(paths: list[str], labels: str = "") -> tuple[list[str], list[Note]]:
@@ -130,22 +118,18 @@ def advise_labels(root: Path) -> str | None:
     """
     paths, _ = _without_masks(images_in(root, FoundFiles(root), set()))
     try:
-        splits = split_level(paths)
+        level, of_split = _by_split(paths)
     except ValueError:
         return None
-    level, words = splits or (-1, {})
-    of_split = defaultdict[str, list[str]](list)
-    for path in paths:
-        of_split[words[path.split("/")[level]] if splits else "train"].append(path)
-    paths = of_split["train"] + of_split["val"]
+    train, val = of_split["train"], of_split.get("val", [])
+    paths = train + val
     found = list[str]()
     for expression, of_labels in (*_by_folder(paths, level), *_by_file_name(paths), *_by_field()):
-        if not all(label_in(expression, path) for path in of_split["train"][:_MAX_TRIED]):
+        if not all(label_in(expression, path) for path in train[:_MAX_TRIED]):
             continue
-        labels = Counter(label_in(expression, path) for path in of_split["train"])
-        if not {label_in(expression, path) for path in of_split["val"]} <= labels.keys():
-            continue
-        if "" not in labels and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
+        labels = Counter(label_in(expression, path) for path in train)
+        are_of_train = {label_in(expression, path) for path in val} <= labels.keys()
+        if are_of_train and "" not in labels and 2 <= len(labels) <= len(paths) / 2 and sorted(labels.values())[-2] > 1:
             options = [f"DATA.LABELS={expression}", *_cases(paths, of_labels)]
             classes = f"{len(labels)} classes, {list_names(sorted(labels), _MAX_SHOWN)}"
             found.append(f"-opts {' '.join(map(quote, options))} reads {classes}")
@@ -155,26 +139,21 @@ def advise_labels(root: Path) -> str | None:
 
 
 def notes_on_folders(listing: Listing) -> list[Note]:
-    """Notes if class folders contain folders alone: cases of each class, colon/{p01,p02}, or classes: colon/{aca,n}."""
-    inner = defaultdict[str, set[str]](set)
-    for folder in listing.sizes:
-        name, _, below = folder.partition("/")
-        inner[name].add(below.partition("/")[0])
-    if len(inner) < 2 or any("" in names for names in inner.values()):
-        return []
+    """A note if class folders contain folders alone: of cases, colon/{p01,p02}, or of classes: colon/{aca,n}."""
     paths = [*listing.paths]
-    for option in _cases(paths, 0):
-        cases = [(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths]
-        number = len({case for case, _ in cases})
-        if number == len(set(cases)):
-            text = f"{number} folders with numbers in the class folders, such as {shorten(cases[0][0])}"
+    is_nested = len(listing.class_names) > 1 and all("/" in folder for folder in listing.sizes)
+    for option in _cases(paths, 0) if is_nested else ():
+        cases = {(label_in(option.partition("=")[2], path), path.partition("/")[0]) for path in paths}
+        if len({case for case, _ in cases}) == len(cases):
+            text = f"{len(cases)} folders with numbers in the class folders, such as {shorten(min(cases)[0])}"
             fix = f"to keep the images of each in one split: -opts {quote(option)}"
             return [Note("screen", f"{listing.root}: {text}; {fix}")]
-    if any(len(names) < 2 for names in inner.values()):
-        return []
-    shown = f"the classes are {list_names(sorted(inner), _MAX_SHOWN)}"
-    inside = f"their folders, such as {os.path.dirname(paths[0])!r}, are not; if they are"
-    return [Note("log", f"{listing.root}: {shown}; {inside}: -opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}")]
+    several = Counter(folder.partition("/")[0] for folder in {"/".join(one.split("/")[:2]) for one in listing.sizes})
+    text = (
+        f"{listing.root}: the classes are {list_names(listing.class_names, _MAX_SHOWN)}; if they are the inner folders"
+    )
+    fix = f"-opts {quote('DATA.LABELS=^[^/]+/([^/]+)/')}"
+    return [Note("log", f"{text}: {fix}")] if is_nested and min(several.values()) > 1 else []
 
 
 def _by_folder(paths: Sequence[str], split: int) -> Iterator[tuple[str, int]]:

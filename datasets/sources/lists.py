@@ -7,9 +7,8 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Collection, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -19,72 +18,25 @@ from configs.schema.data import properties_of
 from configs.yaml_io import shorten
 from datasets.sources.image_files import ImageFiles, Listing, listing_arrays
 from datasets.sources.names import SPLIT_NAMES, find_split_names, list_names
-from datasets.sources.rows import LIST_LABEL, ONE_HOT, Rows, table_rows
+from datasets.sources.rows import ONE_HOT, Rows, table_rows
 from datasets.sources.samples import check_target_bytes
 from datasets.sources.source import Numbers, Source, without_labels
 from datasets.sources.split import split_listing
-from datasets.sources.tables import LABEL_DIGITS, Table, find_layout, read_lines
+from datasets.sources.tables import LABEL_DIGITS, Table, TextList, find_layout
 from utils.errors import UserError
 from utils.notes import Note
 
 _SEPARATORS = "|;,"
 _WHOLE_NUMBER = re.compile(rf"(\d{{1,{LABEL_DIGITS}}})(?:\.0*)?")  # also 3.0, as pandas writes a column with gaps
+_NUMBERS = re.compile(r"[\[( ]*\d+([\s,;|]+\d+)+[\]) ]*")  # several in a target
 _NUMBER_AS_NAME = re.compile(r"([+-]?\d{1,18})(?:\.0*)?")
 METADATA = ("metadata.csv", "metadata.jsonl", "_classes.csv")  # of Hugging Face's imagefolder, and of Roboflow
 _KINDS = "patient|subject|participant|person|case|lesion|animal|specimen|slide"
 _GROUP = re.compile(rf"patients?|({_KINDS})[ _-]?(id|no|nr|number)", re.IGNORECASE)
 _NO_LABEL = "target is empty; fill it in or remove the line, or set DATA.MULTI_LABEL=true if an image may have no label"
+_NO_NUMBER = "does not end with a class number; write a path, a space and a number from 0"
 _FEW = 10  # images: so few may be all of class 0
 Part = tuple[Table, str | None]
-
-
-class Lists(Source):
-    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`.
-
-    A line is a path relative to DATA.IMAGE_ROOT (default: the list's folder), white space, and a label.
-    """
-
-    def read(self, split: str) -> ImageFiles:
-        """As `Source.read`. Findings: a missing path or label, a label that is not a whole number, and so on."""
-        if self.root.is_file():
-            fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
-            raise UserError(f"{self.root}: is a file that is not read; {fix}")
-        rows = self._rows(split)
-        names_of = {target: [target] for target in rows.target_ids}
-        if not self.data.labels:
-            return ImageFiles(_to_listing(rows, names_of, (), rows, Numbers()))
-        train_rows = rows if split == "train" else self._rows("train")
-        return ImageFiles(_to_listing(rows, names_of, train_rows.target_ids, train_rows, self.numbers))
-
-    def _rows(self, split: str) -> Rows:
-        file = self.root / f"{split}_list.txt"
-        image_root = Path(self.data.image_root) if self.data.image_root else None
-        rows = Rows(file, image_root, labels=self.data.labels)
-        for number, line in enumerate(read_lines(file), 1):
-            fields = line.strip().rsplit(maxsplit=1)  # a path may contain spaces
-            if self.data.labels and fields:
-                rows.add(number, LIST_LABEL.sub("", line.strip()))
-            elif len(fields) == 1:
-                problem = f"{shorten(fields[0])} is not a path and a label; write both, separated by a space"
-                rows.add_finding(number, problem)
-            elif fields:
-                rows.add(number, *fields)
-        return rows
-
-    @classmethod
-    def recognize(cls, data: Data) -> str:
-        root = Path(data.data_path)
-        if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
-            return data.dataset
-        return "folder" if any(one.name[0] != "." for one in root.iterdir()) else data.dataset
-
-    @classmethod
-    def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        if not (path := Path(data.data_path) / "test_list.txt").exists():
-            return False, None
-        fields = next((line for line in read_lines(path) if line.strip()), "0").split()
-        has_labels = data.labels or fields[-1].isdecimal()
-        return (True, None) if has_labels else without_labels(path, "its first line ends without a label")
 
 
 class Tables(Source):
@@ -97,14 +49,13 @@ class Tables(Source):
     def read(self, split: str) -> ImageFiles:
         parts = self.parts(self.data)
         train = parts.get("train")
-        if train and split != "test" and "val" not in parts:
-            listing = read_table(train, train, self.data, self.numbers)
-            if len(listing.paths):
-                listing = split_listing(listing, split, self.splitter)
-        elif split in parts:
-            listing = read_table(parts[split], train or parts[split], self.data, self.numbers)
-        else:
+        is_held_out = train and split != "test" and "val" not in parts
+        part = train if is_held_out else parts.get(split)
+        if not part:
             raise UserError(f"{self.root}: has no images of the split {split}; add a table or rows of it")
+        listing = read_table(part, train or part, self.data, self.numbers)
+        if is_held_out and len(listing.paths):
+            listing = split_listing(listing, split, self.splitter)
         if train and split == "train":
             listing.notes += _notes_on_groups(train[0], self.data)
         return self.images(listing, [table for table, _ in parts.values()])
@@ -146,20 +97,43 @@ class Tables(Source):
 
     @classmethod
     def find_test(cls, data: Data) -> tuple[bool, str | None]:
-        path, part = table_file(Path(data.data_path), "test"), None
-        with suppress(UserError):  # of the training table, or of one without labels
-            part = cls.parts(data).get("test")
-        if not (path := part[0].file if part else path).exists():
-            return False, None
+        part = None
         try:
-            rows = table_rows(part[0], data, part[1]) if part else Rows(path)
+            if not (part := cls.parts(data).get("test")):
+                return False, None
+            rows = table_rows(part[0], data, part[1])
         except UserError:  # an unreadable table is reported when it is read
-            return without_labels(path, "has no column of labels")
+            return without_labels(part[0].file, "has no column of labels") if part else (False, None)
         labels, few = [*filter(None, rows.target_ids)], len(rows.lines) < _FEW
+        if part[0].has_numbers and not next(iter(rows.target_ids), ""):  # perhaps the number of a path is no label
+            labels = []
         if len(labels) == 1 and re.fullmatch(rf"(-1{'' if few else '|0'})(\.0*)?", labels[0]):
             problem = f"all labels of the split test are {labels[0]}, as of images without labels"
-            return without_labels(path, problem)
-        return (True, None) if labels else without_labels(path, "no row of the split test has a label")
+            return without_labels(rows.file, problem)
+        return (True, None) if labels else without_labels(rows.file, "no row of the split test has a label")
+
+
+class Lists(Tables):
+    """PaddleViT's lists `train_list.txt` and `val_list.txt` in DATA_PATH, and `test_list.txt`.
+
+    A line is a path relative to DATA.IMAGE_ROOT (default: the list's folder), white space, and a label.
+    """
+
+    @classmethod
+    def find(cls, data: Data) -> dict[str, Table]:
+        root = Path(data.data_path)
+        if root.is_file():
+            fix = "give a folder of images, or a table (.csv, .tsv, .jsonl, .parquet)"
+            raise UserError(f"{root}: is a file that is not read; {fix}")
+        files = {split: root / f"{split}_list.txt" for split in ("train", "val", "test")}
+        return {split: TextList(file) for split, file in files.items() if split != "test" or file.exists()}
+
+    @classmethod
+    def recognize(cls, data: Data) -> str:
+        root = Path(data.data_path)
+        if not root.is_dir() or any((root / f"{split}_list.txt").exists() for split in ("train", "val")):
+            return data.dataset
+        return "folder" if any(one.name[0] != "." for one in root.iterdir()) else data.dataset
 
 
 def table_file(root: Path, split: str) -> Path:
@@ -184,29 +158,56 @@ def read_table(part: Part, train_part: Part, data: Data, numbers: Numbers = Numb
     With DATA.MULTI_LABEL, a target has no, one or several labels, and `targets` of the listing are multi-hot, int8
     (N, C). The label separator is the first of | ; , in the targets of `train_part`, else of `part`; else white space.
 
-    Error messages: as of `Lists.read`; also a name that `train_part` does not contain.
+    Findings: a missing path or label, a label that is no whole number below 10^6, a name that `train_part` lacks.
     Raises UserError: a file cannot be read or lacks a column; several labels per image without DATA.MULTI_LABEL.
     """
-    (table, split), (train_table, of_train) = part, train_part
-    rows = table_rows(table, data, split)
-    train_rows = rows if part == train_part else table_rows(train_table, data, of_train)
+    has_numbers = None if part[0].has_numbers and data.labels else part[0].has_numbers
+    rows = table_rows(part[0], data, part[1])
+    train_rows = rows if has_numbers or part == train_part else table_rows(train_part[0], data, train_part[1])
+    texts = ["\n".join(one.target_ids) for one in (train_rows, rows)]
+    separator = next((mark for text in texts for mark in _SEPARATORS if mark in text), None)
+    separator = ONE_HOT if train_rows.classes else separator
+
+    def labels_in(target: str) -> list[str]:
+        return split_labels(target, separator) if data.multi_label else [target] if target else []
+
+    if not data.multi_label and has_numbers is None:
+        _refuse_several_labels(train_rows)
+    names_of = [labels_in(target) for target in rows.target_ids]
+    known = dict.fromkeys(train_rows.classes or chain.from_iterable(map(labels_in, train_rows.target_ids)))
+    if has_numbers:
+        known, numbers = {}, Numbers()
+    has_numbers = False if train_rows.classes else has_numbers
+    used = known | dict.fromkeys(chain.from_iterable(names_of))
+    class_names, label_of, has_names = _number_labels(used, known, numbers, has_numbers, train_rows.classes)
+    notes, findings, wrong = [*rows.notes], [*rows.findings], dict[int, str]()
+    if has_names and all(map(_is_number, class_names)):
+        text = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
+        notes.append(Note("log", f"{text} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
+    problem = f"is not in {train_rows.file}; correct it, or add it there"
+    if not has_names:
+        problem = "is not a class number; number the classes from 0, or write names only"
+    for target_id, names in enumerate(names_of):
+        if unknown := [name for name in names if name not in label_of]:
+            wrong[target_id] = f"label {shorten(unknown[0])} {problem}"
+        elif not names and not data.multi_label:
+            wrong[target_id] = _NO_NUMBER if has_numbers else _NO_LABEL
+    target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
+    for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
+        image = shorten(rows.paths.strings()[int(index)])
+        findings.append(f"{rows.place(lines[index])}: {image}: {wrong[target_ids[index]]}")
+    if not rows.target_ids and not findings:
+        findings.append(f"{rows.file}: lists no images; add one line per image")
     if data.multi_label:
-        separator = _find_separator(train_rows.target_ids) or _find_separator(rows.target_ids)
-        separator = ONE_HOT if train_rows.classes else separator
-        labels = (name for target in train_rows.target_ids for name in split_labels(target, separator))
-        known = dict.fromkeys(train_rows.classes or labels)
-        names_of = {target: split_labels(target, separator) for target in rows.target_ids}
-        return _to_listing(rows, names_of, known, train_rows, numbers, multi_label=True)
-    targets = dict.fromkeys(filter(None, train_rows.target_ids))
-    parts_of = Counter(part.strip() for target in targets for part in re.split(r"[|;]", target))
-    recurring = {*targets, *(part for part, count in parts_of.items() if count > 1)}
-    if several := next((target for target in targets if _has_several_labels(target, recurring)), None):
-        line = train_rows.lines[train_rows.row_target_ids.index(train_rows.target_ids[several])]
-        text = f"{train_table.file}:{line}: target {shorten(several.replace(ONE_HOT, ' | '))} has several labels"
-        raise UserError(f"{text}; train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image")
-    known = dict.fromkeys(train_rows.classes or targets)
-    names_of = {target: [target] if target else [] for target in rows.target_ids}
-    return _to_listing(rows, names_of, known, train_rows, numbers)
+        check_target_bytes(rows.file, len(target_ids), len(class_names))
+    of_ids = np.zeros((len(names_of), len(class_names)), np.int8) if data.multi_label else np.full(len(names_of), -1)
+    for target_id, names in enumerate(names_of):
+        labels = [label_of[name] for name in names if name in label_of]
+        of_ids[(target_id, labels) if data.multi_label else target_id] = 1 if data.multi_label else (*labels, -1)[0]
+    arrays = listing_arrays(rows.paths, of_ids[target_ids], lines)
+    listing = Listing(rows.root, class_names, arrays, rows.file, findings, notes, has_class_names=has_names)
+    _report_repeated_images(listing)
+    return listing
 
 
 def _notes_on_groups(table: Table, data: Data) -> list[Note]:
@@ -223,12 +224,6 @@ def _notes_on_groups(table: Table, data: Data) -> list[Note]:
     return [note] if 4 < len(values) < values.total() else []
 
 
-def _find_separator(targets: Iterable[str]) -> str | None:
-    """Returns the separator of labels; None is white space."""
-    text = "\n".join(targets)
-    return next((mark for mark in _SEPARATORS if mark in text), None)
-
-
 def split_labels(target: str, separator: str | None) -> list[str]:
     """The labels of a target, each once, in order; without brackets, and quotes in them, as in "['cat', 'dog']"."""
     bare = target.strip()
@@ -238,82 +233,40 @@ def split_labels(target: str, separator: str | None) -> list[str]:
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _has_several_labels(target: str, known: Collection[str]) -> bool:
-    """Recognizes numbers, as in '0 3' and '[0, 3]', and names that are all known, as in 'cat|dog'."""
-    if ONE_HOT in target:
-        return True
-    numbers = re.split(r"[\s,;|]+", target.strip("[]() "))
-    if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
-        return True
-    if target[:1] in ("[", "(") and len(split_labels(target, ",")) > 1:
-        return True
-    names = [name.strip() for name in re.split(r"[,;|]", target)]
-    return len(names) > 1 and all(name in known for name in names)
+def _refuse_several_labels(rows: Rows) -> None:
+    """Raises UserError for numbers, as '0 3' and '[0, 3]', and for names that all recur, as 'cat|dog'."""
+    targets = list(filter(None, rows.target_ids))
+    parts_of = Counter(part.strip() for target in targets for part in re.split(r"[|;]", target))
+    known = {*targets, *(part for part, count in parts_of.items() if count > 1)}
+    for target in targets:
+        names = [name.strip() for name in re.split(r"[,;|]", target)]
+        are_known = len(names) > 1 and known.issuperset(names)
+        is_list = target[0] in "[(" and len(split_labels(target, ",")) > 1
+        if ONE_HOT in target or are_known or is_list or _NUMBERS.fullmatch(target):
+            line = rows.lines[rows.row_target_ids.index(rows.target_ids[target])]
+            text = f"{rows.file}:{line}: target {shorten(target.replace(ONE_HOT, ' | '))} has several labels"
+            fix = "train with several: -dataset=csv -opts DATA.MULTI_LABEL=true, or write one per image"
+            raise UserError(f"{text}; {fix}")
 
 
-def _to_listing(
-    rows: Rows,
-    names_of: Mapping[str, list[str]],
-    known: Collection[str],
-    train_rows: Rows,
-    numbers: Numbers,
-    multi_label: bool = False,
-) -> Listing:
-    """The listing of rows.
+def _number_labels(
+    used: Collection[str], known: Collection[str], numbers: Numbers, are_numbers: bool | None, classes: Sequence[str]
+) -> tuple[list[str], dict[str, int], bool]:
+    """The names of the classes, the label of each name in `used`, and whether they are more than the labels.
 
-    names_of: the labels in each target, in the order of `rows.target_ids`.
-    known: the labels in `train_rows`. If the first one is a number, or there is none, all labels are numbers.
+    known: the names in the training. Most of them are numbers, or the first one for a checkpoint, if all are.
     """
-    if rows.outside:  # often of another machine
-        (line, path), others = rows.outside[0], len(rows.outside) - 1
-        problem = f"path {shorten(path)} is not inside {rows.root}{f', nor {others} others' if others else ''}"
-        rows.add_finding(line, f"{problem}; write paths relative to it, or set DATA.IMAGE_ROOT to the folder of all")
-    if not rows.target_ids and not rows.findings:
-        rows.findings.append(f"{rows.file}: lists no images; add one line per image")
-    used = {name for names in names_of.values() for name in names}.union(known)
-    first_is_number, are_numbers = _is_number(next(iter(known), "0")), list(map(_is_number, known))
-    is_numeric = first_is_number if numbers.known else 2 * sum(are_numbers) >= len(are_numbers)
-    is_numeric &= not train_rows.classes
-    problem = f"is not in {train_rows.file}; correct it or add it there"
-    if is_numeric and (named := _number_names(used, known, numbers)):
-        class_names = sorted({named[name] for name in known if name in named}, key=float)
-        position = {name: label for label, name in enumerate(class_names)}
-        label_of = {name: position[number] for name, number in named.items() if number in position}
-        problem += ", or set MODEL.NUM_CLASSES, which keeps the numbers as they are"
-        note = f"{train_rows.file}: the numbers are names of {len(class_names)} classes: {list_names(class_names)}"
-        rows.notes.append(Note("log", f"{note} (MODEL.NUM_CLASSES keeps the numbers as they are)"))
-        is_numeric = False
-    elif is_numeric:
-        label_of = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
-        class_names = [str(label) for label in range(max(label_of.values(), default=0) + 1)]
-        problem = "is not a class number; number the classes from 0"
-    else:
-        class_names = list(train_rows.classes) or sorted(known)
-        label_of = {name: label for label, name in enumerate(class_names)}
-    labels_of, wrong = [], {}
-    for target_id, names in enumerate(names_of.values()):
-        labels_of.append([label_of[name] for name in names if name in label_of])
-        if unknown := [name for name in names if name not in label_of]:
-            mixed = "is not a class number, unlike most labels; correct it, or write names only"
-            wrong[target_id] = f"label {shorten(unknown[0])} {problem if unknown[0] not in known else mixed}"
-        elif not names and not multi_label:
-            wrong[target_id] = _NO_LABEL
-    target_ids, lines = np.frombuffer(rows.row_target_ids, np.int32), np.frombuffer(rows.lines, np.int32)
-    for index in np.flatnonzero(np.isin(target_ids, list(wrong))):
-        rows.add_finding(lines[index], wrong[target_ids[index]])
-    if multi_label:
-        check_target_bytes(rows.file, len(target_ids), len(class_names))
-        of_ids: np.ndarray = np.zeros((len(labels_of), len(class_names)), dtype=np.int8)
-        for row, labels in zip(of_ids, labels_of, strict=True):
-            row[labels] = 1
-    else:
-        of_ids = np.array([(*labels, -1)[0] for labels in labels_of], dtype=np.int64)
-    arrays = listing_arrays(rows.paths, of_ids[target_ids], lines)
-    listing = Listing(
-        rows.root, class_names, arrays, rows.file, rows.findings, rows.notes, has_class_names=not is_numeric
-    )
-    _report_repeated_images(listing)
-    return listing
+    if are_numbers is None:
+        each = list(map(_is_number, known))
+        are_numbers = all(each[:1]) if numbers.known else 2 * sum(each) >= len(each)
+    named = _number_names(used, known, numbers) if are_numbers else {name: name for name in used}
+    if not named and are_numbers:
+        labels = {name: int(match[1]) for name in used if (match := _WHOLE_NUMBER.fullmatch(name))}
+        return [str(label) for label in range(max(labels.values(), default=0) + 1)], labels, False
+    found = {named[name] for name in known if name in named}
+    class_names = list(classes) or sorted(found, key=float if are_numbers else None)
+    position = {name: label for label, name in enumerate(class_names)}
+    return class_names, {name: position[one] for name, one in named.items() if one in position}, True
 
 
 def _number_names(used: Collection[str], known: Collection[str], numbers: Numbers) -> dict[str, str]:
@@ -328,24 +281,19 @@ def _number_names(used: Collection[str], known: Collection[str], numbers: Number
 
 def _report_repeated_images(listing: Listing) -> None:
     """Adds an error for each image with two targets, and a note about images that are repeated with one target."""
-    arrays = listing.arrays
-    crcs, lines, targets = arrays["paths_crcs"], arrays["lines"], arrays["targets"]
-    in_order = np.sort(crcs)
-    recurring = in_order[1:][in_order[1:] == in_order[:-1]]
-    first_index: dict[str, int] = {}
-    repeated_lines = []
-    for index in np.flatnonzero(np.isin(crcs, recurring)).tolist():
+    lines, targets, first_index, repeated = listing.arrays["lines"], listing.arrays["targets"], dict[str, int](), []
+    _, position, counts = np.unique(listing.arrays["paths_crcs"], return_inverse=True, return_counts=True)
+    for index in np.flatnonzero(counts[position] > 1).tolist():
         path = listing.paths[index]
-        first = first_index.setdefault(path, index)
-        if first == index:
+        if (first := first_index.setdefault(path, index)) == index:
             continue
-        repeated_lines.append(lines[index])
+        repeated.append(lines[index])
         if not np.array_equal(targets[first], targets[index]):
             text = f"{listing.file}:{lines[index]}: {shorten(path)} has other labels in line {lines[first]}"
             listing.findings.append(f"{text}; write all its labels in one line, and remove the other")
-    if repeated_lines:
-        text = f"{listing.file}: {len(repeated_lines)} image(s) are listed more than once"
-        listing.notes.append(Note("log", f"{text}; the first repetition is in line {repeated_lines[0]}"))
+    if repeated:
+        text = f"{listing.file}: {len(repeated)} image(s) are listed more than once"
+        listing.notes.append(Note("log", f"{text}; the first repetition is in line {repeated[0]}"))
 
 
 def _is_number(target: str) -> bool:

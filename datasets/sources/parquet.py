@@ -206,11 +206,9 @@ class ParquetImages(ImageFiles):
             if isinstance(error, OSError) and error.errno:
                 raise read_error(error, file, image, _FIX) from error
             raise BadImage(image, f"its row group is damaged ({' '.join(str(error).split())[:80]})", _FIX) from error
-        path = value.get("path") if isinstance(value, dict) else None
         data = value.get("bytes") if isinstance(value, dict) else value
-        if data is None:
-            reason = f"only names the file {shorten(path)}" if path else "has no image"
-            raise BadImage(image, reason, "write the data set with the bytes of its images")
+        if data is None:  # perhaps it only names a file
+            raise BadImage(image, "has no bytes of an image", "write the data set with them")
         return bytes(data)
 
     def _rows(self, file: str, group: int) -> Any:

@@ -165,20 +165,15 @@ def _changes(
     if known.held_out is None:
         return [Note("warning", _NO_LIST)]
     notes, held_out, is_trained = list[Note](), _hashes_of(known.held_out), np.isin(hashes, known.trained)
-    missing, added = np.flatnonzero(~np.isin(held_out, hashes)), np.flatnonzero(~is_trained & ~is_val)
-    num_missing = len(known.trained) - len(np.unique(hashes[is_trained]))
-    if is_same and len(missing):
-        lost, example = f"{len(missing)} of {len(held_out)}", shorten(known.held_out[missing[0]])
-        notes.append(Note("warning", f"{lost} held-out image(s) are missing, such as {example}"))
-    if is_same and len(known.trained) and len(added):
-        example = shorten(paths[added[0]])
-        notes.append(Note("log", f"{len(added)} image(s) were added as training images, such as {example}"))
-    if is_same and num_missing:
-        lost = f"{num_missing} of {len(known.trained)}"
-        notes.append(Note("log", f"{lost} training image(s) of the checkpoint are missing"))
+    lost = len(known.trained) - len(np.unique(hashes[is_trained]))
+    missing = int((~np.isin(held_out, hashes)).sum())
+    added = int((~is_trained & ~is_val).sum()) if len(known.trained) else 0
+    if is_same and (missing or lost or added):
+        text = f"missing are {missing} of {len(held_out)} held-out and {lost} of {len(known.trained)} training image(s)"
+        notes.append(Note("warning" if missing else "log", f"since the checkpoint {added} image(s) were added; {text}"))
     seen = np.flatnonzero(is_val & is_trained)
     # All images of other data may have such paths, too.
-    if len(seen) and (not is_val.all() or num_missing < len(known.trained) / 2):
+    if len(seen) and (not is_val.all() or lost < len(known.trained) / 2):
         images = f"{len(seen)} of {is_val.sum()} image(s) to evaluate, such as {shorten(paths[seen[0]])}"
         fix = "; -split val evaluates the held-out images" if is_val.all() else ""
         notes.append(Note("warning", f"{images}, have the paths of images that the checkpoint was trained on{fix}"))
@@ -282,20 +277,17 @@ def with_groups(listing: Listing, data: Data) -> Listing:
     if "(" in data.groups and not by_column:
         matches = map(re.compile(data.groups).search, map(to_nfc, listing.paths))
         packed = StringPacker("/".join(filter(None, match.groups())) if match else "" for match in matches)
-        fix = "the expression must match each path relative to the class folders"
     else:
-        file = Path(data.groups)
-        changes: dict[str, Any] = {"image_root": data.data_path, "labels": None}
-        columns: dict[Any, Any] = {"path": "path", "label": "group"}
-        fix = "add lines path,group, with paths relative to DATA_PATH"
+        file, columns, root = Path(data.groups), dict[Any, Any](path="path", label="group"), data.image_root
         if by_column:
             assert listing.file
-            file, changes = listing.file, {"labels": None}
-            columns, fix = {**(data.columns or {}), "label": data.groups}, "fill in the column"
+            file, columns = listing.file, {**dict[Any, Any](data.columns or {}), "label": data.groups}
+        else:
+            root = data.data_path
         table = Table(file, data.encoding)
         if by_column and data.groups not in table.header:
             raise UserError(f"{file}:1: has no column {shorten(data.groups)} (DATA.GROUPS): {table.header}")
-        changes |= {"columns": {**columns, "split": None}}
+        changes = {"image_root": root, "labels": None, "columns": {**columns, "split": None}}
         rows, group_of = table_rows(table, data.model_copy(update=changes)), dict[str, str]()
         names = list(rows.target_ids)
         for path, line, target_id in zip(rows.paths.strings(), rows.lines, rows.row_target_ids, strict=True):
@@ -306,16 +298,15 @@ def with_groups(listing: Listing, data: Data) -> Listing:
         folder = os.path.relpath(listing.root, rows.root)
         packed = StringPacker(group_of.get(os.path.normpath(os.path.join(folder, path)), "") for path in listing.paths)
     groups = packed.strings()
-    check_groups(groups, data, listing.location, fix)
+    check_groups(groups, data, listing.location)
     return replace(listing, arrays={**listing.arrays, **to_arrays(groups, "groups")})
 
 
-def check_groups(
-    groups: PackedStrings, data: Data, location: Callable[[int], str], fix: str = "add the key to its .json"
-) -> None:
+def check_groups(groups: PackedStrings, data: Data, location: Callable[[int], str]) -> None:
     """Raises UserError for images without a group."""
     if missing := np.flatnonzero(np.diff(groups.ends, prepend=0) == 0).tolist():
         images = f"{len(missing)} of {len(groups)} images have no group, such as {location(missing[0])}"
+        fix = "write one into the column, the table path,group or the .json, or correct the expression"
         raise UserError(f"DATA.GROUPS {shorten(data.groups)}: {images}; {fix}")
 
 
@@ -342,8 +333,8 @@ def _describe_split(
     rows, labels = (np.arange(number), targets + 1) if targets.ndim == 1 else np.nonzero(targets)
     totals = np.bincount(labels, minlength=1)
     held_out = np.bincount(labels[is_val[rows]], minlength=len(totals))
-    shares = zip((100 * totals / number).tolist(), (100 * held_out / max(is_val.sum(), 1)).tolist(), strict=True)
-    whole, part = max(shares, key=lambda of_class: abs(of_class[0] - of_class[1]))
+    shares = 100 * np.stack([totals / number, held_out / max(is_val.sum(), 1)])
+    whole, part = shares[:, np.abs(shares[0] - shares[1]).argmax()]
     units = f"{len(np.unique(unit_of[is_val]))} of {len(sizes)} are held out, {is_val.sum()} of {number} images"
     deviation = f"{abs(part - whole):.1f} points ({whole:.1f}% of all, {part:.1f}% of the held-out)"
     line = f"{'groups' if groups else 'images'}: {units}; the shares of {words} deviate by up to {deviation}"
@@ -352,6 +343,6 @@ def _describe_split(
         large = f"{shorten(groups[int(np.argmax(unit_of == sizes.argmax()))])} has {sizes.max()} of {number} images"
         notes.append(Note("warning", f"the group {large}, more than one of {folds} folds"))
     for images, counts in (("held-out", held_out), ("training", totals - held_out)):
-        if missing := int(((totals > 0) & (counts == 0)).sum()):
+        if missing := np.count_nonzero((totals > 0) & (counts == 0)):
             notes.append(Note("warning", f"{missing} of {np.count_nonzero(totals)} {words} have no {images} image"))
     return notes

@@ -1,4 +1,4 @@
-"""Tables of images: CSV files and JSON lines as text in columns, the meaning of the columns, and the rows.
+"""Files that list images, one row per image: text lists, CSV files and JSON lines; and the meaning of their columns.
 
 Mistakes in rows are collected, so that one error names all of them. An error is raised at once if nothing can be read.
 """
@@ -10,8 +10,8 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from utils.errors import UserError, error_from
 from utils.files import open_regular_file
 from utils.notes import Note
 
-JSON_LINES, PARQUET = ".jsonl", ".parquet"
+TEXT_LIST, JSON_LINES, PARQUET = ".txt", ".jsonl", ".parquet"
 TABLE_SUFFIXES = (".csv", ".tsv", JSON_LINES, PARQUET)
 LABEL_DIGITS = 6  # a longer label is a typing error, and would create as many classes
 _PATH_FOLDER = "\0"  # among the values of columns: the first folders of the paths
@@ -45,8 +45,12 @@ _SPLIT = re.compile(r"(data|train|val|test)*(split|partition)s?(name|id|set|type
 _MAYBE_SPLITS = {"set", "subset", "dataset", "fold", "phase", "usage", "mode", "part", "stage"}
 _SPLIT_FLAG = re.compile("(?:is)?(train|val|test)(?:ing|id|idation)?(?:image|img|sample|set|split)?")
 _SPLIT_WORDS = {**SPLIT_NAMES, "dev": "val", "eval": "val", "evaluation": "val"}
-_PIXELS = re.compile(r"(\d+ ){99,}\d+")
+_LABELLED = re.compile(r"(.*\S)\s+([0-9]+(?:\.0*)?)")  # a line of a list
+_OTHER_WIDTH = "the number of fields differs from the header's; quote a path that contains a separator"
+_NO_OBJECT = "is not a JSON object; write one for each image in a line"
 _BINARY = re.compile(r"[01](\.0*)?|true|false", re.IGNORECASE)
+
+Row = list[str] | str
 
 
 def read_lines(file: Path, encoding: str = "utf-8-sig", errors: str = "surrogateescape") -> Iterator[str]:
@@ -65,82 +69,8 @@ def _find_encoding(file: Path, given: str | None) -> str:
         with contextlib.suppress(UnicodeError):
             if not any("\0" in line for line in read_lines(file, encoding, "strict")):
                 return encoding
-    with open_regular_file(file) as stream:
-        if stream.read(4) in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
-            raise UserError(f"{file}: is a workbook or an archive; save its table as CSV in UTF-8")
-    others = f" or {given}" if given else ""
-    problem = f"{file}: is not text in UTF-8{others}"
-    raise UserError(f"{problem}; name its encoding: -opts DATA.ENCODING=NAME, such as cp1252 or gb18030")
-
-
-class Table:
-    """A table in a file: its columns. Iteration yields the number of a line, and the text in each column, or what is
-    wrong with the line.
-
-    encoding: of a file that is not in UTF-8. notes: lines for the log.
-    """
-
-    root: Path | None = None  # of the paths, if it is not the folder of the table
-    image_column = ""  # of images in the table itself
-    class_column = ""  # of labels, if the table says so
-    layouts: dict[str, "Layout"]  # each split of a table needs it
-
-    def __init__(self, file: Path, encoding: str | None = None) -> None:
-        self.file, self.layouts, self.notes = file, {}, list[Note]()
-        self._encoding, self._start, self.header = _find_encoding(file, encoding), 0, list[str]()
-        self._is_json = file.suffix.lower() == JSON_LINES
-        if self._is_json:
-            self.header = list(dict.fromkeys(chain.from_iterable(record or () for _, record in self._objects())))
-            return
-        first, second = [*islice(read_lines(file, self._encoding), 2), "", ""][:2]
-        if marked := re.fullmatch(r"\"?sep=(.)\"?\s*", first):  # a line for Excel, before the header
-            self._start, first = 1, second
-        self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
-        name = self._encoding.removesuffix("-sig")
-        if (self._separator, name) != (",", "utf-8"):
-            self.notes.append(Note("log", f"{file}: separator {self._separator!r}, encoding {name}"))
-        with contextlib.suppress(csv.Error, StopIteration):
-            self.header = [name.strip() for name in next(self._reader())]
-
-    def classes_of(self, column: str = "") -> tuple[str, ...]:
-        """The names of all classes, if the table has them beside its rows."""
-        return ()
-
-    def __iter__(self) -> Iterator[tuple[int, list[str] | str]]:
-        if self._is_json:
-            for line, record in self._objects():
-                if record is None:
-                    yield line, "is not a JSON object; write one for each image in a line"
-                else:
-                    values = [
-                        value[0] if isinstance(value, list) and len(value) == 1 else value
-                        for value in map(record.get, self.header)
-                    ]
-                    yield line, ["" if value is None else str(value).strip().strip(_INVISIBLE) for value in values]
-            return
-        reader, width = self._reader(), len(self.header)
-        try:
-            next(reader, None)
-            for row in reader:
-                line, texts = reader.line_num + self._start, [text.strip().strip(_INVISIBLE) for text in row]
-                if len(row) == width and any(texts):
-                    yield line, texts
-                elif any(texts):  # spreadsheets write empty rows
-                    yield line, "the number of fields differs from the header's; quote a path that contains a separator"
-        except csv.Error as error:  # the lines after it cannot be parsed reliably
-            yield reader.line_num + self._start, f"is not valid CSV ({error}); correct the line"
-
-    def _reader(self) -> Any:
-        lines = islice(read_lines(self.file, self._encoding), self._start, None)
-        return csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True)
-
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any] | None]]:
-        for number, line in enumerate(read_lines(self.file, self._encoding), 1):
-            if line.strip():
-                record = None
-                with contextlib.suppress(ValueError, RecursionError):
-                    record = json.loads(line)
-                yield number, record if isinstance(record, dict) else None
+    problem = f"{file}: is not text in UTF-8{f' or {given}' if given else ''}"
+    raise UserError(f"{problem}; name its encoding, such as -opts DATA.ENCODING=cp1252; save a workbook as CSV")
 
 
 @dataclass(frozen=True)
@@ -154,13 +84,108 @@ class Layout:
 
     path: str
     labels: tuple[str, ...]
-    is_one_hot: bool
-    split: str | None
-    split_of: Mapping[str, str]
+    is_one_hot: bool = False
+    split: str | None = None
+    split_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def splits(self) -> set[str]:
         return set(self.split_of.values())
+
+
+class Table:
+    """A file that lists images. Iteration yields the number of a line, and the text in each column of the header, or
+    what is wrong with the line.
+
+    encoding: of a file that is not in UTF-8. notes: lines for the log. has_numbers: labels are class numbers, or names;
+    None: their texts decide.
+    """
+
+    has_numbers: bool | None = None
+    root: Path | None = None  # of the paths, if it is not the folder of the table
+    image_column = ""  # of images in the table itself
+    class_column = ""  # of labels, if the table says so
+    layout: Layout | None = None  # if it does not follow from names and values
+    layouts: dict[str, Layout]  # each split of a table needs it
+
+    def __init__(self, file: Path, encoding: str | None = None) -> None:
+        self.file, self.layouts, self.notes = file, {}, list[Note]()
+        self._encoding, self._separator, self._start = _find_encoding(file, encoding), "", 0
+        if file.suffix.lower() == JSON_LINES:
+            self.header = list(dict.fromkeys(key for _, record in self._objects() for key in record))
+            return
+        first, second = [*islice(read_lines(file, self._encoding), 2), "", ""][:2]
+        if marked := re.fullmatch(r"\"?sep=(.)\"?\s*", first):  # a line for Excel, before the header
+            self._start, first = 1, second
+        self._separator = marked[1] if marked else max(_SEPARATORS, key=first.count)
+        name = self._encoding.removesuffix("-sig")
+        if (self._separator, name) != (",", "utf-8"):
+            self.notes.append(Note("log", f"{file}: separator {self._separator!r}, encoding {name}"))
+        _, header = next(self._lines(), (0, ""))
+        self.header = [] if isinstance(header, str) else header
+
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        if self._separator:
+            yield from islice(self._lines(), 1, None)
+            return
+        for line, record in self._objects():
+            values = map(record.get, self.header)
+            texts = (one[0] if isinstance(one, list) and len(one) == 1 else one for one in values)
+            yield line, ["" if one is None else _clean(str(one)) for one in texts] if record else _NO_OBJECT
+
+    @property
+    def records(self) -> Iterator[list[str]]:
+        """The rows without mistakes."""
+        return (row for _, row in self if not isinstance(row, str))
+
+    def classes_of(self, column: str = "") -> tuple[str, ...]:
+        """The names of all classes, if the table has them beside its rows."""
+        return ()
+
+    def _lines(self) -> Iterator[tuple[int, Row]]:
+        """The header and the rows of a CSV file; spreadsheets write empty rows, which are left out."""
+        lines = islice(read_lines(self.file, self._encoding), self._start, None)
+        reader, width = csv.reader(lines, delimiter=self._separator, skipinitialspace=True, strict=True), 0
+        try:
+            for row in reader:
+                texts, width = list(map(_clean, row)), width or len(row)
+                if any(texts):
+                    yield reader.line_num + self._start, texts if len(row) == width else _OTHER_WIDTH
+        except csv.Error as error:  # the lines after it cannot be parsed reliably
+            yield reader.line_num + self._start, f"is not valid CSV ({error}); correct the line"
+
+    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The JSON object of each line; empty if it is none."""
+        for number, line in enumerate(read_lines(self.file, self._encoding), 1):
+            if line.strip():
+                record = None
+                with contextlib.suppress(ValueError, RecursionError):
+                    record = json.loads(line)
+                yield number, record if isinstance(record, dict) else {}
+
+
+class TextList(Table):
+    """PaddleViT's lists: a path, which may contain spaces, white space, and a class number, which may lack."""
+
+    has_numbers, layout = True, Layout("path", ("label",))
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.notes, self.header = file, [], ["path", "label"]
+
+    def __iter__(self) -> Iterator[tuple[int, Row]]:
+        for number, line in enumerate(map(str.strip, read_lines(self.file)), 1):
+            if line:
+                labelled = _LABELLED.fullmatch(line)
+                yield number, [*labelled.groups()] if labelled else [line, ""]
+
+
+def open_table(file: Path, encoding: str | None = None) -> Table:
+    """The rows of a text file. Raises UserError: it cannot be read as text."""
+    return TextList(file) if file.suffix.lower() == TEXT_LIST else Table(file, encoding)
+
+
+def _clean(text: str) -> str:
+    return text.strip().strip(_INVISIBLE)
 
 
 def find_layout(table: Table, data: Data) -> Layout:
@@ -168,37 +193,36 @@ def find_layout(table: Table, data: Data) -> Layout:
 
     Raises UserError: a column is missing, or it is not clear which one is meant.
     """
+    if table.layout:
+        return table.layout
     given: dict[Any, Any] = {"label": table.class_column or None, **(data.columns or {})}
     if (asked := json.dumps([given, data.groups, data.labels])) in table.layouts:
         return table.layouts[asked]
-    header = table.header
+    header, label = table.header, given.get("label")
     paths = [table.image_column] if table.image_column else _names(header, given.get("path"), _PATHS)
-    labels = [] if data.labels else _names([one for one in header if one not in paths], given.get("label"), _LABELS)
+    labels = [] if data.labels else _names([one for one in header if one not in paths], label, _LABELS)
     others = [name for name in header if name not in (*paths, *labels, data.groups)]
     values = _distinct_values(table, paths)
-    _check_form(table, values, paths)
-    split, split_of = _find_split(table, others, values, given)
-    split_of = split_of if len(set(split_of.values())) > 1 else {}
+    split, split_of = _find_split(table, others, values, data)
     rest = [name for name in others if name != split and not re.fullmatch(r"(Unnamed: \d+)?", name)]  # pandas' index
-    is_one_hot = not isinstance(given.get("label") or "", str)
-    if data.labels:
-        is_one_hot = False
-    elif not labels and len(rest) > 1 and all(_are(_BINARY, values[name]) for name in rest):
+    binary = [name for name in rest if _are(_BINARY, values[name])]
+    is_one_hot = not (data.labels or isinstance(label or "", str))
+    if not labels and not data.labels and 1 < len(rest) == len(binary):
         labels, is_one_hot = rest, True
-    elif not labels and paths and len(rest) == 1 and 2 * len(values[rest[0]]) <= len(values.get(paths[0], ())):
-        labels = rest  # its values recur
-    of_objects = {name for name in header if any(value.startswith("{") for value in values[name])}
-    labels = [name for name in labels if name not in of_objects or given.get("label")]
-    for key, names in (("path", paths), ("label", labels)):
-        may_differ = key == "label" and (is_one_hot or data.labels)
+    elif not labels and not data.labels and len(rest) == 1 and paths:
+        recurs = 2 * len(values[rest[0]]) <= len(values.get(paths[0], ()))
+        labels = rest if recurs else []
+    objects = {name for name in header if any(value.startswith("{") for value in values[name])}
+    labels = [name for name in labels if label or name not in objects]
+    for kind, names in (("paths", paths), ("labels", labels)):
+        may_differ = kind == "labels" and (is_one_hot or data.labels)
         if (len(names) != 1 and not may_differ) or any(header.count(name) != 1 for name in names):
             images = [name for name in header if any(one.lower().endswith(IMAGE_EXTENSIONS) for one in values[name])]
             path = [*paths, *images, "NAME"][0]
-            rest = [name for name in rest if name not in {path, *of_objects}]
-            binary = [name for name in rest if _are(_BINARY, values[name])]
-            few = sorted(rest, key=lambda name: (len(values[name]) < 2, len(values[name])))
-            label = [*labels, *([binary] if len(binary) > 1 else few), "NAME"][0]
-            raise _unclear(table, key, names, _option(given, path=path, label=label))
+            few = sorted({*rest} - {path, *objects}, key=lambda name: (len(values[name]) < 2, len(values[name])))
+            flags = [binary] if len(binary) > 1 else few
+            raise _unclear(table, kind, names, data, path=path, label=[*labels, *flags, "NAME"][0])
+    split_of = split_of if len(set(split_of.values())) > 1 else {}
     return table.layouts.setdefault(asked, Layout(paths[0], tuple(labels), is_one_hot, split, split_of))
 
 
@@ -208,44 +232,22 @@ def column_of_paths(table: Table, data: Data) -> str:
     named = [name for name in header if name == given] or _names(header, None, _PATHS)
     columns = named if len(header) > 1 else header
     if len(columns) != 1 or header.count(columns[0]) != 1:
-        raise _unclear(table, "path", columns, _option(data.columns or {}, path=[*columns, "NAME"][0]))
+        raise _unclear(table, "paths", columns, data, path=[*columns, "NAME"][0])
     return columns[0]
 
 
-def _check_form(table: Table, values: Mapping[str, Collection[str]], paths: Sequence[str]) -> None:
-    """Raises UserError for a table without a header, or without paths and with the pixels of the images in columns."""
-    header = table.header
-    if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in header):
-        names = {name: "split" for name in header if name.lower() in _SPLIT_WORDS}
-        names |= {name: "image_path" for name in header if name.lower().endswith(IMAGE_EXTENSIONS)}
-        fix = f"write this line above it: {','.join(names.get(name, 'target') for name in header)}"
-        raise UserError(f"{table.file}:1: has no header, but the row {shorten(header)}; {fix}")
-    texts = [name for name in header if any(_PIXELS.fullmatch(value) for value in values[name])]
-    pixels = texts or [name for name in header if re.fullmatch(r"(?i)(pixel|px)_?\d+", name)]
-    if paths or not pixels:
-        return
-    place, folder = "the pixels of the images are in its columns", table.file.parent
-    fix = "write each image to a file in the folder of its class; of MNIST, -dataset=torchvision/MNIST reads such files"
-    if texts and "Usage" in header:
-        move = f"mkdir {folder / 'fer2013'} && mv {table.file} {folder / 'fer2013'}"
-        fix = f"{move}, then -dataset=torchvision/FER2013 -data_path={folder}"
-    raise UserError(f"{table.file}:1: {place}; {fix}")
+def _unclear(
+    table: Table, kind: str, names: Sequence[str], data: Data, **columns: str | Sequence[str] | None
+) -> UserError:
+    fix = f"give each column a name of its own in the first line, and name them: {_option(data, **columns)}"
+    found = f"the {kind} are {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(table.header)}"
+    return UserError(f"{table.file}:1: {found}, with the row {shorten(next(table.records, []))}; {fix}")
 
 
-def _unclear(table: Table, key: str, names: Sequence[str], option: str) -> UserError:
-    fix, header = f"name the columns, such as {option}", table.header
-    if len(header) < 2:
-        fix = "write the names of the columns, of paths and labels, into the first line"
-    elif any(header.count(name) > 1 for name in names):
-        fix = "give each column a name of its own"
-    problem = f"'{key}' is {' or '.join(map(shorten, names)) or 'not clear'} in the columns {shorten(header)}"
-    return UserError(f"{table.file}:1: {problem}; {fix}")
-
-
-def _option(given: Mapping[Any, Any], **changes: str | Sequence[str] | None) -> str:
+def _option(data: Data, **columns: str | Sequence[str] | None) -> str:
     """DATA.COLUMNS with changes, as the shell reads it."""
-    columns = {key: name for key, name in given.items() if name} | changes
-    return f"-opts {shlex.quote(f'DATA.COLUMNS={json.dumps(columns, ensure_ascii=False)}')}"
+    changed = json.dumps({**(data.columns or {}), **columns}, ensure_ascii=False)
+    return f"-opts {shlex.quote(f'DATA.COLUMNS={changed}')}"
 
 
 def _names(header: Sequence[str], given: Any, known: Sequence[re.Pattern[str]]) -> list[str]:
@@ -266,12 +268,11 @@ def _distinct_values(table: Table, paths: Sequence[str]) -> dict[str, set[str]]:
     columns = (*table.header, _PATH_FOLDER)
     found: list[set[str]] = [set() for _ in columns]
     place = table.header.index(paths[0]) if paths and paths[0] in table.header else None
-    for _, record in table:
-        if not isinstance(record, str):
-            folder = "" if place is None else first_folder(record[place])
-            for values, text in zip(found, (*record, folder), strict=True):
-                if len(values) <= _MAX_DISTINCT:
-                    values.add(text)
+    for record in table.records:
+        folder = "" if place is None else first_folder(record[place])
+        for values, text in zip(found, (*record, folder), strict=True):
+            if len(values) <= _MAX_DISTINCT:
+                values.add(text)
     return dict(zip(columns, found, strict=True))
 
 
@@ -285,38 +286,36 @@ def _are(known: re.Pattern[str], values: Collection[str]) -> bool:
 
 
 def _find_split(
-    table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], given: Mapping[Any, Any]
+    table: Table, others: Sequence[str], values: Mapping[str, Collection[str]], data: Data
 ) -> tuple[str | None, Mapping[str, str]]:
     """`Layout.split` and `split_of`: of DATA.COLUMNS, else of a column among the `others`, else of the paths."""
-    if "split" in given:
-        split = given["split"]
-        split_of = _splits_of(split, values.get(split, ())) if split else {}
-        if split and not split_of:
-            fix = "write train, val or test in it, or give a column is_valid of 0 and 1"
-            raise UserError(f"{table.file}:1: column {shorten(split)} (DATA.COLUMNS) is not of splits; {fix}")
-        return split, split_of
-    usable, unclear = list[str](), list[str]()
-    for name in others:
-        plain, split_of = _plain(name), _splits_of(name, values[name])
-        if len(set(split_of.values())) > 1:
-            usable.append(name)
-            if plain in SPLIT_NAMES:  # 0 and 1: of an attribute, or of a class
-                unclear.append(name)
-        elif not split_of and len(values[name]) > 1:
-            is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
-            is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values[name])
-            is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values[name])  # of MatConvNet
-            if is_named:
-                unclear.append(name)
-    if len(usable) < 2 and not unclear:
-        split = next(iter(usable), None)
-        return split, _splits_of(split or _PATH_FOLDER, values[split or _PATH_FOLDER])
-    names, values_of = dict.fromkeys([*usable, *unclear]), values[(unclear or usable)[0]]
-    use = f"name it: {_option(given, split=usable[0])}" if usable else "write train, val and test in it"
+    columns = data.columns or {}
+    split_of = {name: _splits_of(name, values[name]) for name in (*table.header, _PATH_FOLDER)}
+    usable = [name for name in others if len({*split_of[name].values()}) > 1]
+    flags = [name for name in usable if _plain(name) in SPLIT_NAMES]  # 0 and 1: of an attribute, or of a class
+    unclear = flags + [name for name in others if not split_of[name] and _may_be_split(name, values[name])]
+    if "split" in columns:
+        split = columns["split"]
+        if not split or split_of.get(split):
+            return split, split_of.get(split, {})
+        usable, unclear = [], [split]
+    elif len(usable) < 2 and not unclear:
+        return (usable[0], split_of[usable[0]]) if usable else (None, split_of[_PATH_FOLDER])
+    names = list(dict.fromkeys([*usable, *unclear]))
+    use = f"name it: {_option(data, split=usable[0])}" if usable else "write train, val and test in it"
     raise UserError(
         f"{table.file}:1: is {' or '.join(map(shorten, names))} the column of splits, with "
-        f"{shorten(sorted(values_of))}? Then {use}; {_option(given, split=None)} trains on all rows"
+        f"{shorten(sorted(values.get(names[-1], ())))}? Then {use}; {_option(data, split=None)} trains on all rows"
     )
+
+
+def _may_be_split(name: str, values: Collection[str]) -> bool:
+    """Tells whether a column whose values are no splits has the name of one."""
+    plain = _plain(name)
+    is_named = plain not in SPLIT_NAMES and bool(_SPLIT.fullmatch(plain) or _SPLIT_FLAG.fullmatch(plain))
+    is_named |= plain in _MAYBE_SPLITS and any(text.lower() in _SPLIT_WORDS for text in values)
+    is_named |= plain in ("set", "subset") and _are(re.compile("[0-3]"), values)  # of MatConvNet
+    return is_named and len(values) > 1
 
 
 def _splits_of(name: str, values: Collection[str]) -> dict[str, str]:

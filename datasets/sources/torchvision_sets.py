@@ -39,13 +39,13 @@ class TorchvisionSet(Source):
     """
 
     def read(self, split: str) -> Samples:
-        is_whole = split == "test" or "val" in self.splits_of(self.data)
-        whole = self._read(split) if is_whole else self._train
-        if isinstance(whole, ImageFiles) and not is_whole:
+        if split == "test" or "val" in self.splits_of(self.data):
+            return self._read(split)
+        whole = self._train
+        if isinstance(whole, ImageFiles):
             listing = replace(whole.listing, findings=[], notes=[])  # the split adds its own
             return ImageFiles(split_listing(listing, split, self.splitter))
-        if is_whole or not isinstance(whole, ImageArray):
-            return whole
+        assert isinstance(whole, ImageArray)
         names = StringPacker(f"train/{index}" for index in range(len(whole))).strings()
         part = self.splitter.part(names, whole.targets, split)
         samples = ImageArray(whole.images[part.indices], whole.targets[part.indices], whole.class_names)

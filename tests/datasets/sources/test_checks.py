@@ -42,10 +42,8 @@ def test_a_report_on_a_list_names_all_problems(tmp_path, cpu):
     (tmp_path / "val_list.txt").write_text("x\n")
     headline, *findings = report_on(tmp_path, "imagenet2012", cpu, "MODEL.NUM_CLASSES=10")
     assert headline.startswith(f"{tmp_path}: ")
-    wrong = {2: "alone", 3: "-1", 4: "cat", 5: "1234567", 6: "../x.jpg' is not inside", 9: r"nul\x00.jpg", 10: "a.jpg"}
-    for line, part in (wrong | {11: "MODEL.NUM_CLASSES", 12: "1.5"}).items():
-        assert any(part in text for text in findings if text.startswith(f"{tmp_path}/train_list.txt:{line}: ")), line
-    assert any(text.startswith(f"{tmp_path}/val_list.txt:1: 'x'") for text in findings)
+    for place in (*(f"train_list.txt:{line}: " for line in range(2, 13)), "val_list.txt:1: "):
+        assert any(text.startswith(f"{tmp_path}/{place}") for text in findings), place
 
 
 def test_a_report_on_a_table_names_all_problems(tmp_path, cpu):

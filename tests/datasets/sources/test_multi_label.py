@@ -75,8 +75,8 @@ def test_numbers_are_the_labels_and_the_model_has_the_higher_number_of_classes(t
 @pytest.mark.parametrize(
     ("train", "val", "parts"),
     [
-        (["cat|dog"], ["cat|emu"], ("val.csv:2: label 'emu' is not in", "train.csv")),
-        (["0|1"], ["0|x"], ("val.csv:2: label 'x' is not a class number",)),
+        (["cat|dog"], ["cat|emu"], ("val.csv:2: ", "'emu'")),
+        (["0|1"], ["0|x"], ("val.csv:2: ", "'x'")),
         (["0", "999999"] * 6000, ["0"], ("images of 1000000 classes need 12 GB", "check the highest label")),
     ],
 )

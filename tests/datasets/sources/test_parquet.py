@@ -115,7 +115,7 @@ def test_columns_of_splits_and_of_labels(tmp_path, cpu):
     splits = ["train"] * 20 + ["validation"] * 6 + ["test"] * 4
     for columns in ({"fine": ["a", "b"] * 15, "coarse": ["x"] * 30, "split": splits}, {"tags": [["a"], ["b"]] * 15}):
         write(tmp_path / "all.parquet", range(30), None, **columns)
-        with pytest.raises(UserError, match="'label' is not clear"):
+        with pytest.raises(UserError, match=r"DATA\.COLUMNS"):
             read(tmp_path, cpu)
         if "fine" in columns:
             assert list(map(len, read(tmp_path, cpu, columns={"label": "fine"}))) == [20, 6, 4]

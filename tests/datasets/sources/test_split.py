@@ -58,11 +58,8 @@ def test_a_run_keeps_its_list():
     now = sorted({*PATHS, *added} - {train[0], run.held_out[0]})
     val, notes, _ = part(now, "val", run, val_fraction=0.2)
     assert set(val) == held_out - {run.held_out[0]}
-    assert notes == [
-        f"Warning: 1 of 4 held-out image(s) are missing, such as '{run.held_out[0]}'",
-        "20 image(s) were added as training images, such as 'a/new0.jpg'",
-        "1 of 16 training image(s) of the checkpoint are missing",
-    ]
+    (note,) = notes
+    assert all(number in note for number in ("Warning", "20 image(s) were added", "1 of 4 held-out", "1 of 16 train"))
     resumed = part(now, "train", run, val_fraction=0.2)[2]
     assert (resumed.held_out, len(resumed.trained)) == (run.held_out, 16 + 20)  # the missing ones may come back
     assert not part(sorted(PATHS + added), "val", resumed, val_fraction=0.2)[1]

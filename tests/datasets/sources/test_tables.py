@@ -2,16 +2,13 @@
 
 import csv
 import json
-import re
-import shlex
-import subprocess
 
 import pandas
 import pytest
-from source_helpers import names_of, options, write_classes, write_image
+from source_helpers import names_of, options, typed, write_classes, write_image
 
-from configs.command_line import parse_command_line
 from datasets.registry import has_test_split, read_samples, recognize_dataset, unlabelled
+from datasets.sources import rows
 from datasets.sources.checks import check_images
 from datasets.sources.split import RunSplit, Splitter, as_read_before
 from utils.errors import UserError
@@ -19,6 +16,7 @@ from utils.errors import UserError
 FILES = [f"{number}.png" for number in range(30)]
 LABELS = ["cat", "dog"] * 15
 SPLITS = ["train"] * 18 + ["val"] * 6 + ["test"] * 6
+PIXELS = {f"pixel{number}": range(30) for number in range(4)}
 
 
 @pytest.fixture
@@ -30,7 +28,10 @@ def table(tmp_path):
             write_image(tmp_path / file, size=(2, 2))
         frame = pandas.DataFrame({key.replace("_space_", " "): values for key, values in columns.items()})
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        frame.to_csv(tmp_path / name, index=False, encoding=encoding, sep=separator)
+        if name.endswith("jsonl"):
+            frame.to_json(tmp_path / name, orient="records", lines=True, force_ascii=False)
+        else:
+            frame.to_csv(tmp_path / name, index=False, encoding=encoding, sep=separator)
         return tmp_path / name
 
     return write
@@ -48,67 +49,67 @@ def read(path, cpu, num_classes=None, class_names=None, known=None, is_new=True,
     return splits
 
 
-def labels_of(samples):
-    return {name: samples.class_names[label] for name, label in zip(names_of(samples), samples.targets, strict=True)}
+def labels_of(*splits):
+    """The label of each image."""
+    return {name: one.class_names[label] for one in splits for name, label in zip(names_of(one), one.targets.tolist())}  # noqa: B905
 
 
-@pytest.mark.parametrize(
-    ("columns", "given"),
-    [
-        ({"path": FILES, "label": LABELS}, None),
-        ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None),
-        ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None),
-        ({"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS}, None),
-        ({"x": FILES, "y": LABELS}, {"path": "x", "label": "y"}),
-    ],
-)
-def test_columns_are_found_by_their_names(table, columns, given, cpu):
-    train, val = read(table(files=FILES, **columns), cpu, columns=given)
-    assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
+TWO = {"file": FILES, "label": LABELS}
+WITH_SIGNS = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
+READ = {  # columns, DATA.COLUMNS, the images of each split
+    "short names": ({"path": FILES, "label": LABELS}, None, [26, 4]),
+    "two kinds": ({"file_space_name": FILES, "id": range(30), "class_id": range(30), "Class": LABELS}, None, [26, 4]),
+    "documented": ({"image_path": FILES, "target": LABELS, "path": range(30), "label": range(30)}, None, [26, 4]),
+    "the only other column": ({"Unnamed: 0": range(30), "file_name": FILES, "finding": LABELS}, None, [26, 4]),
+    "given": ({"x": FILES, "y": LABELS}, {"path": "x", "label": "y"}, [26, 4]),
+    "columns of 0 and 1": ({"filename": FILES, **pandas.get_dummies(pandas.Series(LABELS))}, None, [26, 4]),
+    "pixels beside paths": ({**TWO, **PIXELS}, None, [26, 4]),
+    "invisible signs": ({"file": FILES, "label": WITH_SIGNS}, None, [26, 4]),
+    "a split": ({**TWO, "split": SPLITS}, None, [18, 6, 6]),
+    "capitals": ({**TWO, "data_space_set": [name.upper() for name in SPLITS]}, None, [18, 6, 6]),
+    "is_valid": ({**TWO, "is_valid": [name == "val" for name in SPLITS]}, None, [24, 6]),
+    "is_train": ({**TWO, "is_train": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
+    "numbers": ({**TWO, "val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10}, None, [26, 4]),
+    "a split by its values": ({**TWO, "zzz": SPLITS}, None, [18, 6, 6]),
+    "a given split": ({**TWO, "zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
+    "all rows": ({**TWO, "split": SPLITS}, {"split": None}, [26, 4]),
+}
 
 
-@pytest.mark.parametrize(
-    ("columns", "problem"),
-    [
-        ({"filename": FILES, "label": LABELS, "class": range(30)}, "'label' is 'label' or 'class'"),
-        ({"a b": range(30), "c": FILES, "d": LABELS}, "'path' is not clear"),
-        ({"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)}, "'label' is not clear"),
-        ({"file": FILES, "label": LABELS, "split": SPLITS, "set": SPLITS}, "is 'split' or 'set' the column of splits"),
-        ({"file": FILES, "label": LABELS, "partition": [0, 1, 2] * 10}, "is 'partition' the column of splits"),
-        ({"file": FILES, "label": LABELS, "Split Name": ["trn", "tst"] * 15}, "is 'Split Name' the column of splits"),
-    ],
-)
-def test_the_advice_about_unclear_columns_works(table, columns, problem, cpu):
+@pytest.mark.parametrize("case", READ)
+def test_columns_and_splits(case, table, cpu):
+    columns, given, sizes = READ[case]
+    splits = read(table(files=FILES, **columns), cpu, columns=given)
+    assert labels_of(*splits) == dict(zip(FILES, LABELS, strict=True)) and list(map(len, splits)) == sizes
+    if len(sizes) == 3:
+        assert [names_of(samples) for samples in splits] == [FILES[:18], FILES[18:24], FILES[24:]]
+
+
+REFUSED = {  # columns; whether the advised columns are all that lack
+    "two labels": ({"filename": FILES, "label": LABELS, "class": range(30)}, True),
+    "no path": ({"a b": range(30), "c": FILES, "d": LABELS}, True),
+    "no label": ({"file": FILES, "cat": [0, 1] * 15, "dog": [1, 0] * 15, "age": range(30)}, True),
+    "two splits": ({**TWO, "split": SPLITS, "set": SPLITS}, True),
+    "numbers of splits": ({**TWO, "partition": [0, 1, 2] * 10}, True),
+    "unknown splits": ({**TWO, "Split Name": ["trn", "tst"] * 15}, True),
+    "pixels": ({"digit": LABELS, **PIXELS}, False),
+    "pixels in a text": ({"emotion": [0, 1] * 15, "pixels": ["70 70"] * 30, "Usage": SPLITS}, False),
+    "no header": ({"TRAIN": SPLITS, "gs://b/0.jpg": FILES, "cat": LABELS}, False),
+    "objects": ({"file": FILES, "label": ['{"x": 1}', '{"x": 2}'] * 15}, False),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_advice_about_unclear_columns_works(case, table, cpu):
+    """One line names the file, the columns and DATA.COLUMNS; as it is typed, the option reads the table."""
+    columns, is_enough = REFUSED[case]
     file = table(files=FILES, **columns)
-    with pytest.raises(UserError, match=re.escape(problem)) as error:
+    with pytest.raises(UserError) as error:
         read(file, cpu)
     message = str(error.value)
-    assert "\n" not in message and len(message) < 400
-    for advice in set(re.findall(r"-opts ('DATA.COLUMNS=[^']*')", message)):
-        if "NAME" in advice:
-            continue
-        data = parse_command_line([f"-data_path={file}", "-opts", *shlex.split(advice)]).config.data
-        assert read(file, cpu, columns=data.columns)[0].class_names == ["cat", "dog"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "given", "counts"),
-    [
-        ({"split": SPLITS}, None, [18, 6, 6]),
-        ({"data_space_set": [name.upper() for name in SPLITS]}, None, [18, 6, 6]),
-        ({"is_valid": [name == "val" for name in SPLITS]}, None, [24, 6]),
-        ({"val": [0.1, 0.2, 0.3] * 10, "stage": [1, 2, 3] * 10}, None, [26, 4]),
-        ({"is_train": [int(name == "train") for name in SPLITS]}, None, [18, 12]),
-        ({"zzz": SPLITS}, None, [18, 6, 6]),
-        ({"zzz": SPLITS, "set": SPLITS[::-1]}, {"split": "zzz"}, [18, 6, 6]),
-        ({"split": SPLITS}, {"split": None}, [26, 4]),
-    ],
-)
-def test_rows_of_test_are_never_trained_on(table, columns, given, counts, cpu):
-    splits = read(table(files=FILES, file=FILES, label=LABELS, **columns), cpu, columns=given)
-    assert list(map(len, splits)) == counts
-    if counts == [18, 6, 6]:
-        assert [names_of(samples) for samples in splits] == [FILES[:18], FILES[18:24], FILES[24:]]
+    assert message.startswith(f"{file}:1: ") and "DATA.COLUMNS" in message and "\n" not in message
+    for given in typed(message, options(file)) if is_enough else ():
+        assert read(file, cpu, columns=given.columns)[0].class_names == ["cat", "dog"]
 
 
 def test_the_folders_of_the_paths_are_splits(table, cpu):
@@ -119,31 +120,26 @@ def test_the_folders_of_the_paths_are_splits(table, cpu):
 
 def test_a_run_that_exists_keeps_its_split_and_encoding(table, cpu):
     file = table(files=FILES, file=FILES, label=["Gräser", "dog"] * 15, split=SPLITS, encoding="cp1252")
-    with pytest.raises(UserError, match=r"not text in UTF-8.*DATA.ENCODING=NAME"):
-        read(file, cpu)
-    assert read(file, cpu, encoding="cp1252")[0].class_names == ["Gräser", "dog"]
     assert list(map(len, read(file, cpu, is_new=False))) == [18, 6, 6]
     held_out = RunSplit(0, 0.1, ("1.png", "2.png"))
     train, val = read(file, cpu, known=held_out, is_new=False)
     assert (len(train), names_of(val), train.class_names) == (28, ["1.png", "2.png"], ["Gräser", "dog"])
 
 
-@pytest.mark.parametrize("encoding", ["gbk", "utf-16-le"])
-def test_the_encoding_is_never_guessed(table, encoding, cpu):
-    file = table(files=FILES, file=FILES, label=["猫", "狗"] * 15, encoding=encoding)
-    with pytest.raises(UserError, match="name its encoding"):
+@pytest.mark.parametrize(("encoding", "first"), [("gbk", "狗"), ("utf-16-le", "狗"), ("cp1252", "Gräser")])
+def test_the_encoding_is_never_guessed(table, encoding, first, cpu):
+    file = table(files=FILES, file=FILES, label=[first, "dog"] * 15, encoding=encoding)
+    with pytest.raises(UserError, match=r"DATA\.ENCODING"):
         read(file, cpu)
-    assert read(file, cpu, encoding=encoding)[0].class_names == sorted(["狗", "猫"])
+    assert read(file, cpu, encoding=encoding)[0].class_names == sorted([first, "dog"])
 
 
 def test_columns_of_zeros_and_ones(table, tmp_path, cpu):
     one_hot = pandas.get_dummies(pandas.Series(LABELS))
-    train, val = read(table("_classes.csv", FILES, filename=FILES, **one_hot), cpu)
-    assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
-    assert len(read(tmp_path, cpu)[0]) == len(train)  # the folder of Roboflow's table
-    several = {"filename": FILES, "b": [1, 0] * 15, "a": [1.0] * 30, "c": [0] * 30}
-    file = table(**several)
-    with pytest.raises(UserError, match=r"all.csv:2: target 'b \| a' has several labels.*DATA.MULTI_LABEL=true"):
+    table("_classes.csv", FILES, filename=FILES, **one_hot)
+    assert len(read(tmp_path, cpu)[0]) == 26  # the folder of Roboflow's table
+    file = table(filename=FILES, b=[1, 0] * 15, a=[1.0] * 30, c=[0] * 30)
+    with pytest.raises(UserError, match=r"all.csv:2: .*DATA.MULTI_LABEL=true"):
         read(file, cpu)
     train, _ = read(file, cpu, dataset="csv", multi_label=True)
     assert train.class_names == ["b", "a", "c"]
@@ -174,6 +170,27 @@ def test_numbers_with_gaps_are_names(table, values, names, labels, cpu):
             assert not kept.has_class_names and kept.targets.tolist() == expected
 
 
+@pytest.mark.parametrize(
+    ("labels", "read_as"),
+    [
+        (["0", "A", "B"], ["0", "A", "B"]),
+        (["1", "2", "B"], None),
+        (["['a']", "['a', 'b']", "['b']"], None),
+        (["a|b", "b|c", "a|c"], None),
+        (["a b", "a", "b"], ["a", "a b", "b"]),
+    ],
+)
+def test_labels_of_several_kinds(table, labels, read_as, cpu):
+    """Their order in the table does not matter."""
+    for turned in (labels, labels[::-1]):
+        file = table(files=FILES, file=FILES, label=turned * 10)
+        if read_as:
+            assert read(file, cpu)[0].class_names == read_as
+            continue
+        with pytest.raises(UserError, match=r"all.csv:\d"):
+            read(file, cpu)
+
+
 @pytest.mark.parametrize("kind", ["metadata.csv", "metadata.jsonl", "_classes.csv", "root"])
 def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
     rows = {}
@@ -183,9 +200,7 @@ def test_tables_beside_the_images_of_splits(table, tmp_path, kind, cpu):
         rows |= dict(zip(files, labels, strict=True))
         columns = pandas.get_dummies(labels) if kind == "_classes.csv" else {"label": labels, "size": range(count)}
         written = table(f"{split}/{kind}", files, file_name=names, **columns)
-        if kind == "metadata.jsonl":
-            pandas.read_csv(written).to_json(written, orient="records", lines=True)
-        elif kind == "root":
+        if kind == "root":
             written.unlink()
     if kind == "root":
         table("metadata.csv", file_name=list(rows), label=list(rows.values()))
@@ -209,9 +224,8 @@ def test_tables_beside_the_folders_of_splits(table, tmp_path, cpu):
     held_out = {groups[int(name.removesuffix(".png"))] for name in names_of(val)}
     assert len(train) + len(val) == 12 and len(val) == 2 * len(held_out)
     table("valid.csv", [f"valid/{number}.png" for number in range(4)], id=FILES[:4], label=LABELS[:4])
-    notes = [note.text for samples in read(tmp_path, cpu, checked=True) for note in samples.notes]
-    for split in ("train", "valid"):
-        assert f"{tmp_path}/{split}.csv: the images are in {tmp_path}/{split}" in notes
+    splits = read(tmp_path, cpu, checked=True)
+    assert [samples.listing.root for samples in splits] == [tmp_path / "train", tmp_path / "valid"]
     write_image(tmp_path / "masks" / "0.png")
     write_image(tmp_path / "0.png", size=(3, 3))
     train, val = read(tmp_path, cpu)
@@ -251,6 +265,7 @@ def test_a_folder_with_train_csv_is_a_table_unless_it_has_class_folders(tmp_path
         ("Training_set.csv", ["train", "test"], "train"),
         ("labels.csv", ["train"], "train"),
         ("labels.csv", ["anything"], "anything"),
+        ("x_GroundTruth/x_Training.csv", ["x_Training_Input", "x_Test_Input"], "x_Training_Input"),  # ISIC 2018
         ("labels.csv", ["train", "other"], None),
         ("labels.csv", ["test"], None),
         ("train.csv", ["train_masks"], None),
@@ -270,16 +285,30 @@ def test_the_folder_of_images_is_found_by_its_name_or_if_it_is_the_only_one(
         return
     for samples in read(file, cpu, checked=True):
         assert samples.listing.root == tmp_path / expected
-    images = unlabelled(str(file), options(tmp_path), None)
-    assert images.name(3) == str(tmp_path / expected / "3.png")
+    assert unlabelled(str(file), options(tmp_path), None).name(3) == str(tmp_path / expected / "3.png")
 
 
-def test_images_beside_the_folder_of_the_table(table, tmp_path, cpu):
-    """As of ISIC 2018, whose ids are in the columns of the classes."""
-    files = [f"Task3_{split}_Input/{number}.png" for split in ("Training", "Test") for number in range(30)]
-    columns = {"image": range(30), "MEL": [1.0, 0.0] * 15, "NV": [0.0, 1.0] * 15}
-    train, _ = read(table("Task3_Training_GroundTruth/x_Training.csv", files, **columns), cpu, checked=True)
-    assert train.listing.root == tmp_path / "Task3_Training_Input" and train.class_names == ["MEL", "NV"]
+@pytest.mark.parametrize("names", ["id", "/data/upload/1/{}.png", "gs://bucket/{}.png"])
+def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, names, monkeypatch, cpu):
+    """As HAM10000's two parts, and the paths of Label Studio and Vertex AI; groups and splits follow."""
+    files = [f"part_{1 + number % 2}/{number}.png" for number in range(30)]
+    ids = [number if names == "id" else names.format(number) for number in range(30)]
+    file = table("metadata.csv", files, id=ids, label=LABELS, lesion=[number // 2 for number in range(30)])
+    train, val = read(file, cpu, checked=True, groups="lesion", columns={"path": "id"})
+    assert labels_of(train, val) == dict(zip(files, LABELS, strict=True)) and not {*train.groups} & {*val.groups}
+    given = options(tmp_path, columns={"path": "id"})
+    assert unlabelled(str(file), given, None).name(3) == f"{tmp_path}/{files[3]}"
+    with monkeypatch.context() as patch:  # a large folder around a small table is not searched to its end
+        patch.setattr(rows, "_MAX_SEARCHED", 10)
+        tree = [f"part_1/more/{number}.txt" for number in range(90)]
+        (tmp_path / "part_1/more").mkdir()
+        for path in tree:
+            (tmp_path / path).touch()
+        with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT"):
+            read(file, cpu, checked=True, columns={"path": "id"})
+    write_image(tmp_path / "part_2" / "0.png")
+    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT"):
+        read(file, cpu, checked=True, columns={"path": "id"})
 
 
 @pytest.mark.parametrize(
@@ -291,14 +320,11 @@ def test_labels_of_a_kaggle_test_are_placeholders_if_all_are_equal(table, tmp_pa
     assert len(read(tmp_path, cpu, dataset="csv")) == 2 + has_test
 
 
-def test_labels_in_lists_of_one_and_with_invisible_signs(table, tmp_path, cpu):
+def test_labels_in_lists_of_one(table, tmp_path, cpu):
     table("images.csv", FILES, id=FILES, label=LABELS)
     rows = [{"file_name": name, "label": [label]} for name, label in zip(FILES, LABELS, strict=True)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    labels = [label + "\u200b" * (number % 3) for number, label in enumerate(LABELS)]
-    for file in (tmp_path / "a.jsonl", table("b.csv", file=FILES, label=labels)):
-        train, val = read(file, cpu)
-        assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
+    assert labels_of(*read(tmp_path / "a.jsonl", cpu)) == dict(zip(FILES, LABELS, strict=True))
 
 
 def test_missing_images_are_one_problem_and_broken_links_another(table, tmp_path, cpu):
@@ -306,8 +332,7 @@ def test_missing_images_are_one_problem_and_broken_links_another(table, tmp_path
     with pytest.raises(UserError) as error:
         read(table(files=FILES[:24], file=FILES, label=LABELS), cpu, checked=True)
     headline, *lines = str(error.value).split("\n  ")
-    assert headline.startswith("6 images cannot be read") and len(lines) == 2
-    assert sum("and 4 others" in line for line in lines) == 1 and sum("gone.png" in line for line in lines) == 1
+    assert "6 images" in headline and len(lines) == 2 and sum("gone.png" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.tsv", "DATA.CSV"])
@@ -333,69 +358,8 @@ def test_ids_of_images_to_predict_keep_their_column(table, tmp_path, root, train
         assert [row["id"] for row in csv.DictReader(lines)] == ids
 
 
-@pytest.mark.parametrize(
-    ("labels", "read_as"),
-    [
-        (["0", "A", "B"], ["0", "A", "B"]),
-        (["1", "2", "B"], "label 'B' is not a class number"),
-        (["['a']", "['a', 'b']", "['b']"], "has several labels"),
-        (["a|b", "b|c", "a|c"], "has several labels"),
-        (["a b", "a", "b"], ["a", "a b", "b"]),
-        (['{"x": 1}', '{"x": 2}', '{"x": 3}'], "'label' is not clear"),
-    ],
-)
-def test_labels_of_several_kinds(table, labels, read_as, cpu):
-    """Their order in the table does not matter."""
-    for turned in (labels, labels[::-1]):
-        file = table(files=FILES, file=FILES, label=turned * 10)
-        if isinstance(read_as, str):
-            with pytest.raises(UserError, match=re.escape(read_as)):
-                read(file, cpu)
-        else:
-            train, _ = read(file, cpu)
-            assert train.class_names == read_as
-
-
 def test_tables_with_other_names_and_empty_rows(table, tmp_path, cpu):
     for name, files in (("Train.csv", FILES[:20]), ("VALID.csv", FILES[20:])):
         table(name, files, file=files, label=LABELS[: len(files)])
         (tmp_path / name).write_text((tmp_path / name).read_text().replace("\n", "\n,\n\n"))
     assert list(map(len, read(tmp_path, cpu, dataset="csv"))) == [20, 10]
-
-
-@pytest.mark.parametrize("names", ["id", "/data/upload/1/{}.png", "gs://bucket/{}.png"])
-def test_images_in_several_folders_are_found_by_their_names(table, tmp_path, names, cpu):
-    """As HAM10000's two parts, and the paths of Label Studio and Vertex AI; groups and splits follow."""
-    files = [f"part_{1 + number % 2}/{number}.png" for number in range(30)]
-    ids = [number if names == "id" else names.format(number) for number in range(30)]
-    file = table("metadata.csv", files, id=ids, label=LABELS, lesion=[number // 2 for number in range(30)])
-    train, val = read(file, cpu, checked=True, groups="lesion", columns={"path": "id"})
-    found = {**labels_of(train), **labels_of(val)}
-    assert found == dict(zip(files, LABELS, strict=True)) and not {*train.groups} & {*val.groups}
-    assert unlabelled(str(file), options(tmp_path, columns={"path": "id"}), None).name(3) == f"{tmp_path}/{files[3]}"
-    write_image(tmp_path / "part_2" / "0.png")
-    with pytest.raises(UserError, match=r"DATA\.IMAGE_ROOT|is not inside"):
-        read(file, cpu, checked=True, columns={"path": "id"})
-
-
-def test_the_line_that_a_table_without_a_header_needs(tmp_path, cpu):
-    (tmp_path / "x.csv").write_text("TRAIN,gs://b/0.jpg,cat\nTEST,gs://b/1.jpg,dog")
-    with pytest.raises(UserError, match=r"x\.csv:1: has no header.*write this line above it: split,image_path,target$"):
-        read(tmp_path / "x.csv", cpu)
-
-
-def test_pixels_in_columns_are_refused_without_paths(table, cpu):
-    pixels = {f"pixel{number}": range(30) for number in range(4)}
-    with pytest.raises(UserError, match=r"pixels of the images .* -dataset=torchvision/MNIST"):
-        read(table(digit=LABELS, **pixels), cpu)
-    train, val = read(table(files=FILES, file=FILES, label=LABELS, **pixels), cpu)
-    assert {**labels_of(train), **labels_of(val)} == dict(zip(FILES, LABELS, strict=True))
-
-
-def test_pixels_in_a_text_are_torchvisions_fer2013(table, tmp_path, cpu):
-    text = " ".join(["70"] * 2304)
-    file = table("fer2013.csv", emotion=[0, 1] * 3, pixels=[text] * 6, Usage=["Training", "PublicTest"] * 3)
-    with pytest.raises(UserError, match=r"-dataset=torchvision/FER2013 -data_path=") as error:
-        read(file, cpu)
-    subprocess.run(str(error.value).partition("columns; ")[2].partition(", then ")[0], shell=True, check=True)
-    assert (tmp_path / "fer2013" / "fer2013.csv").is_file()

@@ -138,10 +138,10 @@ def test_a_run_keeps_its_held_out_images(images, tmp_path, cpu, rule):
         found = [str(Path(samples.name(index)).relative_to(data)) for index in range(len(samples))]
         text = "\n".join(map(str, notes))
         assert names is None or sorted(found) == names
-        assert ("1 of 8 held-out image(s) are missing" in text) == (names is not None)
+        assert ("missing are 1 of 8 held-out" in text) == (names is not None)
         assert ("has no list of held-out images" in text) == (names is None)
     train([f"-resume={folder}", *options, "TRAIN.NUM_EPOCHS=2"], cpu)
-    assert "20 image(s) were added as training images, such as 'bee/20.png'" in (folder / "log.txt").read_text()
+    assert "20 image(s) were added" in (folder / "log.txt").read_text()
     assert json.loads((folder / "held_out.json").read_text())["held_out"] == held_out
     assert len(load_checkpoint(folder / "last.pth")["split"]["trained"]) == 72 + 20
 
