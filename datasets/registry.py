@@ -73,7 +73,7 @@ def read_samples(
         kind = _existing_class(data)
         if not kind.reads_archive:
             refuse_archive(data.data_path)
-        source = kind(kind.confirm_classes(data, names), splitter)
+        source = kind(data, splitter)
         has_numbers = num_classes is not None or data.classes not in (None, NATURAL, BYTES)
         source.numbers = Numbers(names, are_names=is_new and not has_numbers)
         return _read(data, num_classes, context, splits, names, predicts, source)
@@ -151,19 +151,9 @@ def _recognize_table(data: Data) -> str | None:
     return kind if kind and not any(map(has_class_folders, with_classes)) else None
 
 
-def has_test_split(
-    data: Data, context: ProcessContext, class_names: Sequence[str] | None = None
-) -> tuple[bool, str | None]:
-    """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it.
-
-    class_names: of a checkpoint.
-    """
-
-    def find() -> tuple[bool, str | None]:
-        kind = _existing_class(data)
-        return kind.find_test(kind.confirm_classes(data, class_names or ()))
-
-    found = broadcast_object(call_on_main(find, context), context)
+def has_test_split(data: Data, context: ProcessContext) -> tuple[bool, str | None]:
+    """Calls `Source.find_test` on the main process, whose error every rank raises. Every rank must call it."""
+    found = broadcast_object(call_on_main(lambda: _existing_class(data).find_test(data), context), context)
     assert found is not None  # the main process has found it
     return found
 

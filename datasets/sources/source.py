@@ -50,11 +50,6 @@ class Source:
         """Raises UserError if the classes of the splits that were read are probably none."""
 
     @classmethod
-    def confirm_classes(cls, data: Data, class_names: Collection[str]) -> Data:
-        """The options with which the data of a run with these classes are read as before."""
-        return data
-
-    @classmethod
     def recognize(cls, data: Data) -> str:
         """Returns the name of the data set that DATA_PATH is: DATA.DATASET, or another that it is in its place."""
         return data.dataset

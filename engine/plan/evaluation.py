@@ -40,7 +40,6 @@ from datasets.sources.names import (
     read_class_list,
 )
 from datasets.sources.samples import Samples
-from datasets.sources.source import source_class
 from datasets.sources.split import Splitter, as_read_before
 from engine.checkpoint.run_folder import check_same_checkpoint
 from engine.checkpoint.weights_record import read_record, weights_record
@@ -98,8 +97,7 @@ def plan_evaluation(command: Command, context: ProcessContext, logger: RunLogger
     options, record, notes = options_of_weights(replace(command, config=given))
     if record and not (prediction and prediction.path):
         read_before = as_read_before(options.data, record.split, record.is_of(options.data))
-        confirmed = source_class(options.data.dataset).confirm_classes(read_before, record.class_names or ())
-        options = options.model_copy(update={"data": confirmed})
+        options = options.model_copy(update={"data": read_before})
     split: str | None = command.split
     split_note = None
     has_split = command.split or properties_of(options.data.dataset).may_lack_splits

@@ -145,7 +145,7 @@ def plan_training(
     config, data = followed.options, followed.options.data
     known_names, known_split = (found.state["class_names"], record.split) if found and record else (None, None)
     place, splitter = as_read_before(data, known_split), Splitter(data, known_split)
-    has_test, no_labels = has_test_split(place, context, known_names)
+    has_test, no_labels = has_test_split(place, context)
     names = ("train", "val", "test") if has_test else ("train", "val")
     train, val, *tests = splits = read_samples(
         place, config.model.num_classes, context, *names, class_names=known_names, splitter=splitter, is_new=not found

@@ -27,7 +27,7 @@ def test_a_folder_of_two_classes_gets_the_labels_of_the_checkpoint(tmp_path, cpu
     assert pickle.loads(pickle.dumps(samples)).targets.tolist() == [1, 3, 3]  # in a loading worker
     write_classes(tmp_path / "one", dog=2)
     assert read(tmp_path / "one", cpu, "all")[0].targets.tolist() == [3, 3]
-    with pytest.raises(UserError, match=r"one: contains only one folder, dog"):
+    with pytest.raises(UserError, match=f"{tmp_path}/one: "):
         read(tmp_path / "one", cpu, "all", class_names=None)
 
 

@@ -133,7 +133,7 @@ def test_the_advice_trains_when_it_is_typed(name, tmp_path, cpu):
 def test_names_without_evidence_are_no_labels(files, tmp_path, cpu):
     with pytest.raises(UserError) as refused:
         read(options(tree(tmp_path, *files), batch_size=1), cpu)
-    assert "LABELS" not in str(refused.value)
+    assert "LABELS=" not in str(refused.value)
 
 
 def test_the_groups_in_class_folders_are_named(tmp_path, cpu):

@@ -176,8 +176,6 @@ def test_a_test_split_that_is_asked_for_must_have_images_with_labels(tmp_path, c
         with pytest.raises(UserError, match=f"-split test: {tmp_path}"):
             read_samples(options(tmp_path, dataset=dataset), None, cpu, "test", predicts=True)
     write_classes(tmp_path, test=3)
-    given = options(tmp_path, dataset="folder")
-    with pytest.raises(UserError, match=f"-predict {tmp_path / 'test'} labels"):
-        read_samples(given, None, cpu, "test", predicts=True)
-    for split in ("train", "all"):
-        assert_refused(lambda split=split: ClassFolders(given).read(split), "'test' a class, or")
+    for split in ("train", "all", "test"):
+        given = options(tmp_path, dataset="folder")
+        assert_refused(lambda given=given, split=split: ClassFolders(given).read(split), tmp_path, "'test' (3 images)")

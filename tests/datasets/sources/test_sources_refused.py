@@ -14,7 +14,6 @@ FOLDERS = {"cat/0.jpg": IMAGE, "dog/0.jpg": IMAGE}
 CASES = {  # DATA.DATASET, files, the path that is given, a part of the error
     "no class folders": ("folder", {}, "", ": contains no folders"),
     "one image per class": ("folder", {f"train/{name}": IMAGE for name in FOLDERS}, "", ": no class has two images"),
-    "deep folders": ("folder", {f"train/cat{'/d' * 101}/0.jpg": IMAGE}, "", "100 folders deep"),
     "a URL": ("folder", {}, "hf://datasets/org/name", "hf://datasets/org/name: is a URL"),
     "a lost table": ("csv", FOLDERS, "", "train.csv: cannot be read .*DATA.DATASET"),
     "no rows": ("csv", {"train.csv": TABLE}, "", "train.csv: .*lists no images"),
