@@ -87,7 +87,8 @@ def test_trees(name, tmp_path, cpu):
         splits = read(root, cpu, dataset="folder")
         assert splits[0].class_names == names.split() and tuple(map(len, splits)) == expected[0]
         assert len({note for note in splits[0].notes if note.kind == "warning"}) == sum(expected[1:])
-        (again,) = read_samples(options(root, batch_size=1, dataset="folder"), None, cpu, "train", class_names=names.split())
+        given = options(root, batch_size=1, dataset="folder")
+        (again,) = read_samples(given, None, cpu, "train", class_names=names.split())
         assert list(again.listing.paths) == list(splits[0].listing.paths)  # a resumed run reads the same
         return
     with pytest.raises(UserError) as error:
