@@ -1,10 +1,10 @@
-"""Trees of well-known downloads: the images and classes that train, or an error whose every advice trains when typed."""
+"""Trees of well-known downloads: what trains, or an error in one line whose every advice trains when it is typed."""
 
 import re
 import shlex
 
 import pytest
-from source_helpers import IMAGE, options, tree, write_image
+from source_helpers import options, tree
 
 from datasets.registry import has_test_split, read_samples, recognize_dataset
 from utils.errors import UserError
