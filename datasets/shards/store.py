@@ -118,11 +118,8 @@ _PROBLEMS = {
     "incorrectly configured region": Problem("the bucket is in another region", "set AWS_REGION"),
     "ertificate": Problem("the TLS certificate of the server is not valid", "check the URL, and SSL_CERT_FILE"),
     "dns error": Problem("the host is not found", "check the URL and the network", math.inf),
-    "ConnectionRefused": Problem("the connection is refused", _NETWORK, math.inf),
-    "ConnectionReset": Problem("the connection is reset", _NETWORK, math.inf),
-    "IncompleteBody": Problem("the answer ends too early", _NETWORK, math.inf),
     "TimedOut": Problem("the server does not answer", _NETWORK, math.inf),
-    "": Problem("the connection fails", _NETWORK, math.inf),
+    "": Problem("the connection is refused or ends", _NETWORK, math.inf),
 }
 
 

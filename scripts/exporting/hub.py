@@ -5,8 +5,6 @@ of timm's has, the folder also has the code of the model.
 """
 
 import json
-import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from configs.schema.data import properties_of
 from engine.report.contents import RunContents, read_contents
 from engine.report.overview import error_of
 from engine.run.cost import count_parameters
-from engine.run.facts import Environment, TrainingData
+from engine.run.facts import TrainingData
 from models.build import CONSTRUCTORS
 from models.vit import evaluation_arguments
 from scripts.exporting.files import write_safetensors
@@ -163,7 +161,7 @@ _IN_TRANSFORMERS = "transformers: `{}`; it runs the code in `modeling_vit_stem.p
 
 
 def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
-    """The Markdown of the Hub: with the figures and the command of the run if the weights are in its folder."""
+    """The Markdown of the Hub: with the figures of the run if the weights are in its folder."""
     data, options, names = trained.config.data, trained.config.model, trained.class_names or ()
     try:
         run: RunContents | None = read_contents(trained.weights.parent)
@@ -171,7 +169,7 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
         run = None
     has_path = trained.names_data_path and properties_of(data.dataset).has_files
     place = f" `{Path(hide_passwords(str(data.data_path))).name}`" if has_path else ""
-    images, started = (run.fact(TrainingData), run.fact(Environment)) if run else (None, None)
+    images = run.fact(TrainingData) if run else None
     call = f'AutoModelForImageClassification.from_pretrained("ORG/NAME"{", trust_remote_code=True" * has_code})'
     preprocessing, gray = trained.description["preprocessing"], '; gray: `Image.open(FILE).convert("L")`'
     shown = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in preprocessing.items())
@@ -180,7 +178,6 @@ def _model_card(model: nn.Module, trained: TrainedModel, has_code: bool) -> str:
         "Use": (_IN_TRANSFORMERS if has_code else _IN_TIMM).format(call),
         "Images": f"{shown}{gray if data.image_channels == 1 else ''}",
         "Data": f"`{data.dataset}`{place}{f', {images.images}' if images else ''}",
-        "Command": f"`{_without_folders(started.command, trained.names_data_path)}`" if started else "",
         "Classes": ", ".join(f"`{to_single_line(name).replace('`', chr(39))}`" for name in names),
         "License": "to be chosen, here and in `license` at the head of this file",
     }
@@ -206,10 +203,3 @@ def _metrics(run: RunContents | None, weights: str) -> str:
         rows += [[split, f"{count:,}", *texts.values()]] if count else []
     table = markdown_table(["images", "number", *(metric.title for metric in shown)], rows)
     return f"{table}\n\nThe epoch was chosen on the validation images."
-
-
-def _without_folders(command: str, names_data_path: bool) -> str:
-    """The command line with the last part of each absolute path; without the data path if it is not to be named."""
-    text = shlex.join(re.sub(r"(^|[=\[{, ])[~/][^,\]}]*/", r"\1", word) for word in shlex.split(command))
-    path = r"((?:-data_path|DATA_PATH|IMAGE_ROOT)[= ])('[^']*'|\S+)"
-    return text if names_data_path else re.sub(path, r"\1...", text)

@@ -15,7 +15,6 @@ from configs.command_line import parse_command_line
 from models.build import build_model
 from models.weights.choose import EVALUATE
 from scripts import export
-from scripts.exporting import hub
 from scripts.exporting.run import export as write_export
 from scripts.weights.trained_model import TrainedModel
 from utils.system import is_installed
@@ -117,13 +116,3 @@ def test_other_weights_than_the_evaluated_ones_have_no_figures(digits_run):
     export.main([str(folder / "last.pth"), "-format", "hf", "-no_check"])
     text = (folder / "last-hf/README.md").read_text()
     assert "No figures" in text and "| validation |" not in text and "1437 training images" in text
-
-
-def test_the_command_of_a_card_names_no_folder_of_the_machine():
-    command = (
-        "/home/jane/.venv/bin/python main.py -cfg=configs/a.yaml '-data_path=/home/jane doe/flowers' -output ~/runs "
-    )
-    command += "-data_path=s3://bucket/flowers -opts 'PLUGINS=[/home/jane/a.py, /home/jane/b.py]'"
-    shown = "python main.py -cfg=configs/a.yaml -data_path={} -output runs -data_path={} -opts 'PLUGINS=[a.py, b.py]'"
-    assert hub._without_folders(command, True) == shown.format("flowers", "s3://bucket/flowers")
-    assert hub._without_folders(command, False) == shown.format("...", "...")

@@ -114,7 +114,7 @@ PERMANENT = {
 LASTING = {
     "status 503": status(503),
     "connection is refused": status(302, Location=f"http://127.0.0.1:9/x?signature={SECRET}"),
-    "connection is reset": body(sent=0, reset=True),
+    "refused or ends": body(sent=0, reset=True),
     "does not answer": no_answer,
 }
 
