@@ -124,11 +124,9 @@ def _options(runs: Sequence[RunContents]) -> list[list[str]]:
 
 def _tables(runs: Sequence[RunContents], groups: Sequence[Group]) -> str:
     """The tables of the page, '-' where a run has no value; below them, the first options that differ."""
-    parts = []
-    for table in results(runs):
-        rows = [[runs[index].name, *(text or "-" for text in cells)] for index, cells in table.rows]
-        lines = [f"{table.caption}:", aligned_table(["run", *table.header], rows, _MAX_COLUMN_CHARS), *table.notes]
-        parts.append("\n".join(lines))
+    header, cells, notes = results(runs)
+    rows = [[run.name, *(text or "-" for text in texts)] for run, texts in zip(runs, cells, strict=True)]
+    parts = ["\n".join([aligned_table(["run", *header], rows, _MAX_COLUMN_CHARS), *notes])]
     if groups:
         hidden = [key for key in groups[0].cells if key.isupper()][_MAX_OPTIONS:]
         shown = [column for column in groups[0].cells if column not in hidden]

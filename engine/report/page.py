@@ -98,7 +98,7 @@ def comparison_page(
         page = run.folder / REPORT
         link = quote(os.fsencode(os.path.relpath(page, folder))) if page.is_file() else ""
         entries.append({"name": run.name, "index": index, "link": link, "has_curves": bool(run.epochs or run.reports)})
-    values = {"runs": entries, "tables": tables.results(runs), "groups": groups, "problems": problems}
+    values: dict[str, Any] = {"runs": entries, "results": tables.results(runs), "groups": groups, "problems": problems}
     values |= {"options": tables.compared_options(runs), "charts": charts.curves_of(runs, compared=True)}
     return _render("comparison.html", values)
 

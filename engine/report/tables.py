@@ -4,7 +4,6 @@ import base64
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,19 +61,6 @@ def _quality(row: Row) -> float:
     return math.inf if value is None else value
 
 
-class ResultTable(NamedTuple):
-    """Runs of one kind with one metric.
-
-    header: without the columns in which no run has a value. rows: the position of each run, and its cells. notes: lines
-    about figures of different images.
-    """
-
-    caption: str
-    header: list[str]
-    rows: list[tuple[int, list[str]]]
-    notes: list[str]
-
-
 def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
     """Sorts training runs before evaluations, both by metric, and the best value of each metric first.
 
@@ -83,30 +69,17 @@ def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
 
     def rank(run: RunContents) -> tuple[Any, ...]:
         score = -run.metric.rank({run.metric.name: run.score})[0]
-        return *_kind(run), run.score is None, not run.split, run.split, score, run.name
+        metric = [*METRICS].index(run.metric.name)
+        return run.is_evaluation, metric, run.score is None, not run.split, run.split, score, run.name
 
     return sorted(runs, key=rank)
 
 
-def _kind(run: RunContents) -> tuple[bool, int]:
-    return run.is_evaluation, [*METRICS].index(run.metric.name)
-
-
-def results(runs: Sequence[RunContents]) -> list[ResultTable]:
-    """A table for each group of the ranked runs: figures of two metrics are not compared."""
-    tables = []
-    for (is_evaluation, _), members in groupby(enumerate(runs), key=lambda member: _kind(member[1])):
-        positions, group = zip(*members, strict=True)
-        rows = [_run_row(run) for run in group]
-        header = [column for column in rows[0] if any(row[column] for row in rows)]
-        metric = group[0].metric.title
-        caption = (
-            f"Evaluations by {metric}: of each split, the best first" if is_evaluation
-            else f"Training runs by validation {metric}, the best first"
-        )  # fmt: skip
-        cells = [[row[column] for column in header] for row in rows]
-        tables.append(ResultTable(caption, header, list(zip(positions, cells, strict=True)), _notes_on_images(group)))
-    return tables
+def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], list[str]]:
+    """The columns in which a run has a value, the cells of each run, and lines about figures of different images."""
+    rows = [_run_row(run) for run in runs]
+    header = [column for column in rows[0] if any(row[column] for row in rows)]
+    return header, [[row[column] for column in header] for row in rows], _notes_on_images(runs)
 
 
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:
@@ -120,14 +93,15 @@ def evaluated_images(run: RunContents) -> tuple[int, str] | None:
 
 def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
     """A line for each split, or fold, whose images are not the same in all runs."""
-    sets: dict[tuple[str, Any], dict[tuple[int, str], str]] = {}
+    sets: dict[tuple[bool, str, Any], dict[tuple[int, str], str]] = {}
     for run in runs:
         if images := evaluated_images(run):
-            sets.setdefault((run.split, run.options["DATA.FOLD"]), {}).setdefault(images, run.name)
+            kind = run.is_evaluation, run.split, run.options["DATA.FOLD"]
+            sets.setdefault(kind, {}).setdefault(images, run.name)
     return [
         f"The {split or 'evaluated'} images differ, so that the figures cannot be compared: "
         + ", ".join(f"{number:,} of {name}" for (number, _), name in found.items())
-        for (split, _), found in sets.items()
+        for (_, split, _), found in sets.items()
         if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1
     ]
 

@@ -45,8 +45,8 @@ def test_runs_are_compared_by_result_options_and_curves(tmp_path, compare):
         and "no two runs have the same TRAIN.BASE_LR" in problems[0]
         and lines[-1] == f"Page: {tmp_path / 'compare.html'}"
     )
-    assert re.split(" {2,}", lines[1])[:4] == ["run", "best validation", "epoch", "test"]
-    assert [re.split(" {2,}", line) for line in [*lines[2:4], *lines[5:8]]] == [
+    assert re.split(" {2,}", lines[0])[:4] == ["run", "best validation", "epoch", "test"]
+    assert [re.split(" {2,}", line) for line in [*lines[1:3], *lines[4:7]]] == [
         ["two & more", "51.00% top-1", "5 of 300", "49.50% top-1", "1h00m", "1,005", "2.00 GB", "finished"],
         ["one", "30.00% top-1", "3 of 300", "-", "3m00s", "1,003", "2.00 GB", "finished"],
         ["run", "options that differ"],
@@ -72,12 +72,12 @@ def test_evaluations_and_failed_and_unfinished_runs_are_compared_too(tmp_path, c
     killed = make_run(tmp_path / "killed", 2, pid=2**22 + 1, **here)
     running = make_run(tmp_path / "running", 0, pid=os.getpid(), **here)
     page, lines, problems = compare(failed, evaluation, killed, running, tmp_path / "missing")
-    assert [line.split()[0] for line in lines[2:5]] == ["killed", "failed", "running"]
-    assert "failed: out of memory" in lines[3] and len(lines[3]) < 150 and lines[4].split()[1:6] == ["-"] * 5
-    assert "evaluation 87.50%" in page.text and "failed: out of memory" in page.text
+    assert [line.split()[0] for line in lines[1:4]] == ["killed", "failed", "running"]
+    assert "failed: out of memory" in lines[2] and len(lines[2]) < 150 and lines[3].split()[1:6] == ["-"] * 5
+    assert "87.50%" in page.text and "failed: out of memory" in page.text
     assert len(problems) == 1 and "missing" in problems[0] and problems[0] in page.text
     assert "run images without a split images/s state" in page.text  # without columns that have no value
-    assert page.text.index("killed 20.00%") < page.text.index("evaluation 87.50%")
+    assert page.text.index("killed 20.00%") < page.text.index("87.50%")
 
 
 def test_figures_of_different_validation_images_are_marked(tmp_path, compare):
@@ -111,7 +111,7 @@ def test_folders_and_files_that_are_no_run_are_left_out_with_a_line(tmp_path, co
     (tmp_path / "compare.html").touch()
     make_run(tmp_path / "run")
     page, lines, problems = compare(*sorted(tmp_path.iterdir()))
-    assert len(lines) == 8 and lines[2].startswith("run ") and all(problem in page.text for problem in problems)
+    assert len(lines) == 7 and lines[1].startswith("run ") and all(problem in page.text for problem in problems)
     names = ("damaged", "notes", "predict-digits", "profile-digits")
     for problem, name in zip(problems, names, strict=True):
         assert problem.startswith(f"left out: {tmp_path / name}")
