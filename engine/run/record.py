@@ -220,7 +220,9 @@ class RunRecord:
         self._write_table()
 
     def add_row(self, kind: Kind, **values: Any) -> None:
-        """Appends a row; the one of the kind epoch is the last one of its epoch. Raises OSError."""
+        """Appends a row, on the main process; the one of the kind epoch is the last of its epoch. Raises OSError."""
+        if not self.is_main:
+            return
         row = {"kind": kind} | _finite(values)
         with open(self.folder / ROWS, "a", encoding="utf-8", opener=own_file) as file:
             file.write(f"{json.dumps(row)}\n")

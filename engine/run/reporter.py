@@ -167,7 +167,7 @@ class Reporter(Observer):
         if is_due or is_first:
             row = self._report(progress)
             if is_due or progress.step == 1:  # not the first step of a resumed run: no row is there
-                self._add_row(row)
+                self._record.add_row("report", **row)
             if is_first:
                 self.logger.fact(self.model)
             if is_last:
@@ -187,12 +187,8 @@ class Reporter(Observer):
     def stop(self, progress: EpochProgress) -> None:
         """Writes the last report of a run that aborts. The aborted step is not counted, but its loss scale is."""
         assert self._bar is not None
-        self._add_row(self._report(progress) | {"step": progress.step + 1})
+        self._record.add_row("report", **self._report(progress) | {"step": progress.step + 1})
         self._bar.close()
-
-    def _add_row(self, row: Row) -> None:
-        if self.context.is_main:
-            self._record.add_row("report", **row)
 
     def end_epoch(
         self,
@@ -220,8 +216,6 @@ class Reporter(Observer):
         if seconds_left := self._seconds_left(progress):
             parts.append(f"time left: {format_duration(seconds_left)}")
         self.logger.info(", ".join(parts))
-        if not self.context.is_main:
-            return
         epochs_done = progress.epoch + 1
         if validation:
             self.add_evaluation(progress, epochs_done, validation, raw, is_best)
@@ -267,8 +261,6 @@ class Reporter(Observer):
         is_best: bool = False,
     ) -> None:
         """Adds the row of an evaluation after so many epochs. raw, is_best: as of `end_epoch`."""
-        if not self.context.is_main:
-            return
         values = {f"val/{name}": value for name, value in validation.known.items()}
         values |= {f"raw_val/{name}": value for name, value in (raw.known if raw else {}).items()}
         figures = {name.replace("/", "_"): value for name, value in values.items()}
@@ -302,7 +294,7 @@ class Reporter(Observer):
         times, seconds = self.timer.totals().since(start.timer), time.perf_counter() - start.time
         figures = {"lr": progress.lr} | self._figures(latest.total_samples, seconds, times)
         figures |= {"grad_norm": latest.grad_norm, **(latest.values if latest.samples else {})}
-        scale, left = self.scaler.get_scale(), self._seconds_left(progress)
+        scale, left = figures["loss_scale"], self._seconds_left(progress)
         shows_scale = scale != self._scale and (self.scaler.dynamic or scale != 1)
         for line in step_lines(progress, self.num_epochs, latest, to_metrics(sums), figures, left, shows_scale):
             self.logger.info(line)
