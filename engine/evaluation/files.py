@@ -249,13 +249,12 @@ class EvaluationFiles:
     data: Data
     class_names: Sequence[str]
     evaluator: Evaluator
-    _values: dict[str, Any] | None = field(default=None, init=False)
     _tables: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
     def values(self) -> dict[str, Any]:
         """The summary and the tables of the latest evaluation, also of an earlier start of the run; empty without."""
-        return read_evaluation(self.folder) if self._values is None else self._values
+        return read_evaluation(self.folder)
 
     def write(self, metrics: Metrics, results: SampleResults, model: nn.Module | None, **about: Any) -> dict[str, Any]:
         """Writes all files, each atomically; returns the content of `summary.json`, which begins with `about`.
@@ -295,7 +294,6 @@ class EvaluationFiles:
             "attention": note,
         }
         atomic_write(self.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
-        self._values = summary | self._tables
         return summary
 
     def _analyze(self, results: SampleResults) -> tuple[dict[str, float], list[tuple[str, int]]]:

@@ -4,7 +4,7 @@ import csv
 import os
 import socket
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from configs.yaml_io import read_yaml
 from engine.run.facts import SPLITS, Fact, PixelBaseline, read_fact
 from engine.run.record import (
     EVALUATION,
+    ROWS,
     SUSPECTS,
     TEST_EVALUATION,
     Row,
@@ -37,7 +38,6 @@ _MAX_STATUS_CHARS = 50
 _SHOWN = 24  # suspect labels
 
 _F = TypeVar("_F", bound=Fact)
-_T = TypeVar("_T")
 Rows = list[dict[str, str]]
 
 
@@ -200,7 +200,7 @@ def contents_of(record: RunRecord, config: Config, evaluation: Mapping[str, Any]
 
 
 def read_contents(folder: Path) -> RunContents:
-    """Raises UserError if the folder has no run that trained or evaluated, or its options are damaged."""
+    """Raises UserError if the folder has no run that trained or evaluated, or its options are damaged; OSError."""
     if not folder.exists():
         raise Unavailable(f"{folder}: does not exist; give the folder of a run")
     if not (folder / RUN_OPTIONS).is_file():
@@ -209,20 +209,15 @@ def read_contents(folder: Path) -> RunContents:
     if not values or folder.resolve().name.startswith(_WITHOUT_PAGE):
         problem = f"{folder}: is not the folder of a training or an evaluation"
         raise UserError(f"{problem}; predictions and profiles have no page")
-    problems: list[str] = []
-
-    def read(reader: Callable[[Path], _T], path: Path, missing: _T) -> _T:
-        """The content of a file; `missing` if there is none, or a damaged one."""
-        try:
-            return reader(path) if path.exists() else missing
-        except (OSError, ValueError, csv.Error, UserError) as error:
-            problems.append(f"{path.name} cannot be read: {error}")
-            return missing
-
     options = with_defaults(read_yaml(folder / RUN_OPTIONS)[0])
-    none: tuple[list[Row], int] = ([], 0)
-    rows, damaged = read(read_metrics, folder, none)
-    problems += [f"metrics.jsonl: {damaged} damaged rows are left out"] if damaged else []
+    rows, damaged = read_metrics(folder)
+    problems, suspects = [f"{ROWS}: {damaged} damaged rows are left out"] if damaged else [], Rows()
+    try:
+        suspects = _read_suspects(folder / SUSPECTS)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, csv.Error) as error:
+        problems.append(f"{SUSPECTS} cannot be read: {error}")
     evaluations = [
         Evaluation(folder / name, read_evaluation(folder / name)) if (folder / name).is_dir() else None
         for name in (EVALUATION, TEST_EVALUATION)
@@ -235,7 +230,7 @@ def read_contents(folder: Path) -> RunContents:
         evaluation=evaluations[0],
         test=evaluations[1],
         reports=[row for row in rows if row["kind"] == "report"],
-        suspects=read(_read_suspects, folder / SUSPECTS, []),
+        suspects=suspects,
         problems=problems,
     )
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from configs.compare import differing_from_defaults
 from configs.yaml_io import shorten
-from engine.report.charts import duration, gigabytes, number, percent
+from engine.report.charts import number, percent
 from engine.report.contents import Evaluation, RunContents
+from engine.report.overview import tiles_of
 from engine.run.facts import EvaluationData, TrainingData
-from engine.run.record import BASELINES, PICTURES, Row
+from engine.run.record import PICTURES, Row
 from utils.metric_table import METRICS, OPERATING
 from utils.tables import to_float
 
@@ -76,10 +77,20 @@ def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
 
 
 def results(runs: Sequence[RunContents]) -> tuple[list[str], list[list[str]], list[str]]:
-    """The columns in which a run has a value, the cells of each run, and lines about figures of different images."""
-    rows = [_run_row(run) for run in runs]
-    header = [column for column in rows[0] if any(row[column] for row in rows)]
-    return header, [[row[column] for column in header] for row in rows], _notes_on_images(runs)
+    """The columns, the cells of each run, and lines about figures of different images.
+
+    The figures are those of the first row of a page.
+    """
+    rows = []
+    for run in runs:
+        (name, score, _), *others = tiles_of(run)[0]
+        epoch = f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else ""
+        rows.append({name: score, "epoch": epoch, **{name: value for name, value, _ in others}})
+    names = dict.fromkeys(name for row in rows for name in row)
+    header = [name for name in names if any(row.get(name) for row in rows)]
+    cells = [[row.get(name, "") for name in header] for row in rows]
+    states = [run.short_status for run in runs]
+    return [*header, "state"], [[*row, state] for row, state in zip(cells, states, strict=True)], _notes_on_images(runs)
 
 
 def evaluated_images(run: RunContents) -> tuple[int, str] | None:
@@ -104,27 +115,6 @@ def _notes_on_images(runs: Sequence[RunContents]) -> list[str]:
         for (_, split, _), found in sets.items()
         if len({number for number, _ in found}) > 1 or len({digest for _, digest in found if digest}) > 1
     ]
-
-
-def _run_row(run: RunContents) -> dict[str, str]:
-    """The cells of a run by column; '' for no value."""
-    scores = {run.split: run.score} if run.is_evaluation else {"best": run.score, "test": run.test_score}
-    texts = {
-        split: f"{run.metric.text(value)} {run.metric.title}" for split, value in scores.items() if value is not None
-    }
-    speed = run.measured("images_per_second")
-    return {
-        "best validation": texts.get("best", ""),
-        "epoch": f"{run.best[0]} of {run.options['TRAIN.NUM_EPOCHS']}" if run.best else "",
-        **{split: texts.get(split, "") for split in ("validation", "training", "test")},
-        "images without a split": texts.get("", ""),
-        "macro F1": percent(run.figures.get("macro_f1")),
-        **{name.replace("_", " "): percent(run.measured(name)) for name in BASELINES},
-        "training time": duration(run.measured("train_seconds")),
-        "images/s": "" if speed is None else number(round(speed, 1)),
-        "peak memory": gigabytes(run.measured("peak_memory_bytes")),
-        "state": run.short_status,
-    }
 
 
 _TITLES = {"most_confident": "Most confident mistakes", "highest_loss": "Highest losses"}

@@ -99,9 +99,8 @@ class Model:
         Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways" (2022), appendix B. The forward pass of a
         teacher (TRAIN.DISTILLATION_TYPE) takes time, but its FLOPs do not count.
         """
-        if self.flops_per_image is None or self.peak_flops_per_second is None:
-            return None
-        return images_per_second * self.flops_per_image / self.peak_flops_per_second
+        tflops, peak = self.tflops_per_second(images_per_second), self.peak_flops_per_second
+        return 1e12 * tflops / peak if tflops is not None and peak else None
 
     def rates(self, images_per_second: float) -> list[str]:
         """['TFLOP/s: 307', 'MFU: 31.0%'], without the rates that are None."""

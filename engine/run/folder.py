@@ -150,13 +150,8 @@ def record_environment(context: ProcessContext, logger: RunLogger, resumed: Path
     if changed := [name for name in parts | before if parts.get(name) != before.get(name)]:
         changes = ", ".join(f"{name} {before.get(name, 'none')} -> {parts.get(name, 'none')}" for name in changed)
         logger.warn(f"Resume: the environment has changed, so the resume may not be bit-exact: {changes}")
-    logger.fact(
-        Environment(
-            command=hide_passwords(shlex.join(sys.orig_argv)),
-            parts=parts,
-            hosts=list(context.hosts or [context.host]),
-        )
-    )
+    given = hide_passwords(shlex.join(sys.orig_argv))
+    logger.fact(Environment(command=given, parts=parts, hosts=list(context.hosts or [context.host])))
 
 
 def _commit() -> str:
@@ -164,14 +159,9 @@ def _commit() -> str:
 
     It runs no hook, writes no index, and ignores repositories around the clone and those that variables name.
     """
-    clone = [
-        f"--git-dir={_PROJECT / '.git'}",
-        f"--work-tree={_PROJECT}",
-        "--no-optional-locks",
-        "-c",
-        "core.fsmonitor=",
-    ]
-    command = ["git", *clone, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames"]
+    clone = [f"--git-dir={_PROJECT / '.git'}", f"--work-tree={_PROJECT}"]
+    options = "--no-optional-locks -c core.fsmonitor= status --porcelain=v2 --branch --untracked-files=no --no-renames"
+    command = ["git", *clone, *options.split()]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         status = subprocess.run(command, env=variables, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
