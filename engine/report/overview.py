@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean
-from typing import NamedTuple
 
 from configs.compare import differing_from_defaults
 from configs.load import RUN_OPTIONS
@@ -188,22 +187,14 @@ _RIVALS = {
 }
 
 
-class Check(NamedTuple):
-    """A defect of a trained model: its text has the numbers; the command is one to try."""
-
-    applies: bool
-    text: str
-    command: str
-
-
 def verdict_of(run: RunContents) -> tuple[str, str]:
-    """The text and the command of the first check that applies; '' and '' for most runs."""
+    """The first defect of a trained model, with its numbers, and a command to try; '' and '' for most runs."""
     if run.is_evaluation or run.state != "finished" or run.score is None:
         return "", ""
-    return next(((check.text, check.command) for check in _checks(run) if check.applies), ("", ""))
+    return next(_defects(run), ("", ""))
 
 
-def _checks(run: RunContents) -> Iterator[Check]:
+def _defects(run: RunContents) -> Iterator[tuple[str, str]]:
     """Top-1 of training means nothing with mixed images or a teacher."""
     options, metric = run.options, run.metric
     epochs = [row for row in run.epochs if row["epoch"]]  # epoch 0 is the probe
@@ -217,32 +208,30 @@ def _checks(run: RunContents) -> Iterator[Check]:
     _, other, rival, scores = max(better, default=(0.0, 0.0, "", ""))
     average, raw = (run.measured(name) or 0.0 for name in ("average_score", "raw_score"))
     least = max(_MAX_GAP, _noise(average, raw, _sample_size(run, metric.name)))
-    is_worse = bool(average and raw) and metric.sign * (raw - average) > least and not (better and raw < other)
-    text = "The average of the weights is worse than the raw weights of the last epoch"
-    text = f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}."
-    yield Check(
-        is_worse, text, longer if options["TRAIN.MODEL_EMA_WARMUP"] else _again(run, "TRAIN.MODEL_EMA_WARMUP=true")
-    )
-
-    subject = "Each epoch" if rival == "probe_score" else "The model"
-    has_one = len(val) == 1 < options["TRAIN.NUM_EPOCHS"]
-    command = _other_tuning(run)
-    if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
-        command = longer
-    elif rival not in BASELINES and any(key == "probe_score" for _, _, key, _ in better):
-        command = _again(run, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
-    yield Check(bool(better), f"{subject} is worse than the {_RIVALS.get(rival)}: {scores}.", command)
-
+    if average and raw and metric.sign * (raw - average) > least and not (better and raw < other):
+        text = "The average of the weights is worse than the raw weights of the last epoch"
+        command = longer if options["TRAIN.MODEL_EMA_WARMUP"] else _again(run, "TRAIN.MODEL_EMA_WARMUP=true")
+        yield f"{text}: {metric.title} {metric.text(average)} against {metric.text(raw)}.", command
+    if better:
+        has_one = len(val) == 1 < options["TRAIN.NUM_EPOCHS"]
+        if rises or options["TRAIN.MINUTES"] or (has_one and rival in BASELINES):  # one evaluation cannot rise
+            command = longer
+        elif rival not in BASELINES and any(key == "probe_score" for _, _, key, _ in better):
+            command = _again(run, f"TRAIN.BASE_LR={options['TRAIN.BASE_LR'] / 10:g}")
+        else:
+            command = _other_tuning(run)
+        subject = "Each epoch" if rival == "probe_score" else "The model"
+        yield f"{subject} is worse than the {_RIVALS[rival]}: {scores}.", command
     if options["TRAIN.DISTILLATION_TYPE"] != "none" or any(options[key] for key in _MIXED) or not (train and val):
         return
     gap, noise = train[-1] - val[-1], _noise(train[-1], val[-1], images)
     figures = f"training top-1 {percent(train[-1])} and validation top-1 {percent(val[-1])}"
-    underfits = rises and _rises(train, images) and gap <= max(_MAX_GAP, noise)
-    yield Check(underfits, f"The model underfits: {figures} still rise.", longer)
+    if rises and _rises(train, images) and gap <= max(_MAX_GAP, noise):
+        yield f"The model underfits: {figures} still rise.", longer
     early = [y for x, y in points(evaluated, "epoch", "val_top1") if 3 * x <= len(epochs)]
-    overfits = bool(early) and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE
-    text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
-    yield Check(overfits, f"The model overfits, or training differs from validation: {text}.", _other_tuning(run))
+    if early and gap > max(_OVERFITS, 2 * noise) and max(val) < max(early) + _RISE:
+        text = f"validation is flat after the first third of {len(epochs)} epochs; at the end {figures}"
+        yield f"The model overfits, or training differs from validation: {text}.", _other_tuning(run)
 
 
 def _better_rivals(run: RunContents) -> list[tuple[float, float, str, str]]:
