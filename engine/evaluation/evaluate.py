@@ -128,7 +128,9 @@ class Evaluator:
             try:
                 loaded = zip(self._with_progress(batches, sampler.end), sampler, strict=True)
                 for number, (batch, keys) in enumerate(loaded, 1):
-                    parts.append(summarize(self.compute_outputs(model, batch.images), batch.targets))
+                    with self.precision.autocast(), run_eagerly():
+                        outputs = self.forward(model, self.transform(batch.images))
+                    parts.append(summarize(outputs, batch.targets))
                     if batch.bad:
                         reasons = (error.reason for error in batch.bad)
                         errors |= zip(unreadable(batch.targets, keys), reasons, strict=True)
@@ -152,11 +154,6 @@ class Evaluator:
                 last, speed, done = now, (end(number) - end(0)) / (now - started), end(number)
                 figures = f"{format_speed(speed)}, left {format_duration((end(total) - done) / speed)}"
                 logging.getLogger(RUN_LOG).info(f"----- {done} of {end(total)} images done, {figures}")
-
-    def compute_outputs(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """Returns the result of `forward` for uint8 images."""
-        with self.precision.autocast(), run_eagerly():
-            return self.forward(model, self.transform(images))
 
     def forward(self, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """The logits, or other outputs of `model`, float32 (B, C), of normalized images (B, channels, S, S)."""

@@ -213,7 +213,8 @@ def read_contents(folder: Path) -> RunContents:
     rows, damaged = read_metrics(folder)
     problems, suspects = [f"{ROWS}: {damaged} damaged rows are left out"] if damaged else [], Rows()
     try:
-        suspects = _read_suspects(folder / SUSPECTS)
+        for row in read_rows(folder / SUSPECTS)[:_SHOWN]:
+            suspects.append({column: unescaped_cell(text or "") for column, text in row.items()})
     except FileNotFoundError:
         pass
     except (OSError, ValueError, csv.Error) as error:
@@ -233,7 +234,3 @@ def read_contents(folder: Path) -> RunContents:
         suspects=suspects,
         problems=problems,
     )
-
-
-def _read_suspects(path: Path) -> Rows:
-    return [{column: unescaped_cell(text or "") for column, text in row.items()} for row in read_rows(path)[:_SHOWN]]

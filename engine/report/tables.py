@@ -51,15 +51,11 @@ def class_table(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     skipped |= {"top5"} if len(rows) < METRICS["top5"].min_classes else set()
     columns = [one for one in _CLASS_COLUMNS if one not in skipped and any(row.get(one, "") != "" for row in rows)]
     if len(rows) > MAX_CLASSES:
-        rows = sorted(rows, key=_quality)[:MAX_CLASSES]
+        scores = [math.inf if (score := to_float(row.get("ap", row.get("f1")))) is None else score for row in rows]
+        rows = [rows[label] for label in sorted(range(len(rows)), key=scores.__getitem__)[:MAX_CLASSES]]
     texts = dict.fromkeys(columns, percent) | dict.fromkeys(_COUNTS, number)
     cells = [[str(row["class"]), *(texts[name](to_float(row.get(name))) for name in columns[1:])] for row in rows]
     return [_CLASS_COLUMNS[column] for column in columns], cells
-
-
-def _quality(row: Row) -> float:
-    value = to_float(row.get("ap", row.get("f1")))
-    return math.inf if value is None else value
 
 
 def ranked(runs: Sequence[RunContents]) -> list[RunContents]:
